@@ -1,12 +1,14 @@
-"""Attention in blocks: its result, its gradient, and memory that no head adds to."""
+"""Attention in blocks: its result, its gradient, memory that no head adds to, and checks of a base's own."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+import families
 import pytest
 import torch
 from marks import Base, slow_but
@@ -15,17 +17,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from st_reba.modules import blocks
-from st_reba.modules.attention import ATTENTION_NAME, attention
+from st_reba.modules import RepeatTransformer, blocks
+from st_reba.modules.attention import attention
 from st_reba.modules.blocks import ScoreTerms, attend
-from st_reba.modules.capture import BackwardAttention, Capture
-from st_reba.modules.eager import chosen_keys
+from st_reba.modules.capture import BackwardAttention
 from st_reba.modules.masks import LayerMasks
 from st_reba.modules.passes import ForwardPass, current_pass, running
 from st_reba.modules.training import Remembering
 
 TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
 LENGTH = 200  # positions
+ATTEND, FORWARD = BackwardAttention.attend, RepeatTransformer.forward  # before a test replaces them
 
 
 def tensors(dtype: torch.dtype = torch.float64, width: int = 8) -> list[Tensor]:
@@ -38,15 +40,13 @@ MASK = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
 NEAR = MASK.triu(-6)
 PADDED = MASK & (torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]]))[:, None, None] | torch.eye(LENGTH).bool()
 BIAS = torch.randn(1, 4, LENGTH, LENGTH, generator=RANDOM, dtype=torch.float64)
+SINKS = torch.randn(4, generator=RANDOM, dtype=torch.float64)
 SCORES = {
-    "causal": ScoreTerms(causal=True, scaling=0.4),
-    "window": ScoreTerms(NEAR, scaling=0.4),
-    "padding": ScoreTerms(PADDED, scaling=0.4),
-    "additive": ScoreTerms(BIAS.masked_fill(~MASK, -torch.inf), scaling=0.4),
-    "sinks": ScoreTerms(NEAR, scaling=0.4, sinks=torch.randn(4, generator=RANDOM, dtype=torch.float64)),
-    "soft cap": ScoreTerms(causal=True, scaling=0.9, softcap=1.5),
+    "causal": ScoreTerms(causal=True, scaling=0.4), "soft cap": ScoreTerms(causal=True, scaling=0.9, softcap=1.5),
+    "window": ScoreTerms(NEAR, scaling=0.4), "additive": ScoreTerms(BIAS.masked_fill(~MASK, -torch.inf), scaling=0.4),
+    "padding": ScoreTerms(PADDED, scaling=0.4), "sinks": ScoreTerms(NEAR, scaling=0.4, sinks=SINKS),
     "bias": ScoreTerms(causal=True, scaling=0.4, bias=BIAS),
-}
+}  # fmt: skip
 
 
 def by_hand(query: Tensor, key: Tensor, value: Tensor, how: ScoreTerms) -> tuple[Tensor, Tensor]:
@@ -68,52 +68,35 @@ def test_blocks(how: ScoreTerms, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK", 32 * 4 * LENGTH)
     given = [each.requires_grad_() for each in tensors(width=5)]
     output, wanted = by_hand(*given, how)
-    starts = []
+    sizes = []
 
     def see(block: Tensor, texts: slice, start: int) -> None:
-        starts.append((texts.start, start))
+        sizes.append(block.numel())
         torch.testing.assert_close(block, wanted[texts, :, start : start + block.shape[2], : block.shape[3]])
 
     found = attend(*given, how, see)
     with torch.no_grad():
         torch.testing.assert_close(attend(*given, how, see), output)
-    cuts = [0]
-    while cuts[-1] < LENGTH:  # as many queries as fit with the keys that they see
-        cuts.append(cuts[-1] + max(n for n in range(LENGTH) if n * (cuts[-1] + n) <= 32 * LENGTH))
-    assert starts == [(0, 0), *product((0, 1), cuts[:-1] if how.causal else range(0, LENGTH, 32))]
+    assert sizes[0] > blocks.BLOCK >= max(sizes[1:]) and len(sizes) == (11 if how.causal else 15)
     torch.testing.assert_close(found, output)
     weights = torch.randn_like(output)
     for got, one in zip(*(torch.autograd.grad((each * weights).sum(), given) for each in (found, output)), strict=True):
         torch.testing.assert_close(got, one)
 
 
-def test_chosen_keys() -> None:
-    """Those that an indexer chose, as far as a mask of numbers shows them."""
-    mask = torch.zeros(1, 1, 2, 3).masked_fill(torch.ones(2, 3).triu(1).bool(), torch.finfo(torch.float32).min)
-    shown = chosen_keys(mask, torch.tensor([[[0, 2], [1, 1]]]), 3)
-    assert shown.tolist() == [[[[True, False, False], [False, True, False]]]]
-
-
-KINDS = ["full_attention", "full_attention", "linear_attention", "mamba", "mamba", "mamba"]
-
-
-def test_every_attention_must_show() -> None:
-    """That of a layer that runs twice, twice."""
-    hybrid = ["hybrid", *KINDS]
-    cases = [({}, 6), ({"layer_types": KINDS}, 2), ({"layers_block_type": hybrid}, 3), ({"layer_types": "a"}, 6)]
-    for (types, layers), second in product(cases, ((), ("once more",))):
-        config = SimpleNamespace(num_hidden_layers=6, **types)
-        transformer = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda config=config: config))
-        backward = BackwardAttention([(0, 1)], torch.ones(1, 2, dtype=torch.bool))
-        masks = SimpleNamespace(second=second) if second else None
-        state: Any = SimpleNamespace(transformer=transformer, masks=masks, backward=backward, features={})
-        for _ in range(layers + len(second)):
-            with pytest.raises(ValueError, match="showed theirs"):
-                Capture("last").finish(state, state)
-            backward.attend(*torch.zeros(3, 1, 1, 2, 4), ScoreTerms(causal=True), False)
-        assert Capture("last").finish(state, state) is state
-        assert state.features["backward_attention"].tolist() == [[[1.0, 0.25]]]
-    assert Capture("last") == Capture("last", False, False) and not Capture.zeros
+def test_every_attention_must_show(base: Base) -> None:
+    """That of a layer that runs twice, twice; not of those that have none."""
+    kinds = [*["full_attention"] * 3, "linear_attention", "mamba"]
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({"layer_types": kinds}, 3), ({"layers_block_type": ["hybrid", *kinds]}, 4),
+        ({"layer_types": ["mamba"], "num_hidden_layers": 4}, 4),
+    ]  # fmt: skip
+    for (name, shown), (config, layers) in product((("reba mean", 3), ("reba inter", 4)), cases):
+        model: Any = made(base("llama"), name)
+        vars(model[0].config).update(config)
+        says = f"of {layers} layers, but {shown} showed"
+        with nullcontext() if layers == 3 else pytest.raises(ValueError, match=says):
+            encoded(model)
 
 
 def test_attention_that_is_observed(base: Base, caplog: pytest.LogCaptureFixture) -> None:
@@ -125,51 +108,33 @@ def test_attention_that_is_observed(base: Base, caplog: pytest.LogCaptureFixture
         encoded(model)
 
 
-def test_texts_that_begin_apart() -> None:
-    """A block with few keys holds some of their anchors, or none."""
-    for number, keys in product((1, 2), (1, 2, 3)):
-        backward = BackwardAttention([(0, number), (1, number)], torch.ones(2, 4, dtype=torch.bool))
-        block, wanted = torch.rand(2, 3, 5, keys), torch.zeros(2, number, 5)
-        for text, place in product((0, 1), range(number)):
-            if text + place < keys:
-                wanted[text, place] = block[text, :, :, text + place].amax(dim=0)
-        assert torch.equal(backward.columns(block), wanted)
-
-
-def test_keys_before_the_queries_numbers_and_dropout() -> None:
+def test_what_few_models_ask_for() -> None:
+    """More keys than queries, dropout in 16 bits, no scale, biases of positions."""
     (query, key, value), how = tensors(), ScoreTerms(causal=True)
     torch.testing.assert_close(attend(query[:, :, 2:], key, value, how), attend(query, key, value, how)[:, 2:])
-    blocks: list[Tensor] = []
-    half = attend(*tensors(torch.bfloat16), how._replace(dropout=1.0), lambda block, *_: blocks.append(block))
-    assert blocks[0].dtype == torch.float32 and half.dtype == torch.bfloat16 and not half.any()
-
-
-@pytest.mark.parametrize(
-    ("says", "index", "keys", "options"),
-    [
-        ("'sinks'", 0, 4, {"sinks": 1}), ("'block_indices'", 0, 4, {"block_indices": 1}), ("more keys", 0, 5, {}),
-        ("by an indexer", 0, 4, {"indices": torch.zeros(2, 4, 1)}), ("mask of shape", 1, 5, {}),
-        *((f"layer_idx={index}", index, 4, {}) for index in (None, -1, 3)),
-    ],
-)  # fmt: skip
-def test_what_layers_may_not_pass(base: Base, says: str, index: Any, keys: int, options: dict[str, Any]) -> None:
-    model = made(base("llama"), "mask0")
-    LayerMasks(model[0]).begin(
-        state := ForwardPass(None, {"spans": [], "attention_mask": torch.ones(2, 4), "copy_ids": None})
-    )
-    state.backward = object()
-    query, key, mask = torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, keys, 8), torch.ones(2, 1, 4, keys).bool()
-    with running(state), pytest.raises(ValueError, match=says):
-        attention(SimpleNamespace(layer_idx=index), query, key, key, mask, **options)  # type: ignore[arg-type]
-
-
-def test_the_usual_scale() -> None:
-    assert ATTENTION_NAME == "st_reba"
+    seen: list[Tensor] = []
+    half = attend(*tensors(torch.bfloat16), how._replace(dropout=1.0), lambda block, *_: seen.append(block))
+    assert seen[0].dtype == torch.float32 and half.dtype == torch.bfloat16 and not half.any()
     given = (torch.nn.Module(), *torch.randn(3, 3, 2, 4, 16), None)
     assert torch.equal(*(attention(*given, softcap=2.0, scaling=each)[0] for each in (None, 0.25)))
     bias = torch.randn(1, 2, 4, 4)
     mask = bias.masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf).expand(3, -1, -1, -1)
     torch.testing.assert_close(attention(*given, position_bias=bias)[0], attention(*given[:-1], mask)[0])
+
+
+def test_what_layers_may_not_pass(base: Base) -> None:
+    state = ForwardPass(None, {"spans": [], "attention_mask": torch.ones(2, 4), "copy_ids": None})
+    LayerMasks(made(base("llama"), "mask0")[0]).begin(state)
+    state.backward = object()
+    for says, index, keys, options in (
+        ("'sinks'", 0, 4, {"sinks": 1}), ("'block_indices'", 0, 4, {"block_indices": 1}), ("more keys", 0, 5, {}),
+        ("by an indexer", 0, 4, {"indices": torch.zeros(2, 4, 1)}), ("mask of shape", 1, 5, {}),
+        *((f"layer_idx={index}", index, 4, {}) for index in (None, -1, 3)),
+    ):  # fmt: skip
+        module: Any = SimpleNamespace(layer_idx=index)
+        query, key, mask = torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, keys, 8), torch.ones(2, 1, 4, keys).bool()
+        with running(state), pytest.raises(ValueError, match=says):
+            attention(module, query, key, key, mask, **options)  # type: ignore[arg-type]
 
 
 class Largest(TorchDispatchMode):
@@ -198,9 +163,6 @@ def test_no_matrix_of_all_heads(base: Base, name: str) -> None:
     assert length > 1900 and largest.numbers < 3 * length**2, "of four heads"
 
 
-# Learning.
-
-
 @pytest.mark.parametrize("name", PIPELINES)
 def test_gradients(base: Base, name: str) -> None:
     """Along one direction, against differences; of gpt2, which computes in float64 throughout."""
@@ -209,7 +171,6 @@ def test_gradients(base: Base, name: str) -> None:
     found = gradients(model, features)
     torch.manual_seed(0)
     aim = torch.randn(len(TEXTS), model.get_embedding_dimension(), dtype=torch.float64)
-    torch.manual_seed(1)
     direction = {name: torch.randn_like(each) * each.abs().mean() for name, each in model.named_parameters()}
     values = []
     with torch.no_grad():
@@ -217,8 +178,8 @@ def test_gradients(base: Base, name: str) -> None:
             for key, each in model.named_parameters():
                 each.add_(step * direction[key])
             values.append(float((model(dict(features))["sentence_embedding"] * aim).sum()))
-    wanted = (values[0] - values[1]) / 2e-6
-    assert sum(float((found[key] * direction[key]).sum()) for key in found) == pytest.approx(wanted, rel=1e-4)
+    slope = sum(float((found[key] * direction[key]).sum()) for key in found)
+    assert slope == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["reba last", "reba mean", "authors mean", "mask0", "reba mask0", "layers"])
@@ -229,8 +190,8 @@ def test_checkpointing(base: Base, of: str, name: str) -> None:
     features = features_of(model, TEXTS)
     wanted = gradients(model, features)
     model[0].model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    assert_gradients(gradients(model, features), wanted)
-    assert_gradients(gradients(model, features), wanted)
+    for _ in range(2):
+        assert_gradients(gradients(model, features), wanted)
     found = [getattr(each, "_gradient_checkpointing_func", None) for each in model.modules()]
     assert {type(each.checkpoint) for each in found if isinstance(each, Remembering)} == {partial}
 
@@ -243,3 +204,35 @@ def test_nothing_is_left_of_an_error(base: Base, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ZeroDivisionError):
             encoded(model)
     assert current_pass() is None and torch.equal(encoded(model), wanted)
+
+
+def ahead(self: Any, query: Any, key: Any, value: Any, scores: Any, looks_ahead: bool) -> Any:
+    everything = torch.ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)
+    return ATTEND(self, query, key, value, scores._replace(causal=False, mask=everything), looks_ahead)
+
+
+@pytest.mark.parametrize(
+    ("attend", "says"), [(lambda *given: ATTEND(*given) * 1.1, "hidden states change by"), (ahead, "looks both ways")]
+)
+def test_capturing_only_observes(monkeypatch: pytest.MonkeyPatch, attend: Any, says: str) -> None:
+    """A base whose captured attention is another than its own, or that looks both ways, is refused."""
+    monkeypatch.setattr(BackwardAttention, "attend", attend)
+    with pytest.raises(ValueError, match=says):
+        build("mini", "reba")
+
+
+def test_an_encoder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a baseline it is embedded, if it is told of padding; ReBA refuses layers like its own, later too."""
+    families.save("bert", tmp_path, decoder=False)
+    build(str(tmp_path), "classical", pooling="mean")
+    for module in (model := build("mini", "reba")).modules():
+        module.is_causal = False
+    with pytest.raises(ValueError, match="looks both ways"):
+        model.encode("Cats sleep.")
+
+    def blind(self: Any, features: dict[str, Any], **options: Any) -> Any:
+        return FORWARD(self, {**features, "attention_mask": torch.ones_like(features["attention_mask"])}, **options)
+
+    monkeypatch.setattr(RepeatTransformer, "forward", blind)
+    with pytest.raises(ValueError, match="when a text is padded"):
+        build(str(tmp_path), "classical", pooling="mean")

@@ -1,8 +1,7 @@
-"""Every NoSink setting against the float64 oracle, alone and together with ReBA."""
+"""Every NoSink setting, as a table and against the float64 oracle, with ReBA too; and layers that disobey."""
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,116 +11,115 @@ import torch
 from architectures import SLIDING
 from marks import Base, slow_but
 from oracle import TEXTS, assert_close, double, oracle
-from pipelines import build, encoded, features_of
+from pipelines import build, encoded
+from reference import published_last, published_mean
 from reference_nosink import Plan, hooked, plan, run, visible
 
+from st_reba.modules import RepeatTransformer
 from st_reba.modules.masks import MASKS, LayerMasks, NoSinkTransformer
 from st_reba.modules.masks import visible as see
+from st_reba.modules.second import SecondRuns
+from st_reba.modules.selfcheck import _seen
+from st_reba.modules.settings import SETTINGS, masks_of
+
+MASK = LayerMasks.of  # before a test replaces it
+SHORT = dict(zip(MASKS, "fbaFAr", strict=True))
+# The masks of five layers with k = 3, and k0 where it stands beside the name; layers that run again, and their masks.
+TABLE = {
+    "baseline": "fffff", "inplace-back": "ffbbb", "inplace-bidir": "ffaaa", "rerouted": "ffrrr",
+    "inter-back": "fffff 2b3b4b", "extra-back": "fffff 2b3b4b", "extend-back": "fffff 4b4b4b",
+    "inter-bidir": "fffff 2a3a4a", "extra-bidir": "fffff 2a3a4a", "extend-bidir": "fffff 4a4a4a",
+    "mask0-for": "ffFFF", "mask0-bidir": "ffAAA", "mask0-all": "FFAAA",
+    "mask0-1": "ffaaA", "mask0-2": "ffaAA", "mask0-3": "ffAAA",
+    "mask0&bidir 0": "ffaaa", "mask0&bidir 2": "ffaAA", "mask0-last 3": "ffAAA",
+    "mask0-mid 0": "ffaaa", "mask0-mid 1": "ffaaA", "mask0-mid 2": "ffaaA", "mask0-mid 3": "ffaaA",
+}  # fmt: skip
+
+
+def test_every_setting() -> None:
+    assert {setting.partition(" ")[0] for setting in TABLE} == {*SETTINGS}
+    for setting, wanted in TABLE.items():
+        name, _, k0 = setting.partition(" ")
+        found = masks_of(name, 5, k=None if name == "baseline" else 3, k0=int(k0) if k0 else None)
+        second = "".join(f"{layer}{SHORT[each]}" for layer, each in found["second"])
+        assert f"{''.join(SHORT[each] for each in found['layer_masks'])} {second}".strip() == wanted, setting
+        assert found["architecture"] == (name.partition("-")[0] if second else "inplace") and found["m"] == 1
+
+
+def test_layers() -> None:
+    for k, masks in ((0, "fff"), (3, "bbb"), ("all", "bbb"), ([0, -1], "bfb"), ([-3, 2], "bfb"), ([1], "fbf")):
+        assert "".join(SHORT[each] for each in masks_of("inplace-back", 3, k=k)["layer_masks"]) == masks
+        second = masks_of("extra-back", 3, k=k, implementation="authors")["second"]
+        assert second == [[number, "backward"] for number, mask in enumerate(masks) if mask == "b"]
+    authors = masks_of("inter-back", 4, k=[1], implementation="authors")["second"]
+    assert authors == [[1, "backward"], [2, "forward"], [3, "forward"]]
+    for number in (0, 5):
+        assert masks_of("extend-back", 3, k=number)["second"] == [[2, "backward"]] * number
+    for k in (5, -1, [4], [0, -4], [], "some"):
+        with pytest.raises(ValueError):
+            masks_of("inplace-back", 4, k=k)
+    for k, says in (([1, True], "different"), ([1, 5], "5 layers"), (1, "k0=2 is more")):
+        with pytest.raises(ValueError, match=says):
+            masks_of("mask0-2", 5, k=k)
+
 
 DEPTH = 3
-BIDIR, NOSINK = "bidirectional", "nosink-bidirectional"
-APART = Plan(("backward", None, "backward"), "inter", variant="published")
-# Setting with its numbers → the oracle's plan, for models of three layers; test_settings.py has every setting.
+BIDIR, NOSINK, AUTHORS = "bidirectional", "nosink-bidirectional", {"implementation": "authors"}
+# Setting with its numbers → the oracle's plan, for models of three layers; of every kind one, then others.
 CASES: list[Any] = [
     pytest.param({"setting": setting, **numbers}, wanted, id=f"{setting} {numbers}")
     for setting, numbers, wanted in (
-        ("baseline", {}, plan(DEPTH)),
-        ("inplace-back", {"k": 2}, plan(DEPTH, kind="backward", k=2)),
-        ("inplace-bidir", {"k": "all"}, plan(DEPTH, k=3)),
         ("inplace-bidir", {"k": [0, -1]}, Plan((BIDIR, None, BIDIR))),
+        ("inter-back", {"k": [0, 2], **AUTHORS}, Plan(("backward", None, "backward"), "inter", variant="published")),
+        ("extra-bidir", {"k": [1]}, Plan((None, BIDIR, None), "extra")),
+        ("extend-back", {"k": 1}, plan(DEPTH, "extend", "backward", 1)),
+        ("mask0-for", {"k": 3, "m": 3}, plan(DEPTH, kind="nosink-forward", k=3, m=3)),
+        ("mask0-all", {"k": 1}, plan(DEPTH, kind=NOSINK, k=1, others="nosink-forward")),
+        ("mask0&bidir", {"k": 3, "k0": 2}, plan(DEPTH, k=3, k0=2)),
         ("inter-back", {"k": 2}, plan(DEPTH, "inter", "backward", 2)),
         ("inter-bidir", {"k": [0, 2]}, Plan((BIDIR, None, BIDIR), "inter")),
-        ("inter-back", {"k": [0, 2], "implementation": "authors"}, APART),
-        ("inter-bidir", {"k": 2, "implementation": "authors"}, plan(DEPTH, "inter", k=2, variant="published")),
-        ("extra-back", {"k": 3}, plan(DEPTH, "extra", "backward", 3)),
-        ("extra-bidir", {"k": [1]}, Plan((None, BIDIR, None), "extra")),
-        ("extra-bidir", {"k": 2, "implementation": "authors"}, plan(DEPTH, "extra", k=2, variant="published")),
-        ("extra-back", {"k": 1, "implementation": "authors"}, plan(DEPTH, "extra", "backward", 1, variant="published")),
-        ("extend-back", {"k": 1}, plan(DEPTH, "extend", "backward", 1)),
+        ("inter-bidir", {"k": 2, **AUTHORS}, plan(DEPTH, "inter", k=2, variant="published")),
+        ("extra-bidir", {"k": 2, **AUTHORS}, plan(DEPTH, "extra", k=2, variant="published")),
         ("extend-bidir", {"k": 2}, plan(DEPTH, "extend", k=2)),
-        ("mask0-for", {"k": 2}, plan(DEPTH, kind="nosink-forward", k=2)),
-        ("mask0-for", {"k": 3, "m": 3}, plan(DEPTH, kind="nosink-forward", k=3, m=3)),
-        ("mask0-bidir", {"k": 1}, plan(DEPTH, kind=NOSINK, k=1)),
         ("mask0-bidir", {"k": [1], "m": 2}, Plan((None, NOSINK, None), m=2)),
-        ("mask0-all", {"k": 1}, plan(DEPTH, kind=NOSINK, k=1, others="nosink-forward")),
         ("rerouted", {"k": 2}, plan(DEPTH, kind="rerouted", k=2)),
-        ("mask0-mid", {"k": 3, "k0": 2}, plan(DEPTH, k=3, k0=1)),
-        ("mask0&bidir", {"k": 3, "k0": 2}, plan(DEPTH, k=3, k0=2)),
     )
 ]  # fmt: skip
-
-
-def windows(name: str) -> list[int | None]:
-    width, layers = SLIDING.get(name, (0, ()))
-    return [width if index in layers else None for index in range(DEPTH)]
 
 
 @pytest.mark.parametrize(("options", "wanted"), CASES)
 @pytest.mark.parametrize(("name", "exact"), slow_but([("gpt2", hooked), ("llama", run)], "llama", rows=True))
 def test_settings(base: Base, name: str, exact: Any, options: Any, wanted: Plan) -> None:
     """The mean over content, special tokens around it, by layers run one after another."""
-    path = base(name, "bos_eos")
-    got = encoded(build(path, "nosink", **options))
-    moved = []
-    for text, vector in zip(TEXTS, got, strict=True):
+    path, moved = base(name, "bos_eos"), []
+    for text, vector in zip(TEXTS, encoded(build(path, "nosink", **options)), strict=True):
         placed, plain, _ = oracle(path, text, (None,))
         converted = reference.classical(exact(double(path), placed.ids, wanted)[0], placed, "mean")
         assert_close(vector, converted)
         moved.append((converted - reference.classical(plain, placed, "mean")).abs().max())
-    assert max(moved) > 0.01 or options["setting"] == "baseline", "nothing was converted"
+    assert max(moved) > 0.01, "nothing was converted"
 
 
-# With windows, soft caps and sinks; and the rows that ReBA takes of layers that look ahead or run twice.
-SOME = CASES[::3]
+@pytest.mark.parametrize(("options", "wanted"), CASES[:7])
+@pytest.mark.parametrize(("name", "pooling"), [("gemma2", "last"), ("gpt_oss", "mean")])
+def test_windows_caps_and_sinks(base: Base, name: str, pooling: Any, options: Any, wanted: Plan) -> None:
+    """A^new takes every run of every layer, both ways within a head where a layer looks ahead.
 
-
-@pytest.mark.parametrize(("options", "wanted"), SOME)
-@pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
-def test_windows_caps_and_sinks(base: Base, name: str, options: Any, wanted: Plan) -> None:
-    path = base(name)
-    model, texts = build(path, "nosink", **options), TEXTS[1:4]
-    for text, vector in zip(texts, encoded(model, texts), strict=True):
+    A text of one token, without any special one, is never left without a key.
+    """
+    path, texts, authors = base(name, "plain"), ("a", *TEXTS[1:4]), {"last": published_last, "mean": published_mean}
+    alone, reba = build(path, "nosink", **options), build(path, "reba", pooling=pooling, **options)
+    windows = [SLIDING[name][0] if layer in SLIDING[name][1] else None for layer in range(DEPTH)]
+    for text, by_nosink, by_reba in zip(texts, encoded(alone, texts), encoded(reba, texts), strict=True):
         placed = oracle(path, text, (None,))[0]
-        hidden, _ = hooked(double(path), placed.ids, wanted, windows(name))
-        assert_close(vector, reference.classical(hidden, placed, "mean"))
-
-
-@pytest.mark.parametrize(("options", "wanted"), SOME[1:])
-@pytest.mark.parametrize(("name", "pooling"), [("llama", "last"), ("gpt_oss", "mean")])
-def test_with_reba(base: Base, name: str, options: Any, wanted: Plan, pooling: Any) -> None:
-    """A^new takes every run of every layer, both ways within a head where a layer looks ahead."""
-    path = base(name)
-    model, texts = build(path, "reba", pooling=pooling, **options), TEXTS[1:4]
-    for text, vector in zip(texts, encoded(model, texts), strict=True):
+        assert text != "a" or len(placed.ids) == 1
+        hidden, _ = hooked(double(path), placed.ids, wanted, windows)
+        assert_close(by_nosink, reference.classical(hidden, placed, "mean"))
         placed = oracle(path, text, (None, None))[0]
-        hidden, maps = hooked(double(path), placed.ids, wanted, windows(name))
+        hidden, maps = hooked(double(path), placed.ids, wanted, windows)
         fused = reference.symmetrized_max(maps)
-        if options.get("implementation") == "authors":  # of both
-            published = {"last": reference.published_last, "mean": reference.published_mean}
-            assert_close(vector, published[pooling](hidden, fused))
-        else:
-            assert_close(vector, reference.reba(hidden, fused, placed, pooling))
-
-
-BY_HAND: dict[tuple[str, int, int, int | None], list[str]] = {
-    ("nosink-forward", 4, 2, None): ["x...", "xx..", "..x.", "..xx"],
-    ("nosink-bidirectional", 4, 2, None): ["xxxx", "xxxx", "..xx", "..xx"],
-    # All tokens are among the first m: the rows keep what the kind gives without nosink.
-    ("nosink-forward", 2, 5, None): ["x.", "xx"],
-    ("nosink-bidirectional", 2, 5, None): ["xx", "xx"],
-    ("forward", 4, 1, 2): ["x...", "xx..", ".xx.", "..xx"],
-    ("backward", 4, 1, 2): ["xx..", ".xx.", "..xx", "...x"],
-    ("bidirectional", 4, 1, 2): ["xx..", "xxx.", ".xxx", "..xx"],
-    ("nosink-forward", 4, 1, 2): ["x...", ".x..", ".xx.", "..xx"],
-    ("nosink-bidirectional", 4, 1, 2): ["xx..", ".xx.", ".xxx", "..xx"],
-    ("nosink-bidirectional", 5, 2, 3): ["xxx..", "xxxx.", "..xxx", "..xxx", "..xxx"],
-}
-
-
-@pytest.mark.parametrize(("kind", "length", "m", "window"), BY_HAND)
-def test_visible(kind: str, length: int, m: int, window: int | None) -> None:
-    rows = [[cell == "x" for cell in row] for row in BY_HAND[kind, length, m, window]]
-    assert visible(kind, length, m, window).tolist() == rows
+        exact = reference.reba(hidden, fused, placed, pooling)
+        assert_close(by_reba, authors[pooling](hidden, fused) if "implementation" in options else exact)
 
 
 @pytest.mark.parametrize("m", [1, 2, 5])
@@ -145,18 +143,72 @@ def test_by_hand(base: Base) -> None:
     """One copy with one sink unless said, and no masks where the attention was changed."""
     made = NoSinkTransformer(base("llama"), layer_masks=["nosink-forward"] * DEPTH)
     assert (made.m, made.copies, made.own_input) == (1, 1, False)
-    assert NoSinkTransformer(base("llama"), layer_masks=["nosink-forward"] * DEPTH, m=0).m == 0
     made.model.set_attn_implementation("sdpa")
     with pytest.raises(ValueError, match="not used"):
         made(made.preprocess(["a"]))
 
 
-def test_one_token(base: Base) -> None:
-    """A text of one token, without any special one, is never left without a key."""
-    for name, (options, wanted) in product(("gpt2", "gpt_oss"), (case.values for case in SOME)):
-        path = base(name, "plain")
-        model = build(path, "nosink", **options)
-        ids = features_of(model, ["a"])["input_ids"]
-        hidden, _ = hooked(double(path), ids[0].tolist(), wanted, windows(name))
-        assert ids.shape == (1, 1)
-        assert_close(encoded(model, ["a", TEXTS[1]])[0], hidden[0])
+@pytest.mark.parametrize(
+    ("layer", "other", "says"),
+    [
+        (5, "forward", "nosink-bidirectional: its token 0 does not see token 1"),
+        (4, "bidirectional", "nosink-bidirectional: its token 1 sees token 0"),
+        (3, "nosink-bidirectional", "bidirectional: its token 1 does not see token 0"),
+        (1, "backward", "forward: its token 0 sees token 1"),
+        (0, "nosink-forward", "forward: its token 1 does not see token 0"),
+    ],
+)
+def test_the_layer_is_named(monkeypatch: pytest.MonkeyPatch, layer: int, other: str, says: str) -> None:
+    """By the self-check: a layer that computes another mask than it says."""
+
+    def disobey(self: Any, module: Any, own: Any, causal: bool) -> Any:
+        self.further = other if module.layer_idx == layer else None
+        found = MASK(self, module, own, causal)
+        self.further, self.last = None, (module, self.names[module.layer_idx])
+        return found
+
+    options: dict[str, Any] = {"setting": "mask0&bidir", "k": 4, "k0": 2}
+    monkeypatch.setattr(LayerMasks, "of", disobey)
+    with pytest.raises(ValueError, match=rf"layer {layer} \(LlamaAttention\), running as {says}"):
+        build("mini", "nosink", **options)
+    build("mini", "nosink", check=False, **options)
+
+
+def silent(self: Any, module: Any, *own: Any) -> Any:
+    """As if the topmost layer asked for no mask."""
+    return (*own, False) if module.layer_idx == 5 else MASK(self, module, *own)
+
+
+@pytest.mark.parametrize(
+    ("patched", "new", "setting", "says"),
+    [
+        ((LayerMasks, "of"), silent, "mask0-for", "layer 5 ran as nosink-forward 0 times"),
+        ((SecondRuns, "begin"), Mock(), "inter-back", "layer 4 ran as backward 0 times"),
+        ((RepeatTransformer, "forward"), Mock(side_effect=RuntimeError("sizes")), "mask0-for", "cannot run it: sizes"),
+    ],
+)
+def test_what_does_not_run(monkeypatch: pytest.MonkeyPatch, patched: Any, new: Any, setting: str, says: str) -> None:
+    monkeypatch.setattr(*patched, new)
+    with pytest.raises(ValueError, match=f"setting: .*{says}"):
+        build("mini", "nosink", setting=setting, k=2)
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 1000.0])
+def test_what_is_seen_faintly(size: float) -> None:
+    """By a part of the largest number; rounding is not seen."""
+    hidden = 10 * torch.randn(9, 4, 16, generator=torch.Generator().manual_seed(1))
+    below, above = torch.ones(4, 4).tril(-1).bool(), torch.ones(4, 4).triu(1).bool()
+    weights = size * (torch.eye(4) + 5e-6 * below + 1e-9 * above)
+    module = Mock(forward=lambda hidden_states: (weights @ hidden_states,))
+    for given in (((hidden,), {}), ((), {"hidden_states": hidden})):
+        assert torch.equal(_seen(module, *given), ~above)
+
+
+@pytest.mark.parametrize(
+    ("name", "m"), [("mistral", 0), ("mistral", 5), ("gemma2", 1), ("gpt_oss", 40), ("gpt2", 1), ("gemma3_text", 1)]
+)
+def test_windows_and_sinks_are_no_disobedience(base: Base, name: str, m: int) -> None:
+    """Nor are whole layers that know their number, as those of gemma3 do."""
+    for setting in ("mask0-all", "mask0-for"):
+        build(base(name), "nosink", setting=setting, k=2, m=m)
+    build(base(name), "nosink", setting="extend-bidir", k=2, dtype="bfloat16")

@@ -1,9 +1,11 @@
-"""The first module by itself: what holds where nothing is said, tokens around a text, weights, and its own code."""
+"""The first module: what holds where nothing is said, tokens around a text, weights, and the code that it saves."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+import re
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +18,9 @@ from oracle import assert_close, oracle
 from pipelines import build, encoded, features_of, made
 from sentence_transformers.sentence_transformer.modules import Transformer
 
-from st_reba.modules import RepeatTransformer, transformer
-from st_reba.modules.layout import PARTS, Frame, empty_text_token, make_frame, special_tokens, tokenize
+from st_reba.modules import RepeatTransformer
+from st_reba.modules.code import _has_terms, code_of
+from st_reba.modules.layout import Frame, empty_text_token, make_frame, special_tokens, tokenize
 
 
 def test_by_hand(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,9 +28,7 @@ def test_by_hand(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.Linear, "support_avx512bf16_for_cpu", True, raising=False)
     model = RepeatTransformer(base("gemma2"))
     assert not any(getattr(each, "support_avx512bf16_for_cpu", False) for each in model.modules())
-    assert model.repeats == 2 and not model.compute_matched and not model.config.use_cache
-    assert model.model.config._attn_implementation == "st_reba"
-    assert model.get_embedding_dimension() == 32
+    assert model.model.config._attn_implementation == "st_reba" and not model.config.use_cache
     with pytest.raises(ValueError, match="repeats=65"):
         RepeatTransformer(base("llama"), repeats=65)
 
@@ -38,21 +39,16 @@ def test_the_task_follows_from_what_is_given(base: Base) -> None:
     assert first.frames("Find") == first.frames(instruction="Find") == query != document == first.frames()
 
 
-def test_names_of_special_tokens() -> None:
-    """In a text they are text, in a template they are what they name; nothing is cut, padded or added."""
+def test_special_tokens() -> None:
+    """In a text their names are text, in a template they are what they name; nothing is cut, padded or added."""
     tokenizer = TOKENIZERS["bos_eos"]()
     tokenizer.model_max_length = 2
     bos, eos = (tokenizer.bos_token_id,), (tokenizer.eos_token_id,)
     found = tokenize(tokenizer, ["<s>", "a"])
     assert set(found) == {"input_ids"} and [len(ids) for ids in found["input_ids"]] == [3, 1]
     assert special_tokens(tokenizer) == (bos, eos)
-    template = (("", "instruction"), ("</s>", "text"))
-    assert make_frame(tokenizer, template, (eos, bos), "b", {"instruction": "<s>"}) == Frame(
-        (eos, bos + eos, None, bos)
-    )
-
-
-def test_a_text_without_a_token() -> None:
+    frame = make_frame(tokenizer, (("", "instruction"), ("</s>", "text")), (eos, bos), "b", {"instruction": "<s>"})
+    assert frame == Frame((eos, bos + eos, None, bos))
     assert empty_text_token(SimpleNamespace(eos_token_id=None, sep_token_id=0, pad_token_id=1)) == 0
     with pytest.raises(ValueError):
         empty_text_token(SimpleNamespace())
@@ -63,29 +59,31 @@ def test_long_texts_keep_every_copy(base: Base, matched: bool, limit: int) -> No
     """Cut to ⌊(M − s) / k⌋ tokens a copy, compute-matched to half of them."""
     path, text = base("llama", "bos_eos"), "The river runs past the old mill and under the bridge. " * 3
     model: Any = build(path, pooling="mean", repeats=3, max_seq_length=limit, compute_matched=matched)
-    # The oracle knows no half: its limit leaves as many tokens.
     room = model[0].budget()
     assert room == ((limit - 2) // 3) // (2 if matched else 1)
-    placed, hidden, fused = oracle(path, text, (None,) * 3, 3 * room + 2)
+    placed, hidden, fused = oracle(path, text, (None,) * 3, 3 * room + 2)  # which knows no half
     assert_close(encoded(model, [text, "hi"])[0], reference.reba(hidden, fused, placed, "mean"))
 
 
-def test_reversed(base: Base, caplog: pytest.LogCaptureFixture) -> None:
-    """A reversed text's row is what the text, reversed by hand, has; cut texts lose the same words."""
+def test_reversed(base: Base) -> None:
+    """A reversed text's row is what the text, reversed by hand, has."""
     path, texts = base("llama"), ["the cat  sat.", "猫在GPU上。", "x"]
     model: Any = build(path, "prompteol", template=["A {text} B", "In {reversed} B"], weights=[1.0, 2.0])
-    each = [
-        encoded(build(path, "prompteol", template=f"{before} {{text}} B"), given)
-        for before, given in (("A", texts), ("In", ["sat.  cat the", "。上GPU在猫", "x"]))
+    units = [
+        torch.nn.functional.normalize(encoded(build(path, "prompteol", template=template), given).double(), dim=1)
+        for template, given in (("A {text} B", texts), ("In {text} B", ["sat.  cat the", "。上GPU在猫", "x"]))
     ]
-    units = [torch.nn.functional.normalize(one.double(), dim=1) for one in each]
     for limit, room in ((256, 250), (10**30, None)):
         model[0].tokenizer.model_max_length = limit
         assert model[0].budget() == room
         for got, wanted in zip(encoded(model, texts), units[0] + 2 * units[1], strict=True):
             assert_close(got, wanted)
-    short: Any = build(path, "classical", template="{reversed}", max_seq_length=8)
-    long = " ".join(f"{n}" for n in range(50))
+
+
+def test_the_cut_is_reported_once(base: Base, caplog: pytest.LogCaptureFixture) -> None:
+    """A reversed text loses the same words."""
+    short: Any = build(base("llama"), "classical", template="{reversed}", max_seq_length=8)
+    long = " ".join(map(str, range(50)))
     features_of(short, [long[: short[0].content([long], offsets=True)["offset_mapping"][0][6][1]]])
     assert "was cut to" not in caplog.text
     for _ in range(2):
@@ -100,12 +98,10 @@ def test_numbers_that_are_not_finite(base: Base) -> None:
         model: Any = made(base("llama"), name)
         wanted, token = encoded(model, ["a", "银行"]), model[0].content(["a"])["input_ids"][0][0]
         model[0].model.get_input_embeddings().weight.data[token] = torch.inf
-        if name == "authors last":
+        refused = pytest.raises(ValueError, match="NaN or infinity for the text 'a'")
+        with nullcontext() if name == "authors last" else refused:
             got = encoded(model, ["a", "银行"])
             assert not got[0].any() and torch.allclose(got[1], wanted[1], atol=1e-5)
-        else:
-            with pytest.raises(ValueError, match="NaN or infinity for the text 'a'"):
-                encoded(model, ["a", "银行"])
 
 
 def test_checkpointing_that_would_be_wrong_is_refused(base: Base) -> None:
@@ -132,8 +128,44 @@ def test_weights_of_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RepeatTransformer.load("") is loaded
 
 
-def test_a_copy_of_the_code_copies_itself(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("code", "stored_as"):
-        monkeypatch.delitem(PARTS, name)
-    RepeatTransformer(base("llama")).save(str(tmp_path / "model"))
-    assert (tmp_path / "model" / "st_reba.py").read_bytes() == Path(transformer.__file__).read_bytes()
+REBA = "attention blocks capture pooling"
+# Most lines of the file that travels with a model, and its sections behind those of every file.
+FILES: dict[tuple[str, str], tuple[int, str]] = {
+    ("llama", "reba mean"): (960, REBA), ("llama", "reba template"): (1000, f"templates {REBA}"),
+    ("llama", "authors last"): (1065, "attention blocks capture both_ways pooling authors"),
+    ("llama", "chunk mean"): (1095, f"{REBA} pieces"), ("llama", "concat"): (1060, f"layers reader {REBA}"),
+    ("llama", "chunk mask0"): (1285, "attention blocks masks capture both_ways pooling pieces"),
+    ("llama", "echo last"): (570, ""), ("llama", "reversed"): (690, "templates reversal ensemble"),
+    ("llama", "outputs"): (720, "layers outputs templates"), ("llama", "mask0"): (800, "attention masks"),
+    ("llama", "inter"): (900, "layers attention masks second"), ("gpt_oss", "echo last"): (570, ""),
+    ("gpt_oss", "mask0"): (900, "attention blocks masks"), ("gemma2", "echo last"): (740, "attention blocks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("of", "name"), FILES)
+def test_files(base: Base, of: str, name: str) -> None:
+    """A model takes with it what it needs, and no more."""
+    code, (most, sections) = code_of(made(base(of), name).modules()), FILES[of, name]
+    assert re.findall(r"^- (\w+): [A-Z]", code, re.M) == ["layout", "passes", "transformer", *sections.split()]
+    assert len(code.splitlines()) <= most
+
+
+def test_code_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have every term of the scores, as may a model without numbered layers."""
+    layer: Any = torch.nn.Linear(1, 1)
+    assert _has_terms(layer)
+    layer.layer_idx = 0
+    assert not _has_terms(layer)
+    monkeypatch.setattr(torch.nn.Linear, "__module__", "nowhere")
+    assert _has_terms(layer)
+
+
+@pytest.mark.parametrize("name", ["reba mean", "mask0", "inter", "layers", "ensemble", "chunk mean"])
+def test_copies(base: Base, name: str) -> None:
+    """Pickled and copied, a model computes the same, and none hears of another's passes."""
+    model = made(base("llama"), name)
+    wanted = encoded(model)
+    for copied in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(encoded(copied), wanted)
+        copied[0].model.get_input_embeddings().weight.data.zero_()
+    assert torch.equal(encoded(model), wanted)
