@@ -19,7 +19,7 @@ from . import bases, modules
 from .filters import Filter, with_filter
 from .methods import Method
 from .modules import RepeatTransformer
-from .modules.selfcheck import check_capture, check_masks, check_padding, hidden_states
+from .modules.selfcheck import check_capture, check_masks, check_padding, hidden_states, is_causal
 from .modules.settings import masks_of
 from .optional import required
 from .safety import load, sized
@@ -169,7 +169,7 @@ class Assembly:
             recipe={name: value for name, value in method.to_dict().items() if name != "filter"},
             base_model=self.name,
             base_revision=self.loading.get("revision"),
-            causal=bases.is_causal(base.model),
+            causal=is_causal(base.model),
             **options,
         )
         if self.check and method.setting is not None:

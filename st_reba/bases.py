@@ -21,6 +21,7 @@ from sentence_transformers.util import get_device_name
 
 from .modules.layers import layers_of
 from .modules.layout import decoder_of
+from .modules.selfcheck import run_ids
 from .optional import required
 from .storage.files import whole_file
 
@@ -29,10 +30,6 @@ EMBEDDED = {"mini": Path(__file__).with_name("mini")}
 # Where a model is found, in sentence-transformers' words and in transformers'.
 HUB = {"revision": "revision", "token": "token", "cache_folder": "cache_dir", "local_files_only": "local_files_only"}
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
-# Any of these files makes a folder a model.
-_CONFIGS = {"config.json", "modules.json", "adapter_config.json"}
-# Lists of a configuration that may happen to be as long as there are layers.
-_NOT_LAYERS = ("architectures", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def place_of(name: str) -> str:
@@ -66,7 +63,7 @@ def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> tuple[
     if os.path.isfile(text):
         raise ValueError(f"base={text!r} is a file. Name the folder that holds the model, or a .gguf file.")
     here = os.path.isdir(text)
-    if here and gguf_file is None and not _CONFIGS & set(os.listdir(text)):
+    if here and gguf_file is None and not {"config.json", "modules.json", "adapter_config.json"} & {*os.listdir(text)}:
         files = sorted(name for name in os.listdir(text) if name.endswith(".gguf"))
         if len(files) > 1:
             raise ValueError(f"base={text!r} holds several GGUF files. Choose one, as gguf_file={files[0]!r}.")
@@ -166,14 +163,16 @@ def cut(model: Any, layers: int) -> None:
     with listed[kept - 1].register_forward_hook(
         lambda module, given, output: states.append(output[0] if isinstance(output, tuple) else output)
     ):
-        _run(model, [[*range(1, 9)]])
+        run_ids(model, [[*range(1, 9)]])
         del listed[kept:]
         for name, value in dict(vars(config)).items():
-            if isinstance(value, (list, tuple)) and len(value) == depth and name not in _NOT_LAYERS:
+            # Architectures and token ids may happen to be as many.
+            other = name == "architectures" or name.endswith("token_id")
+            if isinstance(value, (list, tuple)) and len(value) == depth and not other:
                 setattr(config, name, value[:kept])
         config.num_hidden_layers = kept
         try:
-            _run(model, [[*range(1, 9)]])
+            run_ids(model, [[*range(1, 9)]])
         except (RuntimeError, ValueError) as error:
             said = " ".join(str(error).split())
             wrong = f"{type(model).__name__} cannot run without those above"
@@ -182,14 +181,6 @@ def cut(model: Any, layers: int) -> None:
     difference = float((before - after).abs().max() / before.abs().max())
     if not difference <= 1e-6:
         raise ValueError(f"layer={layers}: without those above, hidden states change by {difference:.1%}. Drop it.")
-
-
-def _run(model: Any, ids: list[list[int]]) -> torch.Tensor:
-    """Hidden states of rows of token ids, [B, T, d] float32."""
-    rows = torch.tensor(ids, device=model.device)
-    with torch.inference_mode():
-        hidden: torch.Tensor = model.eval()(input_ids=rows, attention_mask=torch.ones_like(rows))[0]
-    return hidden.float()
 
 
 def check_model(model: Any, name: str) -> None:
@@ -215,17 +206,6 @@ def check_model(model: Any, name: str) -> None:
     ):
         if wrong:
             raise ValueError(f"base={name!r}: {type(model).__name__} {problem}.")
-
-
-def is_causal(model: Any) -> bool:
-    """Whether no hidden state depends on a later token; tried on two texts that differ in their last token."""
-    marks = [bool(each.is_causal) for each in decoder_of(model).modules() if hasattr(each, "is_causal")]
-    if not all(marks) or getattr(model.config.get_text_config(), "is_causal", True) is False:
-        return False
-    if marks:
-        return True
-    hidden = _run(model, [[1, 2, 3, 4], [1, 2, 3, 0]])
-    return bool(torch.allclose(hidden[0, :-1], hidden[1, :-1], atol=1e-2 * float(hidden.abs().max()), rtol=0))
 
 
 def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:

@@ -30,8 +30,9 @@ def build(
     """Turn a pretrained decoder into a text embedder, without training.
 
     Args:
-        base: ``"mini"`` (the embedded tiny model), a folder, a Hub id, a GGUF file, a recipe (a YAML file), a model of
-            the zoo as ``"zoo:qwen3-0.6b-reba"``; or a loaded model of transformers, which goes on writing.
+        base: ``"mini"`` (the embedded tiny model), a folder, a Hub id, a GGUF file or a folder that holds one, a recipe
+            (a YAML file), a model of the zoo as ``"zoo:qwen3-0.6b-reba"``; or a loaded model of transformers, whose
+            weights are shared, so that one model in memory both writes and embeds (give its ``tokenizer``).
         method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"``, ``"nosink"``; the short form, as
             ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else PromptEOL, worded as
             ``template="prompteol-says"``. ``"auto"``: what suits ``texts``.

@@ -74,11 +74,6 @@ def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | Non
     """Positions that each text takes in a forward pass, without padding; arguments as for `encode_texts`.
 
     For a model without a tokenizer of transformers: the number of each text's characters.
-
-    Example:
-        >>> import st_reba
-        >>> positions(st_reba.build("mini", "reba", repeats=3), ["你好", "", "Hello"])
-        [7, 4, 10]
     """
     prompt, name = options.get("prompt"), options.get("prompt_name")
     if prompt is None:

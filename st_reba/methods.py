@@ -25,11 +25,8 @@ METHODS = {
 DEFAULT = "prompteol:template=prompteol-says"
 # Options that only some methods have.
 _OF: dict[str, tuple[str, ...]] = {
-    "repeats": ("reba", "echo"),
-    "compute_matched": ("reba", "echo"),
-    "include_special": ("reba",),
-    "normalize_weights": ("reba",),
-    "chunk": ("reba",),
+    **dict.fromkeys(("repeats", "compute_matched"), ("reba", "echo")),
+    **dict.fromkeys(("include_special", "normalize_weights", "chunk"), ("reba",)),
     "pooled": ("echo", "classical", "prompteol", "nosink"),
 }
 _POOLINGS = {
@@ -70,8 +67,7 @@ TEMPLATES: dict[str, Any] = {
         "这句话：“厨师在小厨房里切洋葱。”的意思用一个词概括是：“做饭”。这句话：“{text}”的意思用一个词概括是：“"
     ),
 }
-# Lists of templates, in this project's words. MetaEOL asks from several sides; the last of a contrastive list is taken
-# away.
+# Lists, in this project's words. MetaEOL asks from several sides; of a contrastive list, the last is taken away.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
     "metaeol": (
         TEMPLATES["prompteol-says"],

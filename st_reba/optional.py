@@ -7,12 +7,7 @@ from typing import Any
 
 
 def required(module: str, extra: str, need: str | None = None) -> Any:
-    """Import a module that an extra of st_reba installs, or say how to install it; ``need`` begins the message.
-
-    Example:
-        >>> required("scipy.stats", "evaluation").rankdata([30, 10, 20]).tolist()
-        [3.0, 1.0, 2.0]
-    """
+    """Import a module that an extra of st_reba installs, or say how to install it; ``need`` begins the message."""
     try:
         return import_module(module)
     except ImportError as error:

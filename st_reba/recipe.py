@@ -167,13 +167,7 @@ def zoo() -> list[str]:
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of a model of the zoo.
-
-    Example:
-        >>> found = recipe("mini-echo")
-        >>> found.base, found.method, found.status
-        ('mini', {'name': 'echo', 'pooling': 'mean'}, 'ready')
-    """
+    """The recipe of a model of the zoo."""
     if name not in _models():
         near = " or ".join(get_close_matches(name, zoo(), n=3, cutoff=0.3))
         meant = f" Did you mean {near}?" if near else ""

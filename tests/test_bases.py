@@ -30,7 +30,7 @@ from transformers import (
 
 import st_reba
 from st_reba import RepeatTransformer, assembly
-from st_reba.bases import is_causal
+from st_reba.modules.selfcheck import is_causal
 
 
 @pytest.fixture(scope="module")

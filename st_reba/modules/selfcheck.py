@@ -1,4 +1,4 @@
-"""Checks when a model is built: every layer sees what its mask says; capturing and padding change nothing.
+"""Checks when a model is built: every layer sees what its mask says; capturing and padding change nothing; causality.
 
 No mask is trusted: one position's input to an attention module is changed at a time, to see which outputs change.
 """
@@ -142,3 +142,22 @@ def check_padding(transformer: Any, name: str) -> None:
     difference = float((hidden[0] - hidden[1]).abs().max() / hidden[0].abs().max())
     if difference > (1e-3 if transformer.model.dtype in _EXACT else 0.3):
         raise ValueError(f"base={name!r}: hidden states change by {difference:.0%} when a text is padded. Use another.")
+
+
+def is_causal(model: Any) -> bool:
+    """Whether no hidden state depends on a later token; tried on two texts that differ in their last token."""
+    marks = [bool(each.is_causal) for each in decoder_of(model).modules() if hasattr(each, "is_causal")]
+    if not all(marks) or getattr(model.config.get_text_config(), "is_causal", True) is False:
+        return False
+    if marks:
+        return True
+    hidden = run_ids(model, [[1, 2, 3, 4], [1, 2, 3, 0]])
+    return bool(torch.allclose(hidden[0, :-1], hidden[1, :-1], atol=1e-2 * float(hidden.abs().max()), rtol=0))
+
+
+def run_ids(model: Any, ids: list[list[int]]) -> torch.Tensor:
+    """Hidden states of rows of token ids, [B, T, d] float32."""
+    rows = torch.tensor(ids, device=model.device)
+    with torch.inference_mode():
+        hidden: torch.Tensor = model.eval()(input_ids=rows, attention_mask=torch.ones_like(rows))[0]
+    return hidden.float()
