@@ -33,10 +33,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 
 
 def place_of(name: str) -> str:
-    """Folder or Hub id of a model: ``name``, or the folder of an embedded one.
-
-    Where this package is installed, that one's weights are packed (setup.py), and unpacked once into the Hub's cache.
-    """
+    """``name``, or the folder of an embedded model: in a cache, where weights come packed (setup.py) when installed."""
     folder = EMBEDDED.get(name)
     if folder is None or (folder / "model.safetensors").exists():
         return str(folder or name)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import lzma
 import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from transformers import (
 )
 
 import st_reba
-from st_reba import RepeatTransformer, assembly
+from st_reba import RepeatTransformer, assembly, bases
 from st_reba.modules.selfcheck import is_causal
 
 
@@ -274,6 +276,23 @@ def test_refusals(llama: Path, says: str, tmp_path: Path) -> None:
             CALLS[says](llama, tmp_path / "new")
     assert says in str(raised.value)
     assert type(raised.value) is OSError or len(str(raised.value).splitlines()) == 1
+
+
+def test_packed_weights_are_unpacked_once(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bases, "cached_assets_path", partial(bases.cached_assets_path, assets_dir=tmp_path))
+    monkeypatch.setitem(bases.EMBEDDED, "mini", packed := shutil.copytree(llama, tmp_path / "packed"))
+    assert bases.place_of("mini") == str(packed) and bases.place_of("other/mini") == "other/mini"
+    weights = packed / "model.safetensors"
+    (packed / "model.safetensors.xz").write_bytes(lzma.compress(weights.read_bytes()))
+    weights.unlink()
+    vectors = st_reba.build("mini", "echo").encode("A cat sleeps.")
+    assert (vectors == st_reba.build(llama, "echo", tokenizer="mini").encode("A cat sleeps.")).all()
+    (place,) = tmp_path.glob("st_reba/mini/*")
+    assert {path.name for path in place.iterdir()} == {path.name for path in llama.iterdir()}
+    (place / "config.json").write_text("kept")
+    assert bases.place_of("mini") == str(place) and (place / "config.json").read_text() == "kept"
+    (packed / "model.safetensors.xz").write_bytes(lzma.compress(b"others"))
+    assert bases.place_of("mini") != str(place)
 
 
 def test_a_layer_that_looks_both_ways_makes_a_model_that_does(llama: Path, tmp_path: Path) -> None:
