@@ -16,7 +16,7 @@ import pytest
 import reference
 import torch
 from architectures import POSITIONS, TOKENIZERS, made
-from oracle import TEXTS, assert_close, double, loaded
+from oracle import TEXTS, assert_close, double, tokenizer_of
 from pipelines import build, encoded
 from reference_nosink import Plan, hooked, plan
 from sentence_transformers import SentenceTransformer
@@ -72,7 +72,7 @@ def test_methods(base: Base, name: str, tmp_path: Path) -> None:
     echo, reba = build(path, "echo", pooling="mean"), build(path)
     assert name == "llava_falcon" or echo.max_seq_length == POSITIONS
     for text, by_echo, by_reba in zip(TEXTS, encoded(echo), encoded(reba), strict=True):
-        placed = reference.layout(loaded(path)[1], text, (None, None))
+        placed = reference.layout(tokenizer_of(path), text, (None, None))
         hidden, attention = reference.hidden_and_attention(double(path).get_decoder(), placed.ids)
         assert_close(by_echo, reference.echo(hidden, placed, "mean"))
         assert_close(by_reba, reference.reba(hidden, reference.symmetrized_max(attention), placed, "last"))
@@ -93,7 +93,7 @@ def test_settings(base: Base, name: str, windows: list[Any], setting: dict[str, 
     # Two passes through the last layer make this float32's rounding large.
     tolerance = 1e-4 if wanted.architecture == "extend" else 1e-5
     for text, got in zip(TEXTS, encoded(build(base(name), "nosink", k=2, **setting)), strict=True):
-        placed = reference.layout(loaded(base(name))[1], text, (None,))
+        placed = reference.layout(tokenizer_of(base(name)), text, (None,))
         hidden, _ = hooked(double(base(name)).get_decoder(), placed.ids, wanted, windows)
         assert_close(got, reference.classical(hidden, placed, "mean"), tolerance)
 

@@ -171,7 +171,7 @@ def test_gradients(base: Base, name: str) -> None:
     found = gradients(model, features)
     torch.manual_seed(0)
     aim = torch.randn(len(TEXTS), model.get_embedding_dimension(), dtype=torch.float64)
-    direction = {name: torch.randn_like(each) * each.abs().mean() for name, each in model.named_parameters()}
+    direction = {key: torch.randn_like(each) * each.detach().abs().mean() for key, each in model.named_parameters()}
     values = []
     with torch.no_grad():
         for step in (1e-6, -2e-6):

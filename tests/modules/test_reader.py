@@ -78,7 +78,9 @@ def test_the_list_of_layers(base: Base) -> None:
 
 
 def test_states_must_stay(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, factor = bases._run, iter((1.0, 1 + 1e-5))
-    monkeypatch.setattr(bases, "_run", lambda m, ids: real(m, (m.embed_tokens.weight.data.mul_(next(factor)), ids)[1]))
+    real, factor = bases.run_ids, iter((1.0, 1 + 1e-5))
+    monkeypatch.setattr(
+        bases, "run_ids", lambda m, ids: real(m, (m.embed_tokens.weight.data.mul_(next(factor)), ids)[1])
+    )
     with pytest.raises(ValueError, match="hidden states change"):
         build(base("llama"), layer=1)
