@@ -42,6 +42,8 @@ def test_a_model_says_what_it_is(base: Base, name: str, tmp_path: Path) -> None:
 
 
 def test_modules_by_hand(base: Base) -> None:
+    plain = RepeatTransformer(base("llama"))
+    assert (plain.copies, plain.pooled, plain.compute_matched, plain.causal) == (2, "last_copy", False, True)
     modules = [RepeatTransformer(base("llama"), repeats=3), ReBAPooling(32, "mean"), Normalize()]
     by_hand = SentenceTransformer(modules=modules, device="cpu")
     assert method_of(by_hand) is None

@@ -21,6 +21,7 @@ from st_reba.modules import RepeatTransformer, blocks
 from st_reba.modules.attention import attention
 from st_reba.modules.blocks import ScoreTerms, attend
 from st_reba.modules.capture import BackwardAttention
+from st_reba.modules.eager import chosen_keys
 from st_reba.modules.masks import LayerMasks
 from st_reba.modules.passes import ForwardPass, current_pass, running
 from st_reba.modules.training import Remembering
@@ -82,6 +83,13 @@ def test_blocks(how: ScoreTerms, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = torch.randn_like(output)
     for got, one in zip(*(torch.autograd.grad((each * weights).sum(), given) for each in (found, output)), strict=True):
         torch.testing.assert_close(got, one)
+
+
+def test_chosen_keys() -> None:
+    """Those that an indexer chose, as far as a mask of numbers shows them."""
+    mask = torch.zeros(1, 1, 2, 3).masked_fill(torch.ones(2, 3).triu(1).bool(), torch.finfo(torch.float32).min)
+    shown = chosen_keys(mask, torch.tensor([[[0, 2], [1, 1]]]), 3)
+    assert shown.tolist() == [[[[True, False, False], [False, True, False]]]]
 
 
 def test_every_attention_must_show(base: Base) -> None:
