@@ -45,7 +45,6 @@ class Assembly:
             raise ValueError(f"{unknown[0]}={loading[unknown[0]]!r} is no option of {method.name} or of loading.")
         self.device = loading.get("device")
         bases.check_device(self.device)  # before weights are loaded
-        # As sentence-transformers finds a repository, and as transformers does.
         self.place = {name: loading[name] for name in bases.HUB if loading.get(name) is not None}
         self.hub = {bases.HUB[name]: value for name, value in self.place.items()}
         self.llm = None if isinstance(base, (str, os.PathLike)) else base
@@ -192,6 +191,8 @@ class Assembly:
             if not hasattr(transformers, "GgufConfig"):
                 raise ImportError(f"base={self.name!r} needs a newer transformers. Run: pip install -U transformers")
             required("gguf", "gguf", f"base={self.name!r}")
+            if "quantization_config" in model_kwargs:
+                raise ValueError(f"base={self.name!r}: a GGUF file is made dense. Drop quantization.")
             for each in kwargs.values():
                 each["gguf_file"] = self.gguf
             model_kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -208,8 +209,7 @@ class Assembly:
             with sized(self.path, **self.place):
                 base: Any = RepeatTransformer(path, **kwargs)
         except OSError as error:
-            known = "mini, a folder, a Hub id or a .gguf file"
-            raise OSError(f"base={self.name!r} could not be loaded: it must be {known}. {error}") from error
+            raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub. {error}") from error
         if self.gguf is not None and self.dtype is None:
             base.stored_dtype = torch.bfloat16
             for weight in base.model.parameters():

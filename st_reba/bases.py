@@ -37,14 +37,17 @@ def place_of(name: str) -> str:
     folder = EMBEDDED.get(name)
     if folder is None or (folder / "model.safetensors").exists():
         return str(folder or name)
-    packed = (folder / "model.safetensors.xz").read_bytes()
-    place = cached_assets_path("st_reba", namespace=name, subfolder=hashlib.sha256(packed).hexdigest()[:16])
-    if not (weights := place / "model.safetensors").exists():
-        for file in folder.glob("*.json"):
-            with whole_file(place / file.name) as stream:
-                stream.write(file.read_bytes())
-        with whole_file(weights) as stream:  # the last: where they are, all is
-            stream.write(lzma.decompress(packed))
+    files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+    key, packed = hashlib.sha256(b"".join(files.values())), files.pop("model.safetensors.xz")
+    try:
+        place = cached_assets_path("st_reba", namespace=key.hexdigest()[:16], subfolder=name)
+        if not (place / "model.safetensors").exists():
+            # The weights last: where they are, all is.
+            for file, content in {**files, "model.safetensors": lzma.decompress(packed)}.items():
+                with whole_file(place / file) as stream:
+                    stream.write(content)
+    except OSError as error:
+        raise OSError(f"base={name!r} is unpacked in the Hub's cache: {error}. Set HF_HOME to a folder.") from error
     return str(place)
 
 
@@ -136,10 +139,7 @@ def quantization_config(quantization: str, dtype: Any) -> Any:
 
 
 def shared(model: Any) -> Any:
-    """A backbone of the same weights, in the same memory, that can be changed without changing ``model``.
-
-    Modules and configuration are copied, tensors are not, so that ``model`` goes on generating beside it.
-    """
+    """A backbone with the same weights in the same memory: modules and configuration are copied, tensors are not."""
     if getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1:
         raise ValueError("base: the loaded model lies on several devices. Give its folder or Hub id.")
     # The copy takes these as they are, in place of making new ones.

@@ -19,7 +19,6 @@ PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus
 DEFAULT_BATCH_TOKENS = 4096
 # Share of a batch that may be padding, and positions of it that may be in any case: a further pass costs more.
 MAX_PADDING, FREE_PADDING = 0.05, 64
-_COUNTED_TOGETHER = 64  # texts that are tokenized together only to count their positions
 
 
 def encode_texts(
@@ -141,6 +140,6 @@ def copied_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str
     """
     frames, budget = transformer.frames(**layout), transformer.budget(**layout)
     overhead, copies = max(each.overhead for each in frames), frames[0].copies
-    pieces = (texts[start : start + _COUNTED_TOGETHER] for start in range(0, len(texts), _COUNTED_TOGETHER))
+    pieces = (texts[start : start + 64] for start in range(0, len(texts), 64))  # not all tokens are held at once
     counts = (len(ids) or 1 for piece in pieces for ids in transformer.content(piece)["input_ids"])
     return [len(frames) * (overhead + copies * min(count, budget or count)) for count in counts]

@@ -165,7 +165,7 @@ def fit_filter(
     dimensions: int | None = None,
     **encoding: Any,
 ) -> SentenceTransformer:
-    """Fit a linear filter of sentence vectors on unlabelled texts, and append it to a model.
+    """Fit a linear filter of sentence vectors (not of words) on unlabelled texts, and append it to a model.
 
     Args:
         model: A model from :func:`st_reba.build`, or one loaded; not changed.

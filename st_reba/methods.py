@@ -36,8 +36,7 @@ _POOLINGS = {
     "prompteol": ("last",),
     "nosink": ("mean", "last", "cls"),
 }
-# Whole numbers: the least.
-_NUMBERS = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}
+_NUMBERS = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}  # whole numbers: the least
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 _CHOICES = {"implementation": ("paper", "authors"), "join": ("mean", "concat"), "read": ("states", "attention")}
 # Arguments that encode takes for itself: a field of such a name could never get a value.
@@ -188,8 +187,8 @@ class Method:
         if not self.equal_norms and self.templates is None:
             raise ValueError("equal_norms=False needs several templates: template=[…, …].")
         kinds = [type(each) for each in self.weights] if isinstance(self.weights, tuple) else [None]
-        if self.weights is not None and (len(kinds) != len(self.templates or ()) or {*kinds} - {int, float}):
-            raise ValueError(f"weights={self.weights!r} must be a number for each of several templates.")
+        if self.weights is not None and (not 0 < len(kinds) == len(self.templates or ()) or {*kinds} - {int, float}):
+            raise ValueError(f"weights={self.weights!r} must be numbers, one for each of template=[…, …].")
 
     def __hash__(self) -> int:
         return hash(str(self))  # a template may be a mapping

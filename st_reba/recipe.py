@@ -16,13 +16,12 @@ from typing import Any
 from .methods import DEFAULT, OPTIONS, Method
 
 LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
-# Facts for people: languages and licence of the base as the Hub writes them, its parameters as 7B, the paper that ran
-# it and its scores, scores that were measured with this recipe, and a note on its status or on how it was chosen.
+# Facts for people: of the base as the Hub writes them (parameters as 7B), the paper that ran it and its scores, scores
+# measured with this recipe, and a note on its status or on how it was chosen.
 ABOUT = ("language", "licence", "licence_link", "parameters", "paper", "scores", "measured", "status", "note")
 # Of a base: it runs; needs code of its own; does not run on new versions; or lacks numbers of layers.
 STATUSES = ("ready", "remote-code", "old-transformers", "tune")
-# Far more than any recipe needs; a file from elsewhere becomes memory and time.
-_MOST_CHARACTERS = 1 << 16
+_MOST_CHARACTERS = 1 << 16  # far more than any recipe needs; a file from elsewhere becomes memory and time
 
 
 @dataclass(frozen=True)

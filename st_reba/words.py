@@ -48,7 +48,7 @@ def encode_words(
             excluded. :func:`words_of` finds all words of a text.
         normalize: ReBA divides the weights of each e_i by their sum. (Vectors are not scaled to length 1.)
         batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_texts`.
-        prompt, task, **fields: As for ``encode``; without a prompt, the model's default one.
+        prompt, task, **fields: As for ``encode``; None: the default prompt. A task has its template, if there are two.
         show_progress_bar: Show one.
 
     Returns:
@@ -73,9 +73,8 @@ def encode_words(
     for index, (text, _) in enumerate(placed):
         places.setdefault(text, []).append(index)
     vectors = np.zeros((len(items), first.get_embedding_dimension()), np.float32)
-    options: dict[str, Any] = {"batch_tokens": batch_tokens, "show_progress_bar": show_progress_bar}
-    options |= {"normalize": normalize, "prompt": prompt, "task": task, **fields}
-    for text, tokens, counted in _token_vectors(model, list(places), **options):
+    layout = {"prompt": prompt, "task": task, **fields}
+    for text, tokens, counted in _token_vectors(model, [*places], layout, normalize, batch_tokens, show_progress_bar):
         offsets = first.content([text], offsets=True)["offset_mapping"][0]
         for index in places[text]:
             own = _tokens(index, *placed[index], offsets, len(tokens))
@@ -83,12 +82,21 @@ def encode_words(
     return vectors
 
 
-def encode_tokens(model: SentenceTransformer, texts: Sequence[str], **options: Any) -> list[NDArray[np.float32]]:
+def encode_tokens(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    *,
+    normalize: bool = False,
+    batch_tokens: int | None = None,
+    prompt: str | None = None,
+    task: str | None = None,
+    show_progress_bar: bool = False,
+    **fields: str,
+) -> list[NDArray[np.float32]]:
     """Embed every content token of texts: ReBA's e_i, or the hidden states of the last copy.
 
     Args:
-        model, **options: As for :func:`encode_words`.
-        texts: The texts.
+        texts: The texts; all else as for :func:`encode_words`.
 
     Returns:
         [n, d] float32 for each text, n being its tokens as cut to the budget; a text without a token has one vector, of
@@ -107,7 +115,9 @@ def encode_tokens(model: SentenceTransformer, texts: Sequence[str], **options: A
     """
     if isinstance(texts, str):
         raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
-    found = {text: each for text, each, _ in _token_vectors(model, list(dict.fromkeys(texts)), **options)}
+    layout, once = {"prompt": prompt, "task": task, **fields}, [*dict.fromkeys(texts)]
+    rows = _token_vectors(model, once, layout, normalize, batch_tokens, show_progress_bar)
+    found = {text: each for text, each, _ in rows}
     return [found[text] for text in texts]
 
 
@@ -124,22 +134,16 @@ def _first(model: SentenceTransformer) -> RepeatTransformer:
 
 
 def _token_vectors(
-    model: SentenceTransformer,
-    texts: list[str],
-    *,
-    normalize: bool = False,
-    batch_tokens: int | None = None,
-    prompt: str | None = None,
-    show_progress_bar: bool = False,
-    **layout: Any,
+    model: SentenceTransformer, texts: list[str], layout: Any, normalize: bool, budget: int | None, show: bool
 ) -> Iterator[tuple[str, NDArray[np.float32], NDArray[np.float32]]]:
     """Each text, the vectors of its content tokens, [n, d], and what each of them counts in a word, [n]."""
     first = _first(model)
     pooling: Any = next((module for module in model if isinstance(module, ReBAPooling)), None)
-    layout["prompt"] = saved_prompt(model) if prompt is None else prompt
+    if layout["prompt"] is None:
+        layout["prompt"] = saved_prompt(model)
     model.eval()
-    with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=not show_progress_bar) as bar:
-        for places in token_batches(copied_positions(first, texts, layout), batch_tokens):
+    with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=not show) as bar:
+        for places in token_batches(copied_positions(first, texts, layout), budget):
             batch = [texts[place] for place in places]
             features = batch_to_device(first.preprocess(batch, **layout), model.device)
             with torch.inference_mode():
@@ -170,7 +174,8 @@ def _placed(index: int, item: Any) -> tuple[str, tuple[int, int]]:
         if not 0 <= start < end <= len(text):
             raise ValueError(f"the span ({start}, {end}) is empty or outside the text")
     except (TypeError, ValueError) as error:
-        raise ValueError(f"Item {index} is {item!r:.80}: {error}. Give (text, word) or (text, (start, end)).") from None
+        said = f"Item {index} is {item!r:.80}: {error}"
+        raise ValueError(f"{said}. Give (text, word), or (text, (start, end)) in characters.") from None
     return text, (start, end)
 
 

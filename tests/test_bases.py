@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import families
 import pytest
@@ -129,6 +130,8 @@ def test_gguf(kind: str, tmp_path: Path) -> None:
     for other in others:
         assert torch.equal(encoded(other), wanted)
     assert bytes_of(tmp_path / "saved") < 2.2 * sum(each.numel() for each in model.parameters())
+    with pytest.raises(ValueError, match="Drop quantization"):
+        build(file, model_kwargs={"quantization_config": {}})
 
 
 def test_gguf_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,6 +282,7 @@ def test_refusals(llama: Path, says: str, tmp_path: Path) -> None:
 
 
 def test_packed_weights_are_unpacked_once(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into a folder of the model's name, with all files beside them; another for other files."""
     monkeypatch.setattr(bases, "cached_assets_path", partial(bases.cached_assets_path, assets_dir=tmp_path))
     monkeypatch.setitem(bases.EMBEDDED, "mini", packed := shutil.copytree(llama, tmp_path / "packed"))
     assert bases.place_of("mini") == str(packed) and bases.place_of("other/mini") == "other/mini"
@@ -287,12 +291,15 @@ def test_packed_weights_are_unpacked_once(llama: Path, tmp_path: Path, monkeypat
     weights.unlink()
     vectors = st_reba.build("mini", "echo").encode("A cat sleeps.")
     assert (vectors == st_reba.build(llama, "echo", tokenizer="mini").encode("A cat sleeps.")).all()
-    (place,) = tmp_path.glob("st_reba/mini/*")
+    (place,) = tmp_path.glob("st_reba/*/mini")
     assert {path.name for path in place.iterdir()} == {path.name for path in llama.iterdir()}
     (place / "config.json").write_text("kept")
     assert bases.place_of("mini") == str(place) and (place / "config.json").read_text() == "kept"
-    (packed / "model.safetensors.xz").write_bytes(lzma.compress(b"others"))
-    assert bases.place_of("mini") != str(place)
+    (packed / "config.json").write_text("new")
+    assert (Path(bases.place_of("mini")) / "config.json").read_text() == "new"
+    monkeypatch.setattr(bases, "cached_assets_path", Mock(side_effect=PermissionError("no")))
+    with pytest.raises(OSError, match="HF_HOME"):
+        st_reba.build("mini")
 
 
 def test_a_layer_that_looks_both_ways_makes_a_model_that_does(llama: Path, tmp_path: Path) -> None:

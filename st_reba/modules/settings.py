@@ -58,7 +58,7 @@ def masks_of(
     """
     architecture, mask, others, fixed = SETTINGS[setting]
     if (k is None) != (setting == "baseline"):
-        raise ValueError(f"setting={setting!r}, k={k!r}: all settings but baseline need k, layers from the top.")
+        raise ValueError(f"setting={setting!r}, k={k!r}: baseline takes no k, all others need it, layers from the top.")
     if (k0 is None) != (fixed is not None):
         needing = [name for name in SETTINGS if SETTINGS[name][3] is None]
         raise ValueError(f"setting={setting!r}, k0={k0!r}: k0, topmost layers, belongs to {', '.join(needing)}.")
@@ -97,4 +97,4 @@ def _layers(k: Any, known: int | None, *, extend: bool) -> list[int]:
         if 0 < len(layers) == len(k):
             return layers
     others = " (no list with extend)" if extend else ", all, or a list of different layers"
-    raise ValueError(f"k={k!r} must be a number of{f' its {known}' if known else ''} layers{others}.")
+    raise ValueError(f"k={k!r} must be a number of {f'its {known}' if known else f'at most {_DEPTH}'} layers{others}.")

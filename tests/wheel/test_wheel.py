@@ -73,7 +73,9 @@ def test_it_runs_where_only_it_and_what_it_asks_for_is_installed(
 
     assert run("--version").split()[-1] == distribution("st-reba").version
     run("build", "mini", "model")
-    (weights,) = tmp_path.glob("cache/assets/st_reba/mini/*/model.safetensors")
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "license: apache-2.0" in card
+    (weights,) = tmp_path.glob("cache/assets/st_reba/*/mini/model.safetensors")
     assert weights.read_bytes() == (ROOT / "st_reba" / "mini" / "model.safetensors").read_bytes()
     run("index", "texts.txt", "index", "--model", "model")
     first = run("search", "index", "cat", "--json").splitlines()[0]
