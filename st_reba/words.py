@@ -48,7 +48,7 @@ def encode_words(
             excluded. :func:`words_of` finds all words of a text.
         normalize: ReBA divides the weights of each e_i by their sum. (Vectors are not scaled to length 1.)
         batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_texts`.
-        prompt, task, **fields: As for ``encode``; None: the default prompt. A task has its template, if there are two.
+        prompt, task, fields: As for ``encode``; None: the default prompt. A task has its template, if there are two.
         show_progress_bar: Show one.
 
     Returns:
