@@ -1,6 +1,6 @@
-"""Packs the weights of mini in what is installed: as numbers of two bytes, which a wheel's compression cannot tell.
+"""Pack mini's weights in the installed package: LZMA is told that a number has two bytes; a wheel's zip cannot know.
 
-Everything else stands in setup.cfg. ``st_reba.bases.place_of`` unpacks them.
+``st_reba.bases.place_of`` unpacks them. All else is in setup.cfg.
 """
 
 import lzma
@@ -13,7 +13,7 @@ _TWO_BYTES = {"id": lzma.FILTER_LZMA2, "preset": 6, "lp": 1, "pb": 1}
 
 
 class PackedWeights(build_py):
-    """Copies the package, and packs the weights in the copy."""
+    """Copy the package, and pack the weights in the copy."""
 
     def run(self) -> None:
         super().run()

@@ -33,7 +33,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 
 
 def place_of(name: str) -> str:
-    """``name``, or the folder of an embedded model: in a cache, where weights come packed (setup.py) when installed."""
+    """Folder of an embedded model, unpacked into a cache where its weights are packed (setup.py); else the name."""
     folder = EMBEDDED.get(name)
     if folder is None or (folder / "model.safetensors").exists():
         return str(folder or name)

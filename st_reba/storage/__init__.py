@@ -1,1 +1,1 @@
-"""Of corpora, indexes and filters alike: files that are written whole, and the probe of the model behind them."""
+"""Files that are written whole, and the probe by which the model of stored vectors is known again."""
