@@ -3,13 +3,10 @@
 ``st_reba.bases.place_of`` unpacks them. All else is in setup.cfg.
 """
 
-import lzma
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
-
-_TWO_BYTES = {"id": lzma.FILTER_LZMA2, "preset": 6, "lp": 1, "pb": 1}
 
 
 class PackedWeights(build_py):
@@ -18,7 +15,10 @@ class PackedWeights(build_py):
     def run(self) -> None:
         super().run()
         for weights in Path(self.build_lib).glob("st_reba/*/model.safetensors"):
-            packed = lzma.compress(weights.read_bytes(), filters=[_TWO_BYTES])
+            import lzma  # here, as not every Python has it, and a checkout packs nothing
+
+            two_bytes = {"id": lzma.FILTER_LZMA2, "preset": 6, "lp": 1, "pb": 1}
+            packed = lzma.compress(weights.read_bytes(), filters=[two_bytes])
             weights.with_suffix(".safetensors.xz").write_bytes(packed)
             weights.unlink()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
-import lzma
 import os
 import warnings
 from collections import Counter
@@ -37,12 +36,13 @@ def place_of(name: str) -> str:
     folder = EMBEDDED.get(name)
     if folder is None or (folder / "model.safetensors").exists():
         return str(folder or name)
+    import lzma  # here, as not every Python has it
+
     files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
     key, packed = hashlib.sha256(b"".join(files.values())), files.pop("model.safetensors.xz")
     try:
         place = cached_assets_path("st_reba", namespace=key.hexdigest()[:16], subfolder=name)
-        if not (place / "model.safetensors").exists():
-            # The weights last: where they are, all is.
+        if not (place / "model.safetensors").exists():  # the last to be written: where they are, all is
             for file, content in {**files, "model.safetensors": lzma.decompress(packed)}.items():
                 with whole_file(place / file) as stream:
                     stream.write(content)

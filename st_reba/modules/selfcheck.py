@@ -155,9 +155,9 @@ def is_causal(model: Any) -> bool:
     return bool(torch.allclose(hidden[0, :-1], hidden[1, :-1], atol=1e-2 * float(hidden.abs().max()), rtol=0))
 
 
-def run_ids(model: Any, ids: list[list[int]]) -> torch.Tensor:
+def run_ids(model: Any, ids: list[list[int]]) -> Tensor:
     """Hidden states of rows of token ids, [B, T, d] float32."""
     rows = torch.tensor(ids, device=model.device)
     with torch.inference_mode():
-        hidden: torch.Tensor = model.eval()(input_ids=rows, attention_mask=torch.ones_like(rows))[0]
+        hidden: Tensor = model.eval()(input_ids=rows, attention_mask=torch.ones_like(rows))[0]
     return hidden.float()
