@@ -22,6 +22,7 @@ from .modules.layers import layers_of
 from .modules.layout import decoder_of
 from .modules.selfcheck import run_ids
 from .optional import required
+from .packaged import is_packaged, packaged_gguf
 from .storage.files import whole_file
 
 # Models that come with the package.
@@ -56,6 +57,10 @@ def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> tuple[
     text = os.fspath(base)
     if text in EMBEDDED and gguf_file is None:
         return place_of(text), text, None
+    if gguf_file is None and is_packaged(text):
+        gguf_path = packaged_gguf(text)
+        recorded_name = f"{text} (GGUF, {gguf_quantization(str(gguf_path))})"
+        return str(gguf_path.parent), recorded_name, gguf_path.name
     if gguf_file is None and text.endswith(".gguf"):
         if not os.path.isfile(text):
             raise FileNotFoundError(f"base={text!r}: there is no such file.")

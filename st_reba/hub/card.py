@@ -18,6 +18,7 @@ from sentence_transformers.base.modules import Dense, Normalize
 from ..bases import EMBEDDED
 from ..methods import METHODS, OPTIONS, Method, method_of
 from ..modules.settings import MASKS
+from ..packaged import PACKAGED, PackagedBase
 from .golden import FILE as GOLDEN
 from .golden import open_fields, read_golden
 
@@ -82,6 +83,9 @@ def values_of(
     recorded = " ".join(str(first.base_model or "a base without a name").replace("`", "'").split())
     base, found = recorded.rsplit("/", 1)[-1], _HUB_ID.match(recorded)
     hub_id = found[1] if found and recorded not in EMBEDDED else None
+    packaged_base = _packaged_base(first)
+    if packaged_base is not None:
+        hub_id = packaged_base.hub_id
     masks, used = _masks(first)
     prompts = {key: prompt for key, prompt in model.prompts.items() if prompt}
     training = _training(model)
@@ -147,6 +151,9 @@ def _metadata(model: SentenceTransformer, facts: Mapping[str, Any], hub_id: str 
         found = {key: found.get(key) for key in _INHERITED}
     except Exception:  # whatever a stranger's card holds, this model gets a card of its own
         found = {}
+    packaged_base = _packaged_base(first)
+    if packaged_base is not None:
+        found = {"license": packaged_base.license, "language": list(packaged_base.language)}
     own = {"license": facts.get("licence") or known.license, "license_link": facts.get("licence_link")}
     own |= {"language": list(facts.get("language") or []) or known.language}
     found |= {key: value for key, value in own.items() if value}
@@ -156,6 +163,11 @@ def _metadata(model: SentenceTransformer, facts: Mapping[str, Any], hub_id: str 
     # Texts alone: a few lists of lists in a stranger's card can stand for gigabytes.
     lists = {key: value for key, value in found.items() if isinstance(value, list) and {*map(type, value)} == {str}}
     return {key: value for key, value in found.items() if isinstance(value, str) or key in lists}
+
+
+def _packaged_base(transformer: Any) -> PackagedBase | None:
+    gguf_name = _GGUF.match(str(transformer.base_model))
+    return PACKAGED.get(gguf_name[2]) if gguf_name else None
 
 
 def _training(model: SentenceTransformer) -> str | None:
