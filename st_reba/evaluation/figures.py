@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +39,28 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
 
 
 def check_figure(path: str | os.PathLike[str]) -> None:
-    """Refuse a figure that could not be written, before the work; nothing is written."""
+    """Refuse a figure that could not be written, before the work; nothing is written.
+
+    Raises:
+        FileNotFoundError: Its folder is not there.
+        ValueError: It is no name of a file, or its format cannot be drawn.
+    """
+    check_writable(path, "figure (--figure)")
+    formats = new_figure(1, 1)[0].canvas.get_supported_filetypes()
+    suffix = Path(path).suffix[1:].lower()
+    if suffix not in formats:
+        remedy = "End it in .png or .svg."
+        raise ValueError(f"figure (--figure): {str(path)!r} ends in no format that can be drawn. {remedy}")
+
+
+def check_writable(path: str | os.PathLike[str], option: str) -> None:
+    """Refuse a file to write that is a folder or a pipe, or whose folder is not there."""
+    if not str(path).strip() or Path(path).is_dir():
+        raise ValueError(f"{option}: {str(path)!r} is no file but a folder. Give the name of a file.")
+    if Path(path).is_fifo():
+        raise ValueError(f"{option}: {str(path)!r} is a pipe. Give the name of a file.")
     if not Path(path).parent.is_dir():
-        raise FileNotFoundError(f"figure={os.fspath(path)!r}: there is no such folder.")
-    new_figure(1, 1)[0].savefig(BytesIO(), format=Path(path).suffix[1:] or None)
+        raise FileNotFoundError(f"{option}: there is no folder {str(Path(path).parent)!r}. Make it first.")
 
 
 def draw_results(results: Sequence[Result]) -> Any:
