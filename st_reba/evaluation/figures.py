@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from .run import Result
 
+# Bytes of a file's name, on the usual file systems.
+LONGEST_NAME = 255
 # Chinese is shown by the first of these that is installed.
 FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "WenQuanYi Micro Hei", "Microsoft YaHei", "PingFang SC", "Arial Unicode MS")
 
@@ -46,7 +48,8 @@ def check_figure(path: str | os.PathLike[str]) -> None:
         ValueError: It is no name of a file, or its format cannot be drawn.
     """
     check_writable(path, "figure (--figure)")
-    formats = new_figure(1, 1)[0].canvas.get_supported_filetypes()
+    # The format pgf needs TeX.
+    formats = new_figure(1, 1)[0].canvas.get_supported_filetypes().keys() - {"pgf"}
     suffix = Path(path).suffix[1:].lower()
     if suffix not in formats:
         remedy = "End it in .png or .svg."
@@ -59,8 +62,13 @@ def check_writable(path: str | os.PathLike[str], option: str) -> None:
         raise ValueError(f"{option}: {str(path)!r} is no file but a folder. Give the name of a file.")
     if Path(path).is_fifo():
         raise ValueError(f"{option}: {str(path)!r} is a pipe. Give the name of a file.")
-    if not Path(path).parent.is_dir():
-        raise FileNotFoundError(f"{option}: there is no folder {str(Path(path).parent)!r}. Make it first.")
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{option}: there is no folder {str(folder)!r}. Make it first.")
+    if len(os.fsencode(Path(path).name)) > LONGEST_NAME:
+        raise ValueError(f"{option}: the file's name has more than {LONGEST_NAME} bytes. Give a shorter one.")
+    if not os.access(path if Path(path).exists() else folder, os.W_OK):
+        raise PermissionError(f"{option}: {str(path)!r} cannot be written. Give another file.")
 
 
 def draw_results(results: Sequence[Result]) -> Any:

@@ -22,7 +22,7 @@ from .encoding import model_vectors, name_of, shared_vectors, usable
 from .figures import check_figure, check_writable, draw_curve, draw_results, save_figure
 from .instructions import read_instructions
 from .scores import SCORINGS
-from .statistics import DRAWS, Difference, Evidence, paired_bootstrap
+from .statistics import DRAWS, Difference, Evidence, check_seed, paired_bootstrap
 from .tasks import KINDS, Task, read_task, warn_of_dropped
 from .toy import toy_tasks_named
 
@@ -127,6 +127,7 @@ def compare(
         >>> [each.method for each in found.results], len(found.differences)
         (['classical:pooling=mean', 'echo:pooling=mean'], 1)
     """
+    check_seed(seed)
     task = read_task(table, seed=seed, **reading)
     warn_of_dropped(task)
     chosen = list(dict.fromkeys(Method.parse(str(each)) for each in methods))
@@ -235,6 +236,7 @@ def evaluate(
         >>> [(each.task, each.items) for each in evaluate(model, "toy:S1,en", limit=20)]
         [('S1 en', 20)]
     """
+    check_seed(seed)
     if isinstance(model, (str, os.PathLike)):
         model = load(model)
     label, method, results = name_of(model), str(method_of(model) or ""), list[Result]()
@@ -297,8 +299,12 @@ def _scored(
 def _keep(results: Sequence[Result], out: Path_ | None, figure: Path_ | None = None) -> None:
     if out is not None:
         check_writable(out, "out (--out)")
-        with open(out, "a", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in results)
+        lines = [json.dumps(asdict(result), ensure_ascii=False) + "\n" for result in results]
+        try:
+            with open(out, "a", encoding="utf-8") as stream:
+                stream.writelines(lines)
+        except OSError as error:
+            raise OSError(f"out (--out): {str(out)!r} cannot be written ({error.strerror}).") from None
     if figure is not None:
         save_figure(draw_results(results), figure) if results else check_figure(figure)
 

@@ -179,7 +179,8 @@ def read_task(
     if kind == "WordSense" or (kind is None and any({*each} <= {*frame.columns} for each in QUESTIONS)):
         _refuse("WordSense", columns=columns, labels=labels, train=train)
         return word_sense_task(frame, name=name, limit=limit, seed=seed)
-    kind, rows, dropped = _labelled_rows(frame, kind, columns, labels)
+    table_name = "the table" if path is None else str(path)
+    kind, rows, dropped = _labelled_rows(frame, kind, columns, labels, table_name)
     if kind in ("Reranking", "Retrieval"):
         _refuse(kind, train=train)
         judged: dict[str, dict[str, float]] = {}
@@ -187,7 +188,8 @@ def read_task(
             grades = judged.setdefault(query, {})
             grades[document] = max(grade, grades.get(document, grade))
         return _ranking(name, kind, judged, [text for _, text, _ in rows], dropped, limit, seed)
-    known = [] if train is None else _labelled_rows(train, kind, columns, labels)[1]
+    train_name = "train" if isinstance(train, pd.DataFrame) else str(train)
+    known = [] if train is None else _labelled_rows(frame_of(train), kind, columns, labels, train_name)[1]
     width = len(ROLES[kind]) - (kind != "Triples")
     place: dict[str, int] = {}
     items, learnt = (
@@ -261,12 +263,10 @@ def frame_of(source: Any) -> pd.DataFrame:
 
 
 def _labelled_rows(
-    source: Any, kind: str | None, columns: Mapping[str, str] | None, labels: Any
+    frame: pd.DataFrame, kind: str | None, columns: Mapping[str, str] | None, labels: Any, table_name: str
 ) -> tuple[str, list[tuple[Any, ...]], dict[str, int]]:
     """The kind, each row's values in the order of ``ROLES``, and counts of what was dropped."""
     columns = columns or {}
-    frame = frame_of(source)
-    table_name = "the table" if isinstance(source, pd.DataFrame) else str(source)
     if frame.empty:
         raise ValueError(f"{table_name}: there are no rows. Give {_FEWEST} at least, below the names of the columns.")
     there = list(map(str, frame.columns))
