@@ -58,6 +58,8 @@ def check_figure(path: str | os.PathLike[str]) -> None:
 
 def check_writable(path: str | os.PathLike[str], option: str) -> None:
     """Refuse a file to write that is a folder or a pipe, or whose folder is not there."""
+    if len(os.fsencode(Path(path).name)) > LONGEST_NAME:
+        raise ValueError(f"{option}: the file's name has more than {LONGEST_NAME} bytes. Give a shorter one.")
     if not str(path).strip() or Path(path).is_dir():
         raise ValueError(f"{option}: {str(path)!r} is no file but a folder. Give the name of a file.")
     if Path(path).is_fifo():
@@ -65,8 +67,6 @@ def check_writable(path: str | os.PathLike[str], option: str) -> None:
     folder = Path(path).parent
     if not folder.is_dir():
         raise FileNotFoundError(f"{option}: there is no folder {str(folder)!r}. Make it first.")
-    if len(os.fsencode(Path(path).name)) > LONGEST_NAME:
-        raise ValueError(f"{option}: the file's name has more than {LONGEST_NAME} bytes. Give a shorter one.")
     if not os.access(path if Path(path).exists() else folder, os.W_OK):
         raise PermissionError(f"{option}: {str(path)!r} cannot be written. Give another file.")
 

@@ -134,7 +134,9 @@ def compare(
     if not chosen:
         raise ValueError("methods: name one at least, such as 'classical' or 'echo:pooling=mean'.")
     scoring = SCORINGS[task.kind]
-    name = (scoring.paper or scoring.main) if metric == "paper" else metric or scoring.main
+    name = scoring.main if metric is None else metric
+    if metric == "paper":
+        name = scoring.paper or scoring.main
     if name not in scoring.metrics:
         raise ValueError(f"metric={metric!r}: {task.kind} has {', '.join(scoring.metrics)}.")
     _keep((), out, figure)  # what cannot be written is an error now

@@ -23,6 +23,7 @@ from ..methods import Method
 from ..recipe import LOADING, recipe_for, save_recipe
 from .readouts import of_base, opened, shared, vectors
 from .search import Scored, Search, chosen, fitted_filter, papers_of, passes_of
+from .statistics import check_seed
 from .tasks import Task, read_task, warn_of_dropped
 from .views import draw_texts, evidence, script_of, views_of
 
@@ -130,6 +131,11 @@ def tune(
         ValueError: Too few texts, or an argument that cannot be.
     """
     started, folder = time.perf_counter(), Path(out)
+    check_seed(seed)
+    if most_cost is not None and not most_cost > 0:
+        raise ValueError(f"most_cost={most_cost} (--most-cost) must be a number above 0.")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"out={str(folder)!r} is no folder. Name one that is new, or that tune wrote.")
     task = None if labels is None else read_task(labels)
     if task is not None:
         warn_of_dropped(task)
