@@ -18,10 +18,10 @@ from typing import Any
 import ray
 from ray import serve
 
-KEYS = "ST_REBA_API_KEY"
+from st_reba.serve.access import API_KEY_VARIABLE, read_keys
 
 
-def application(model: str, name: str, index: str | None, threads: int) -> Any:
+def application(model: str, name: str, index: str | None, threads: int, keys: list[str]) -> Any:
     """The application, made in each replica, whose model no other shares."""
 
     def make() -> Any:
@@ -33,7 +33,7 @@ def application(model: str, name: str, index: str | None, threads: int) -> Any:
         torch.set_num_threads(threads)
         loaded = st_reba.load(model)
         opened = None if index is None else st_reba.Index.open(index, loaded)
-        return EmbeddingServer(loaded, name, index=opened, keys=os.environ.get(KEYS, "").replace(",", " ").split())
+        return EmbeddingServer(loaded, name, index=opened, keys=keys)
 
     return make
 
@@ -49,8 +49,8 @@ def main() -> None:
     model = os.path.abspath(options.model) if os.path.isdir(options.model) else options.model
     name = os.path.basename(model) if os.path.isdir(model) else model
     index = None if options.index is None else os.path.abspath(options.index)
-    environment = {KEYS: os.environ.get(KEYS, ""), "TOKENIZERS_PARALLELISM": "false"}
-    ray.init(include_dashboard=False, runtime_env={"env_vars": environment})
+    keys = read_keys(os.environ.get(API_KEY_VARIABLE))
+    ray.init(include_dashboard=False, runtime_env={"env_vars": {"TOKENIZERS_PARALLELISM": "false"}})
     serve.start(http_options={"host": "127.0.0.1", "port": options.port})
     least, most = options.replicas
     scaling = {"min_replicas": least, "max_replicas": most, "initial_replicas": least, "target_ongoing_requests": 8}
@@ -62,7 +62,7 @@ def main() -> None:
         ray_actor_options={"num_cpus": options.threads},
         graceful_shutdown_timeout_s=120,
     )
-    @serve.ingress(application(model, name, index, options.threads))
+    @serve.ingress(application(model, name, index, options.threads, keys))
     class Embeddings:
         pass
 

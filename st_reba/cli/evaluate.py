@@ -21,7 +21,7 @@ Limit = Annotated[int | None, Option(metavar="N", min=1, help="Use N items of a 
 Prompts = Annotated[str | None, Option(metavar="NAME", help="Instructions: nosink, echo, or a YAML file.")]
 Out = Annotated[Path | None, Option(metavar="FILE", help="Append each result to this file, as a JSON line.")]
 Figure = Annotated[Path | None, Option(metavar="FILE", help="Draw the scores into this file (.png, .svg).")]
-Seed = Annotated[int, Option(metavar="N", help="Seed of all random draws.")]
+Seed = Annotated[int, Option(metavar="N", min=0, help="Seed of all random draws.")]
 
 
 @app.command()

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from .app import Device, Dtype, Model, Trust, app, quiet
 
 Host = Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is reachable from other machines.")]
-Port = Annotated[int, Option(metavar="N", help="Port; 0 picks a free one.")]
+Port = Annotated[int, Option(metavar="N", min=0, max=65535, help="Port; 0 picks a free one.")]
 
 
 @app.command()

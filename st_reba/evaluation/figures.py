@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
     from .run import Result
 
+# Bytes of a file's name, on the usual file systems.
+LONGEST_NAME = 255
 # Chinese is shown by the first of these that is installed.
 FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "WenQuanYi Micro Hei", "Microsoft YaHei", "PingFang SC", "Arial Unicode MS")
 
@@ -40,10 +41,34 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
 
 
 def check_figure(path: str | os.PathLike[str]) -> None:
-    """Refuse a figure that could not be written, before the work; nothing is written."""
-    if not Path(path).parent.is_dir():
-        raise FileNotFoundError(f"figure={os.fspath(path)!r}: there is no such folder.")
-    new_figure(1, 1)[0].savefig(BytesIO(), format=Path(path).suffix[1:] or None)
+    """Refuse a figure that could not be written, before the work; nothing is written.
+
+    Raises:
+        FileNotFoundError: Its folder is not there.
+        ValueError: It is no name of a file, or its format cannot be drawn.
+    """
+    check_writable(path, "figure (--figure)")
+    # The format pgf needs TeX.
+    formats = new_figure(1, 1)[0].canvas.get_supported_filetypes().keys() - {"pgf"}
+    suffix = Path(path).suffix[1:].lower()
+    if suffix not in formats:
+        remedy = "End it in .png or .svg."
+        raise ValueError(f"figure (--figure): {str(path)!r} ends in no format that can be drawn. {remedy}")
+
+
+def check_writable(path: str | os.PathLike[str], option: str) -> None:
+    """Refuse a file to write that is a folder or a pipe, or whose folder is not there."""
+    if len(os.fsencode(Path(path).name)) > LONGEST_NAME:
+        raise ValueError(f"{option}: the file's name has more than {LONGEST_NAME} bytes. Give a shorter one.")
+    if not str(path).strip() or Path(path).is_dir():
+        raise ValueError(f"{option}: {str(path)!r} is no file but a folder. Give the name of a file.")
+    if Path(path).is_fifo():
+        raise ValueError(f"{option}: {str(path)!r} is a pipe. Give the name of a file.")
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{option}: there is no folder {str(folder)!r}. Make it first.")
+    if not os.access(path if Path(path).exists() else folder, os.W_OK):
+        raise PermissionError(f"{option}: {str(path)!r} cannot be written. Give another file.")
 
 
 def draw_results(results: Sequence[Result]) -> Any:

@@ -19,11 +19,11 @@ from ..methods import OPTIONS, Method, method_of
 from ..safety import load
 from . import mteb_tasks, readouts
 from .encoding import model_vectors, name_of, shared_vectors, usable
-from .figures import check_figure, draw_curve, draw_results, save_figure
+from .figures import check_figure, check_writable, draw_curve, draw_results, save_figure
 from .instructions import read_instructions
 from .scores import SCORINGS
-from .statistics import DRAWS, Difference, Evidence, paired_bootstrap
-from .tasks import KINDS, Task, read_task
+from .statistics import DRAWS, Difference, Evidence, check_seed, paired_bootstrap
+from .tasks import KINDS, Task, read_task, warn_of_dropped
 from .toy import toy_tasks_named
 
 Path_ = str | os.PathLike[str]
@@ -127,12 +127,16 @@ def compare(
         >>> [each.method for each in found.results], len(found.differences)
         (['classical:pooling=mean', 'echo:pooling=mean'], 1)
     """
+    check_seed(seed)
     task = read_task(table, seed=seed, **reading)
+    warn_of_dropped(task)
     chosen = list(dict.fromkeys(Method.parse(str(each)) for each in methods))
     if not chosen:
         raise ValueError("methods: name one at least, such as 'classical' or 'echo:pooling=mean'.")
     scoring = SCORINGS[task.kind]
-    name = (scoring.paper or scoring.main) if metric == "paper" else metric or scoring.main
+    name = scoring.main if metric is None else metric
+    if metric == "paper":
+        name = scoring.paper or scoring.main
     if name not in scoring.metrics:
         raise ValueError(f"metric={metric!r}: {task.kind} has {', '.join(scoring.metrics)}.")
     _keep((), out, figure)  # what cannot be written is an error now
@@ -175,20 +179,27 @@ def curve(
     """
     if option not in OPTIONS:
         raise ValueError(f"option={option!r} is not known. Choose from {', '.join(OPTIONS)}.")
+    if not values:
+        raise ValueError(f"{option} (--vary): give one value at least.")
+    if figure is not None:
+        check_figure(figure)
     model, asked = loaded_base(base, loading), [Method.parse(str(each)) for each in methods]
-    frame = pd.DataFrame(index=list(map(str, asked)), columns=list(map(str, values)), dtype=object)
+    names = list(dict.fromkeys(map(str, values)))
+    frame = pd.DataFrame(index=list(dict.fromkeys(map(str, asked))), columns=names, dtype=object)
+    reasons: dict[str, str] = {}
     for method, value in product(asked, values):
         try:
-            one = replace(method, **{option: value})
-            transformer: Any = readouts.of_base(model, one, check=False)[0]
+            varied_method = replace(method, **{option: value})
+            transformer: Any = readouts.of_base(model, varied_method, check=False)[0]
             transformer.budget()
-        except ValueError:
+        except (ValueError, TypeError) as error:
+            reasons.setdefault(str(value), str(error))
             continue
-        frame.loc[str(method), str(value)] = str(one)
-    varied = [each for each in frame.to_numpy().ravel() if isinstance(each, str)]
-    if not varied:
-        raise ValueError(f"{option}: none of the methods takes the values {list(values)}.")
-    _keep((), None, figure)
+        frame.loc[str(method), str(value)] = str(varied_method)
+    for name in names:
+        if frame[name].isna().all():
+            raise ValueError(f"{option}={name} (--vary): no method takes this value. {reasons[name]}")
+    varied = [cell for cell in frame.to_numpy().ravel() if isinstance(cell, str)]
     results = compare(model, table, varied, draws=0, **options).results
     scores = {each.method: each.score for each in results}
     frame = frame.map(scores.get).astype(float)
@@ -227,15 +238,18 @@ def evaluate(
         >>> [(each.task, each.items) for each in evaluate(model, "toy:S1,en", limit=20)]
         [('S1 en', 20)]
     """
+    check_seed(seed)
     if isinstance(model, (str, os.PathLike)):
         model = load(model)
     label, method, results = name_of(model), str(method_of(model) or ""), list[Result]()
     _keep((), out, figure)
-    for task, named in _tasks(tasks, seed, reading):
+    # All are read before the first one is scored: a table that cannot be used is an error now.
+    for task, named in list(_tasks(tasks, seed, reading)):
         instructions = read_instructions(prompts if prompts is not None else named)
         about: dict[str, Any] = {"model": label, "prompts": instructions.name}
         began = time.perf_counter()
         if isinstance(task, Task):
+            warn_of_dropped(task)
             vectors = model_vectors(model, task, instructions, batch_tokens, show_progress_bar)
             about["seconds"] = time.perf_counter() - began
             scoring = SCORINGS[task.kind]
@@ -286,8 +300,13 @@ def _scored(
 
 def _keep(results: Sequence[Result], out: Path_ | None, figure: Path_ | None = None) -> None:
     if out is not None:
-        with open(out, "a", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in results)
+        check_writable(out, "out (--out)")
+        lines = [json.dumps(asdict(result), ensure_ascii=False) + "\n" for result in results]
+        try:
+            with open(out, "a", encoding="utf-8") as stream:
+                stream.writelines(lines)
+        except OSError as error:
+            raise OSError(f"out (--out): {str(out)!r} cannot be written ({error.strerror}).") from None
     if figure is not None:
         save_figure(draw_results(results), figure) if results else check_figure(figure)
 

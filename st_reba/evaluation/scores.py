@@ -21,14 +21,13 @@ from sklearn.model_selection import StratifiedGroupKFold
 
 from ..optional import required
 from .statistics import Evidence
-from .tasks import Task
+from .tasks import FOLDS, Task
 
 Vectors = NDArray[Any]
 Metric = Callable[[Evidence], float]
 
 # Cosines are rounded to so many digits: what float32 cannot tell apart is equal.
 DIGITS = 6
-FOLDS = 5
 # Of k-means: mteb's one start, and more, as one is partly luck.
 SEEDS = range(42, 52)
 # As many documents of a ranking as mteb takes; sums of distances that differ by less than this share are tied.
@@ -188,8 +187,11 @@ def _tagged(task: Task, vectors: Vectors) -> Evidence:
 def _correlation(rows: Evidence, *, of_ranks: bool) -> float:
     """0 where one side is constant. scipy's functions also compute p-values, which takes ten times as long."""
     values: Any = rankdata(rows, axis=0) if of_ranks else rows
-    table: Any = np.corrcoef(values.T) if np.ptp(values, axis=0).all() else np.zeros((2, 2))
-    return float(table[0, 1])
+    widths = np.ptp(values, axis=0)
+    if not widths.all():
+        return 0.0
+    # Scaled: the squares of the smallest numbers would be 0.
+    return float(np.corrcoef(((values - values.min(axis=0)) / widths).T)[0, 1])
 
 
 def _average_precision(rows: Evidence) -> float:

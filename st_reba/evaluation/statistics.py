@@ -31,6 +31,12 @@ class Difference:
         return self.low > 0 or self.high < 0
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that no generator takes, before the work."""
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ValueError(f"seed={seed!r} must be a whole number from 0 on.")
+
+
 def paired_bootstrap(
     evidences: Mapping[str, Evidence],
     metric: Callable[[Evidence], float],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +14,11 @@ from typing import Any
 
 import pandas as pd
 
-from ..corpus.tables import read_table
+from ..corpus.tables import is_dataset, read_table
+from .beir import is_beir_folder, read_beir
+from .numbers import LARGEST_NUMBER, is_number
+
+logger = logging.getLogger(__name__)
 
 # Names of columns by what they hold, the first that is there counts.
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -44,6 +51,8 @@ ROLES: dict[str, tuple[str, ...]] = {
 }
 KINDS = (*ROLES, "WordSense", "NER")
 _FEWEST = 10
+# A classifier that is given no texts to learn from is tried in so many folds.
+FOLDS = 5
 # Files of pairs without a header or quotes: separator, fields, places of score and texts. STS-B-zh; STSBenchmark, where
 # some rows have more fields; SemEval.
 _BARE = (("||", 4, (3, 1, 2)), ("\t", 7, (4, 5, 6)), ("\t", 3, (0, 1, 2)))
@@ -80,18 +89,31 @@ class Task:
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        least = 1 if self.kind in ("WordSense", "Views") else _FEWEST
+        least = 1 if self.kind in ("WordSense", "Views", "Reranking", "Retrieval") else _FEWEST
         if len(self.items) < least:
             raise ValueError(f"{self}; {least} are needed.")
+        if self.kind == "Retrieval" and len(self.texts) - self.queries < 2:
+            raise ValueError(f"{self.name}: a ranking of one document says nothing. Give two documents at least.")
         needs, takes = self.kind == "NER", self.kind in ("NER", "Classification")
         if needs > bool(self.train) or (self.train and not takes):
-            raise ValueError(f"{self.name}: {self.kind} {'needs' if needs else 'takes no'} train=….")
+            raise ValueError(f"{self.name}: {self.kind} {'needs' if needs else 'takes no'} train=… (--train FILE).")
         if self.kind in ("Classification", "Clustering", "PairClassification", "STS"):
             values, known = {item[-1] for item in self.items}, {item[-1] for item in self.train}
             if len(values) < 2:
                 raise ValueError(f"{self.name}: all {len(self.items)} items have the value {values.pop()!r}.")
             if known and not values <= known:
                 raise ValueError(f"{self.name}: no text of train has the label {min(values - known)!r}.")
+        if self.kind == "Classification" and not self.train:
+            self._check_folds()
+
+    def _check_folds(self) -> None:
+        label_counts = Counter(label for _, label in self.items)
+        remedy = "Give more items, or the texts to learn from: train=… (--train FILE)."
+        if max(label_counts.values()) < FOLDS:
+            raise ValueError(f"{self.name}: no label has {FOLDS} texts, as {FOLDS} folds need. {remedy}")
+        text_count = len({place for place, _ in self.items})
+        if text_count < FOLDS:
+            raise ValueError(f"{self.name}: {text_count} different texts are too few for {FOLDS} folds. {remedy}")
 
     def __str__(self) -> str:
         dropped = "".join(f", {number} dropped ({reason})" for reason, number in self.dropped.items())
@@ -141,20 +163,24 @@ def read_task(
         kind = kinds[kind.casefold()]
     from .words import entity_task, word_sense_task
 
+    check_source(source)
+    check_source(train)
     path = Path(source) if isinstance(source, (str, os.PathLike)) else None
     name = name or ("table" if path is None else path.name.partition(".")[0] if path.is_file() else path.name)
     if kind == "NER" or (path is not None and path.suffix == ".conll"):
         _refuse("NER", columns=columns, labels=labels, kind=None if kind == "NER" else kind)
         return entity_task(name, source, train, limit, seed)
-    if path is not None and path.is_dir() and (path / "corpus.jsonl").is_file():
+    if path is not None and is_beir_folder(path):
         other = None if kind in ("Reranking", "Retrieval") else kind
         _refuse("a BEIR folder", columns=columns, labels=labels, train=train, kind=other)
-        return _ranking(name, kind or "Retrieval", *_beir(path), {}, limit, seed)
+        beir = read_beir(path)
+        return _ranking(name, kind or "Retrieval", beir.grades, beir.documents, beir.dropped, limit, seed)
     frame = frame_of(source)
     if kind == "WordSense" or (kind is None and any({*each} <= {*frame.columns} for each in QUESTIONS)):
         _refuse("WordSense", columns=columns, labels=labels, train=train)
         return word_sense_task(frame, name=name, limit=limit, seed=seed)
-    kind, rows, dropped = _labelled_rows(frame, kind, columns, labels)
+    table_name = "the table" if path is None else str(path)
+    kind, rows, dropped = _labelled_rows(frame, kind, columns, labels, table_name)
     if kind in ("Reranking", "Retrieval"):
         _refuse(kind, train=train)
         judged: dict[str, dict[str, float]] = {}
@@ -162,7 +188,8 @@ def read_task(
             grades = judged.setdefault(query, {})
             grades[document] = max(grade, grades.get(document, grade))
         return _ranking(name, kind, judged, [text for _, text, _ in rows], dropped, limit, seed)
-    known = [] if train is None else _labelled_rows(train, kind, columns, labels)[1]
+    train_name = "train" if isinstance(train, pd.DataFrame) else str(train)
+    known = [] if train is None else _labelled_rows(frame_of(train), kind, columns, labels, train_name)[1]
     width = len(ROLES[kind]) - (kind != "Triples")
     place: dict[str, int] = {}
     items, learnt = (
@@ -170,6 +197,35 @@ def read_task(
         for part in (drawn(rows, limit, seed), known)
     )
     return Task(name, kind, tuple(place), items, learnt, dropped=dropped)
+
+
+def check_source(source: Any) -> None:
+    """Refuse what cannot be read as a table before it is opened: a pipe would never end.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        ValueError: It is no file and no folder of a layout that is known.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return
+    path = Path(source)
+    if not str(source).strip():
+        raise ValueError(f"the path {str(source)!r} is empty. Give a file or a folder.")
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if path.is_dir() and not is_beir_folder(path) and not is_dataset(path):
+        raise ValueError(
+            f"{path} is a folder, but neither in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/*.tsv) "
+            "nor saved by the datasets library. Give a file."
+        )
+    if not path.is_dir() and not path.is_file():
+        raise ValueError(f"{path} is no file but a pipe or a device. Give a file.")
+
+
+def warn_of_dropped(task: Task) -> None:
+    """Say aloud what of a task is not scored."""
+    if task.dropped:
+        logger.warning("%s", task)
 
 
 def _refuse(kind: str, /, **given: Any) -> None:
@@ -198,7 +254,7 @@ def frame_of(source: Any) -> pd.DataFrame:
         return read_table(path)
     for separator, fields, places in _BARE:
         cells = lines[0].split(separator)
-        if (len(cells) == fields or len(cells) > fields > 4) and _is_number(cells[places[0]]):
+        if (len(cells) == fields or len(cells) > fields > 4) and is_number(cells[places[0]]):
             rows = [line.split(separator) for line in lines if line]
             if wrong := [number for number, row in enumerate(rows, 1) if len(row) < fields]:
                 raise ValueError(f"{path}, line {wrong[0]}: {fields} fields between {separator!r} are needed.")
@@ -207,16 +263,18 @@ def frame_of(source: Any) -> pd.DataFrame:
 
 
 def _labelled_rows(
-    source: Any, kind: str | None, columns: Mapping[str, str] | None, labels: Any
+    frame: pd.DataFrame, kind: str | None, columns: Mapping[str, str] | None, labels: Any, table_name: str
 ) -> tuple[str, list[tuple[Any, ...]], dict[str, int]]:
     """The kind, each row's values in the order of ``ROLES``, and counts of what was dropped."""
     columns = columns or {}
-    frame = frame_of(source)
+    if frame.empty:
+        raise ValueError(f"{table_name}: there are no rows. Give {_FEWEST} at least, below the names of the columns.")
     there = list(map(str, frame.columns))
     if unknown := columns.keys() - COLUMNS.keys():
-        raise ValueError(f"columns: {min(unknown)!r} is no role. The roles are {', '.join(COLUMNS)}.")
+        raise ValueError(f"columns (--column): {min(unknown)!r} is no role. The roles are {', '.join(COLUMNS)}.")
     if missing := [column for column in columns.values() if column not in there]:
-        raise ValueError(f"columns: there is no {missing[0]!r}. The columns are {', '.join(there[:20])}.")
+        columns_there = ", ".join(there[:20])
+        raise ValueError(f"columns (--column): there is no {missing[0]!r} in {table_name}, but {columns_there}.")
 
     def column(role: str) -> str | None:
         return columns.get(role) or next((name for name in COLUMNS[role] if name in there), None)
@@ -228,8 +286,9 @@ def _labelled_rows(
             break
     else:
         wanted = ROLES.get(kind or "", ("text1", "text2", "score"))
+        columns_there, example = ", ".join(there[:20]), f"columns={{{wanted[0]!r}: …}} (--column {wanted[0]}=…)"
         raise ValueError(
-            f"The columns {', '.join(there[:20])} are not {', '.join(wanted)}: name them, columns={{{wanted[0]!r}: …}}."
+            f"{table_name}: the columns {columns_there} are not {', '.join(wanted)}: name them, {example}."
         )
     rows, dropped = [], dict[str, int]()
     values = {str(label): value for label, value in (labels or {}).items()}
@@ -240,10 +299,13 @@ def _labelled_rows(
                 dropped["its label"] = dropped.get("its label", 0) + 1
                 continue
             last = values[str(last)]
-        try:
-            rows.append((*map(_text, texts), _value(kind, last)))
-        except ValueError as error:
-            raise ValueError(f"row {number}: {error}") from None
+        cells: list[Any] = []
+        for column_name, cell in zip(names, (*texts, last), strict=True):
+            try:
+                cells.append(_text(cell) if len(cells) < len(texts) else _value(kind, cell))
+            except ValueError as error:
+                raise ValueError(f"{table_name}, row {number}, column {column_name!r}: {error}") from None
+        rows.append(tuple(cells))
     return kind, rows, dropped
 
 
@@ -259,41 +321,26 @@ def _value(kind: str, value: Any) -> Any:
     if value is None or value != value or not str(value).strip():
         raise ValueError("the label or score is missing.")
     if kind in ("STS", "Reranking", "Retrieval"):
-        if not _is_number(value):
-            raise ValueError(f"{value!r} is no number. For classes take kind='PairClassification' and labels=….")
+        if not is_number(value):
+            raise ValueError(_why_no_score(value))
         return float(value)
     if kind == "PairClassification":
         if str(value).lower() not in _TRUE:
-            raise ValueError(f"the label {value!r} is not 0 or 1: say what it stands for, labels={{{value!r}: 1, …}}.")
+            example = f"labels={{{value!r}: 1, …}} (--label {value}=1)"
+            raise ValueError(f"the label {value!r:.60} is not 0 or 1: say what it stands for, {example}.")
         return _TRUE[str(value).lower()]
     return str(value)
 
 
-def _is_number(value: Any) -> bool:
+def _why_no_score(value: Any) -> str:
     try:
-        return float(value) - float(value) == 0
-    except (TypeError, ValueError):
-        return False
-
-
-def _beir(folder: Path) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """The grades of each query, and all documents, of a BEIR folder; judgements of test where there are several."""
-
-    def records(name: str) -> dict[str, str]:
-        rows = read_table(folder / name).fillna("").to_dict("records")
-        return {str(row["_id"]): f"{row.get('title', '')} {row['text']}".strip() for row in rows}
-
-    documents, queries = records("corpus.jsonl"), records("queries.jsonl")
-    files = {file.stem: file for file in sorted((folder / "qrels").glob("*.tsv"))}
-    if not files:
-        raise ValueError(f"{folder}: there is no qrels/*.tsv.")
-    judged: dict[str, dict[str, float]] = {}
-    judgements = read_table(files.get("test", next(iter(files.values()))))
-    for query, document, grade in judgements.itertuples(index=False, name=None):
-        if str(query) not in queries or str(document) not in documents:
-            raise ValueError(f"{folder}: qrels name {query!r}, {document!r}, which are not both there.")
-        judged.setdefault(queries[str(query)], {})[documents[str(document)]] = float(grade)
-    return judged, list(documents.values())
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if math.isfinite(number):
+        return f"{value!r:.60} is too large; scores are at most {LARGEST_NUMBER:.0e}."
+    remedy = "For classes take kind='PairClassification' (--kind) and labels=… (--label)."
+    return f"{value!r:.60} is no number. {remedy}"
 
 
 def _ranking(

@@ -23,7 +23,8 @@ from ..methods import Method
 from ..recipe import LOADING, recipe_for, save_recipe
 from .readouts import of_base, opened, shared, vectors
 from .search import Scored, Search, chosen, fitted_filter, papers_of, passes_of
-from .tasks import Task, read_task
+from .statistics import check_seed
+from .tasks import Task, read_task, warn_of_dropped
 from .views import draw_texts, evidence, script_of, views_of
 
 LABELLED = ("STS", "PairClassification", "Classification", "Reranking")
@@ -130,7 +131,14 @@ def tune(
         ValueError: Too few texts, or an argument that cannot be.
     """
     started, folder = time.perf_counter(), Path(out)
+    check_seed(seed)
+    if most_cost is not None and not most_cost > 0:
+        raise ValueError(f"most_cost={most_cost} (--most-cost) must be a number above 0.")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"out={str(folder)!r} is no folder. Name one that is new, or that tune wrote.")
     task = None if labels is None else read_task(labels)
+    if task is not None:
+        warn_of_dropped(task)
     found = draw_texts(getattr(task, "texts", ()) if texts is None else texts, sample, seed)
     choosing, reporting, fit = _view_parts(found, seed) if task is None else _labelled_parts(task, found, seed)
     if isinstance(base, (str, os.PathLike)) and (recipe := recipe_for(base, loading)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,8 @@ def word_sense_task(table: pd.DataFrame, *, name: str = "words", limit: int | No
     """
     columns = next((each for each in QUESTIONS if {*each} <= {*table.columns}), None)
     if columns is None:
-        raise ValueError(f"No columns {', '.join(QUESTIONS[0])}, or {', '.join(QUESTIONS[1])}.")
+        wanted = " or ".join(", ".join(names) for names in QUESTIONS)
+        raise ValueError(f"{name}: the columns {', '.join(map(str, table.columns))} are not {wanted}. Rename them.")
     dropped: Counter[str] = Counter()
     questions = []
     for row in table[list(columns)].itertuples(index=False, name=None):
@@ -64,24 +67,49 @@ def word_sense_task(table: pd.DataFrame, *, name: str = "words", limit: int | No
     return Task(name, "WordSense", texts, tuple(items), spans=where, dropped=dict(dropped))
 
 
+TaggedSentence = tuple[tuple[str, ...], tuple[str, ...]]
+"""The words of a sentence, and their tags."""
+
+
+def read_conll(path: str | os.PathLike[str]) -> list[TaggedSentence]:
+    """Read CoNLL lines: a word first, and the tags in the last column that holds some; empty lines end a sentence.
+
+    Raises:
+        ValueError: The file cannot be read, or no column holds tags.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"{path} is no file: entities are read from CoNLL lines. Give a file.")
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8, at byte {error.start:,}. Save it as UTF-8.") from None
+    sentences = []
+    for block in text.replace("\r", "").split("\n\n"):
+        lines = [line.split() for line in block.splitlines() if line.strip()]
+        if lines and lines[0][0] != "-DOCSTART-":
+            sentences.append(lines)
+    column = _find_tag_column([cells for lines in sentences for cells in lines])
+    if column is None:
+        raise ValueError(f"{path}: no column holds tags such as O, B-PER, I-PER.")
+    return [(tuple(cells[0] for cells in lines), tuple(cells[column] for cells in lines)) for lines in sentences]
+
+
+def _find_tag_column(lines: Sequence[Sequence[str]]) -> int | None:
+    """The last column in which every cell is a tag."""
+    column_count = min(map(len, lines), default=0)
+    for column in range(column_count - 1, 0, -1):
+        if all(cells[column] == "O" or cells[column][1:2] == "-" for cells in lines):
+            return column
+    return None
+
+
 def entity_task(name: str, source: Any, train: Any, limit: int | None, seed: int) -> Task:
     """Sentences of CoNLL lines: a word first, and the last column that holds IOB tags."""
-
-    def sentences(path: Any) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-        blocks = Path(path).read_text(encoding="utf-8").replace("\r", "").split("\n\n")
-        rows = [[line.split() for line in block.splitlines() if line.strip()] for block in blocks]
-        rows = [each for each in rows if each and each[0][0] != "-DOCSTART-"]
-        lines = [line for each in rows for line in each]
-        width = min(map(len, lines), default=0)
-        tagged = [n for n in range(1, width) if all(line[n] == "O" or line[n][1:2] == "-" for line in lines)]
-        if not tagged:
-            raise ValueError(f"{path}: no column holds tags such as O, B-PER, I-PER.")
-        return [(tuple(line[0] for line in each), tuple(line[tagged[-1]] for line in each)) for each in rows]
 
     place: dict[str, int] = {}
     items, learnt = (
         tuple((place.setdefault(" ".join(each[0]), len(place)), *each) for each in drawn(part, limit, seed))
-        for part in (sentences(source), [] if train is None else sentences(train))
+        for part in (read_conll(source), [] if train is None else read_conll(train))
     )
     return Task(name, "NER", tuple(place), items, learnt)
 

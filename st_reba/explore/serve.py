@@ -12,7 +12,8 @@ from typing import Any
 
 from ..methods import Method
 from ..optional import required
-from ..serve.run import LOOPBACK, bound, host_name, run
+from ..serve.access import LOOPBACK, host_name
+from ..serve.run import bound, run
 
 DEFAULT = ("mini classical:pooling=mean", "mini echo:pooling=mean", "mini reba:pooling=mean")
 LANGUAGES = {"en": "English", "zh": "中文"}

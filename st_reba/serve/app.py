@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hmac
 import json
 import logging
 import time
@@ -20,9 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from .access import check_keys, host_name, key_is_known
 from .joining import Joining
-from .requests import EmbeddingRequest, Refusal, SearchRequest, as_openai
-from .run import host_name
+from .requests import EmbeddingRequest, Refusal, SearchRequest, as_openai, model_names, unknown_model
 
 logger = logging.getLogger(__name__)
 _Handler = Callable[[Request], Awaitable[Response]]
@@ -44,6 +43,9 @@ class EmbeddingServer(Starlette):
         max_body: MiB of a request; 413 beyond.
         max_tokens: Token positions of a request, with all copies, template and prompt; 422 beyond.
         queue: Texts that may wait, over all requests; 429 beyond.
+
+    Raises:
+        ValueError: A key is empty.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class EmbeddingServer(Starlette):
         queue: int = 8192,
     ) -> None:
         self.name, self.index, self.hosts, self.max_body = name, index, hosts, max_body
-        self.keys = [key.encode() for key in keys]
+        check_keys(keys)
+        # As the environment holds them, whatever its encoding.
+        self.keys = [key.encode("utf-8", "surrogateescape") for key in keys]
         self.dimension = int(model.get_embedding_dimension())
         self.started = int(time.time())
         self.held = 0  # bytes of bodies that are being received
@@ -68,25 +72,30 @@ class EmbeddingServer(Starlette):
         self.registry = to = prometheus.CollectorRegistry()
         self.seconds = prometheus.Histogram("st_reba_request_seconds", "Answers.", ["path", "status"], registry=to)
         self.tokens = prometheus.Counter("st_reba_tokens", "Token positions encoded.", registry=to)
+        about_cuts = "Texts longer than the model reads, whose end was cut."
+        self.cut = prometheus.Counter("st_reba_cut_texts", about_cuts, registry=to)
         sizes = [2**n for n in range(9)]
         batch = prometheus.Histogram("st_reba_batch_texts", "Texts of a batch.", buckets=sizes, registry=to)
         self.joining = Joining(model, batch_size, max_tokens, queue, batch.observe)
         waiting = prometheus.Gauge("st_reba_waiting_texts", "Texts accepted and not answered.", registry=to)
         waiting.set_function(lambda: self.joining.waiting)
-        routes = [Route("/health", self.health)]
+        routes = [self.guarded("/health", self.health, needs_key=False)]
         routes += [self.guarded("/metrics", self.metrics), self.guarded("/v1/models", self.models)]
+        routes.append(self.guarded("/v1/models/{id:path}", self.describe_model))
         routes.append(self.guarded("/v1/embeddings", self.embed, "POST"))
         if index is not None:
             routes.append(self.guarded("/v1/search", self.search, "POST"))
         super().__init__(routes=routes, exception_handlers={HTTPException: as_openai})
 
-    def guarded(self, path: str, handler: _Handler, method: str = "GET") -> Route:
+    def guarded(self, path: str, handler: _Handler, method: str = "GET", *, needs_key: bool = True) -> Route:
         """A route that checks the caller, measures the answer, and turns exceptions into errors of OpenAI's form."""
 
         async def answer(request: Request) -> Response:
             start = time.perf_counter()
             try:
-                self.check_caller(request)
+                self.check_host(request)
+                if needs_key:
+                    self.check_key(request)
                 response = await handler(request)
             except HTTPException as error:
                 response = await as_openai(request, error)
@@ -98,13 +107,13 @@ class EmbeddingServer(Starlette):
 
         return Route(path, answer, methods=[method])
 
-    def check_caller(self, request: Request) -> None:
+    def check_host(self, request: Request) -> None:
         if self.hosts and (host := host_name(request.headers.get("host", ""))) not in self.hosts:
             known = ", ".join(self.hosts)
             raise Refusal(403, f"Host {host!r}: without an API key, only {known} are served.")
-        given = request.headers.get("authorization", "").partition(" ")[2].strip().encode("latin-1")  # as it came
-        # Every key is compared, in constant time.
-        if self.keys and not any([hmac.compare_digest(given, key) for key in self.keys]):
+
+    def check_key(self, request: Request) -> None:
+        if self.keys and not key_is_known(request.headers.get("authorization", ""), self.keys):
             raise Refusal(401, "The API key is wrong: send Authorization: Bearer KEY.", code="invalid_api_key")
 
     async def read(self, request: Request) -> bytes:
@@ -113,14 +122,16 @@ class EmbeddingServer(Starlette):
             # A web page can send other types from a reader's browser without asking this server first.
             raise Refusal(415, "Send Content-Type: application/json.")
         limit, body = self.max_body * _MIB, bytearray()
-        length = int(request.headers.get("content-length", 0))
+        too_large = Refusal(413, f"The body exceeds {self.max_body} MiB: send several requests.")
+        if int(request.headers.get("content-length", 0)) > limit:
+            raise too_large  # before a client that waits for 100 Continue sends it
         try:
             async with asyncio.timeout(_SECONDS):
                 async for chunk in request.stream():
                     self.held += len(chunk)
                     body += chunk
-                    if max(length, len(body)) > limit:
-                        raise Refusal(413, f"The body exceeds {self.max_body} MiB: send several requests.")
+                    if len(body) > limit:
+                        raise too_large
                     if self.held > max(64 * _MIB, 4 * limit):
                         raise Refusal(429, "Too much is being received: send this again later.")
         except (TimeoutError, ClientDisconnect):
@@ -134,8 +145,11 @@ class EmbeddingServer(Starlette):
         task = asked.task(self.name)
         if (dimensions := asked.dimensions or self.dimension) > self.dimension:
             raise Refusal(400, f"dimensions={dimensions}: give a number up to {self.dimension}.", "dimensions")
-        vectors, tokens = await self.joining.encode(asked.input, task, request.is_disconnected)
+        may_cut = asked.may_cut()
+        encoded = await self.joining.encode(asked.input, task, request.is_disconnected, may_cut=may_cut)
+        vectors, tokens = encoded.vectors, encoded.tokens
         self.tokens.inc(tokens)
+        self.cut.inc(encoded.cut_texts)
         data: Any = vectors, dimensions, asked.encoding_format == "base64"
         # Large answers are written in another thread; for small ones, starting the thread costs more.
         data = await asyncio.to_thread(_embeddings, *data) if vectors.size > 2**13 else _embeddings(*data)
@@ -145,9 +159,10 @@ class EmbeddingServer(Starlette):
     async def search(self, request: Request) -> Response:
         asked = SearchRequest.parse(await self.read(request))
         queries = [asked.query] if isinstance(asked.query, str) else asked.query
-        vectors, _ = await self.joining.encode(queries, "query", request.is_disconnected)
+        encoded = await self.joining.encode(queries, "query", request.is_disconnected)
+        self.cut.inc(encoded.cut_texts)
         try:
-            found = await asyncio.to_thread(self.index.search, vectors, asked.k, where=asked.where)
+            found = await asyncio.to_thread(self.index.search, encoded.vectors, asked.k, where=asked.where)
         except ValueError as error:  # of a condition, or of an index that another model's has replaced
             raise Refusal(400, str(error)) from error
         results = [[asdict(one) for one in each] for each in found]
@@ -161,9 +176,21 @@ class EmbeddingServer(Starlette):
         return Response(prometheus.generate_latest(self.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
-        about = {"object": "model", "created": self.started, "owned_by": "st_reba", "dimensions": self.dimension}
-        names = (self.name, f"{self.name}:query", f"{self.name}:document")
-        return JSONResponse({"object": "list", "data": [{"id": name, **about} for name in names]})
+        models = [self.model_object(name) for name in model_names(self.name)]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def describe_model(self, request: Request) -> Response:
+        name = request.path_params["id"]
+        if not name:  # /v1/models/
+            return await self.models(request)
+        if name not in model_names(self.name):
+            raise unknown_model(name, self.name)
+        return JSONResponse(self.model_object(name))
+
+    def model_object(self, name: str) -> dict[str, Any]:
+        """OpenAI's description of a model, and its dimensions."""
+        origin = {"created": self.started, "owned_by": "st_reba"}
+        return {"id": name, "object": "model", **origin, "dimensions": self.dimension}
 
 
 def _embeddings(vectors: Any, dimensions: int, as_base64: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,26 @@ from batched.aio import AsyncBatchProcessor  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ..encode import Task, encode_texts, in_order, positions
+from .cut_texts import find_cut_texts
 from .requests import Refusal
 
 # Milliseconds that an incomplete batch waits for more texts.
 DELAY = 2.0
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The texts of a request.
+
+    Args:
+        vectors: [texts, d].
+        tokens: Positions that they took.
+        cut_texts: How many of them are longer than the model reads.
+    """
+
+    vectors: NDArray[np.float32]
+    tokens: int
+    cut_texts: int
 
 
 class Joining:
@@ -35,15 +52,34 @@ class Joining:
         self._joined = {task: AsyncBatchProcessor(partial(self._run, task), **options) for task in tasks}
 
     async def encode(
-        self, texts: list[str], task: Task | None, gone: Callable[[], Awaitable[bool]]
-    ) -> tuple[NDArray[np.float32], int]:
-        """Vectors [texts, d], and the token positions they took; ``gone`` tells whether the client has hung up."""
+        self,
+        texts: list[str],
+        task: Task | None,
+        gone: Callable[[], Awaitable[bool]],
+        *,
+        may_cut: bool = True,
+    ) -> Encoded:
+        """Encode the texts of a request.
+
+        Args:
+            texts: One text or more.
+            task: Whose prompt is put in front.
+            gone: Tells whether the client has hung up.
+            may_cut: Cut the end of a text that is too long; False: refuse it.
+
+        Raises:
+            Refusal: Too much, or a text is too long.
+        """
         # A request that is alone may be as large as a request can be.
         if self.waiting and self.waiting + len(texts) > self.queue:
             raise Refusal(429, f"{self.waiting} texts are waiting: send this again later.", code="rate_limit_exceeded")
         self.waiting += len(texts)
         try:
             counts = await asyncio.to_thread(positions, self.model, texts, task=task)
+            cut_texts = await asyncio.to_thread(find_cut_texts, self.model, texts, counts, task)
+            if cut_texts and not may_cut:
+                message = f"input[{cut_texts[0]}] is longer than the model reads, and is not to be cut. Split it."
+                raise Refusal(400, message, "input")
             if (total := sum(counts)) > self.max_tokens:
                 raise Refusal(422, f"{total} tokens exceed {self.max_tokens}: send several requests.", "input")
             # Texts of similar length share a batch. At most one batch at a time: requests take turns.
@@ -57,7 +93,7 @@ class Joining:
                 if error := next((one for one in found if isinstance(one, Exception)), None):
                     raise error
                 rows.append(np.stack(found))
-            return in_order(rows, parts), total
+            return Encoded(in_order(rows, parts), total, len(cut_texts))
         finally:
             self.waiting -= len(texts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -60,22 +60,98 @@ class _Body(BaseModel):
             raise Refusal(400, f"{field or 'The body'}: {reason}. Fields: {fields}.", field or None) from None
 
 
+# What NVIDIA's, Voyage's, Cohere's and Google's clients call a query and a document; of the other purposes none has a
+# prompt of its own.
+_INPUT_TYPES: dict[str, Task | None] = {
+    "query": "query",
+    "search_query": "query",
+    "retrieval_query": "query",
+    "passage": "document",
+    "document": "document",
+    "search_document": "document",
+    "retrieval_document": "document",
+    "classification": None,
+    "clustering": None,
+    "semantic_similarity": None,
+}
+
+
+def _known_input_type(value: str) -> str:
+    if value.lower() not in _INPUT_TYPES:
+        raise ValueError(f"{value!r:.60} is not known; choose from {', '.join(_INPUT_TYPES)}")
+    return value.lower()
+
+
+def _cuts_the_end(value: bool | str) -> bool:
+    """Whether texts that are too long are cut (True), or refused (False)."""
+    if isinstance(value, bool):
+        return value
+    if value.upper() not in ("END", "NONE"):
+        raise ValueError(f"{value!r:.60} is not supported; texts are cut at their 'END', or refused with 'NONE'")
+    return value.upper() == "END"
+
+
+_Cut = Annotated[bool | str, AfterValidator(_cuts_the_end)] | None
+
+
 class EmbeddingRequest(_Body):
-    """Body of ``/v1/embeddings``; the models NAME:query and NAME:document choose a prompt."""
+    """Body of ``/v1/embeddings``: OpenAI's fields, and those that other widely used clients send beside them.
+
+    A field is here for one of three reasons: it changes the answer as the client expects; it can only ask for what is
+    done anyway; or it is about the caller and not the vectors.
+    """
 
     input: Annotated[list[str], BeforeValidator(_as_list), _Many]
     model: str | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    # Voyage's client calls it output_dimension.
+    dimensions: Annotated[int, Field(ge=1)] | None = Field(
+        None, validation_alias=AliasChoices("dimensions", "output_dimension")
+    )
     encoding_format: Literal["float", "base64"] | None = None
+    # NVIDIA's, Voyage's and Cohere's clients: chooses the prompt.
+    input_type: Annotated[str, AfterValidator(_known_input_type)] | None = None
+    # What happens to a text that is too long: NVIDIA's and Cohere's name, and Voyage's.
+    truncate: _Cut = None
+    truncation: _Cut = None
+    # Only ask for what is done: NVIDIA's, Voyage's and Cohere's clients.
+    modality: Literal["text"] | list[Literal["text"]] | None = None
+    output_dtype: Literal["float"] | None = None
+    embedding_type: Literal["float"] | None = None
+    embedding_types: list[Literal["float"]] | None = None
+    # Of OpenAI, for its statistics; and LiteLLM's own, which RAGFlow sends to every server.
     user: str | None = None
+    drop_params: bool | None = None
 
     def task(self, name: str) -> Task | None:
-        """The prompt that is asked for; a Refusal where the model's name is not ``name`` with or without a task."""
-        names: dict[str, Task | None] = {name: None, f"{name}:query": "query", f"{name}:document": "document"}
-        asked = name if self.model is None else self.model
-        if asked not in names:
-            raise Refusal(404, f"There is no model {asked!r} here, but {', '.join(names)}.", "model", "model_not_found")
-        return names[asked]
+        """The prompt that the model's name or ``input_type`` asks for.
+
+        Raises:
+            Refusal: The model's name is not ``name`` with or without a task, or the two ask for different prompts.
+        """
+        asked_name = name if self.model is None else self.model
+        names = model_names(name)
+        if asked_name not in names:
+            raise unknown_model(asked_name, name)
+        named_task = names[asked_name]
+        typed_task = _INPUT_TYPES[self.input_type] if self.input_type else None
+        if named_task and typed_task and named_task != typed_task:
+            message = f"input_type={self.input_type!r} contradicts the model's name {asked_name!r}: drop one of them."
+            raise Refusal(400, message, "input_type")
+        return named_task or typed_task
+
+    def may_cut(self) -> bool:
+        """Whether the end of a text may be cut; without a word about it, it is."""
+        return self.truncate is not False and self.truncation is not False
+
+
+def model_names(name: str) -> dict[str, Task | None]:
+    """The names of the served model, and the prompt that each chooses."""
+    return {name: None, f"{name}:query": "query", f"{name}:document": "document"}
+
+
+def unknown_model(asked_name: str, name: str) -> Refusal:
+    message = f"There is no model {asked_name!r:.200} here, but {', '.join(model_names(name))}."
+    return Refusal(404, message, "model", "model_not_found")
 
 
 class SearchRequest(_Body):

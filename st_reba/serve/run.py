@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -12,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..optional import required
-
-KEYS = "ST_REBA_API_KEY"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+from .access import API_KEY_VARIABLE, LOOPBACK, read_keys
 
 
 def serve(
@@ -44,18 +41,21 @@ def serve(
     Raises:
         ImportError: A package of the extra ``serve`` is missing.
         OSError: The address is taken, or the model or the index is not found.
-        ValueError: The index belongs to another model.
+        ValueError: A key is empty, or the index belongs to another model.
 
     Example:
         >>> serve("my_model", port=8080)  # doctest: +SKIP
     """
     for module in ("uvicorn", "starlette", "pydantic", "prometheus_client", "batched"):
         required(module, "serve")
-    keys = [key for key in map(str.strip, os.environ.get(KEYS, "").split(",")) if key]
+    keys = read_keys(os.environ.get(API_KEY_VARIABLE))
     local = host in LOOPBACK
     with bound(host, port) as taken:
         if not local and not keys:
-            print(f"Warning: anybody who reaches {host} can use it. Set {KEYS} to ask for a key.", file=sys.stderr)
+            print(
+                f"Warning: anybody who reaches {host} can use it. Set {API_KEY_VARIABLE} to ask for a key.",
+                file=sys.stderr,
+            )
         import torch
 
         from .. import Index, load
@@ -71,11 +71,6 @@ def serve(
             name = Path(model).resolve().name if os.path.isdir(model) else os.fspath(model)
         app = EmbeddingServer(loaded, name, index=opened, keys=keys, hosts=hosts, **(limits or {}))
         run(app, taken, path="/v1")
-
-
-def host_name(header: str) -> str:
-    """The name in a Host header. (Of one that is no name, Starlette gives the server's own address.)"""
-    return re.sub(r":\d*$", "", header).strip("[]").lower()
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -94,8 +89,11 @@ def run(app: Any, taken: socket.socket, path: str = "") -> None:
     """Print the address and run an ASGI application until SIGTERM or Ctrl+C; accepted requests get two minutes."""
     import uvicorn
 
+    from .connections import PatientProtocol
+
     host, port = taken.getsockname()[:2]
     print(f"http://{f'[{host}]' if ':' in host else host}:{port}{path}  (Ctrl+C ends it)", flush=True)
-    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=120)
+    options: dict[str, Any] = {"log_level": "warning", "server_header": False, "timeout_graceful_shutdown": 120}
+    config = uvicorn.Config(app, http=PatientProtocol, **options)
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[taken])

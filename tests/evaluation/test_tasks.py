@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from st_reba.evaluation.tasks import Task, drawn, read_task
+from st_reba.evaluation.tasks import Task, drawn, read_task, warn_of_dropped
 
 WORDS = [f"word {number}" for number in range(12)]
 PAIRS = pd.DataFrame({"sentence1": WORDS, "sentence2": WORDS[::-1], "score": range(12)})
@@ -89,14 +91,80 @@ def test_beir_folder(tmp_path: Path) -> None:
     task = read_task(tmp_path)
     with pytest.raises(ValueError, match="kind"):
         read_task(tmp_path, "STS")
-    assert (task.kind, task.queries, len(task.texts), task.dropped) == ("Retrieval", 11, 23, {})
+    assert (task.kind, task.queries, len(task.texts), task.dropped) == (
+        "Retrieval",
+        11,
+        23,
+        {"queries without a judgement": 1},
+    )
     assert task.items[1] == (1, (12,), (2.0,)) and task.texts[11:13] == ("word 0", "T word 1")
-    judged.assign(document=99).to_csv(tmp_path / "qrels" / "test.tsv", sep="\t", index=False)
-    with pytest.raises(ValueError, match="99"):
-        read_task(tmp_path)
     (tmp_path / "qrels").rename(tmp_path / "judgements")
     with pytest.raises(ValueError, match="there is no qrels"):
         read_task(tmp_path)
+
+
+BEIR_FILES = {
+    "corpus.jsonl": '{"_id": "d1", "title": "", "text": "Ships sail."}\n{"_id": "d2", "text": "Trains stop."}\n',
+    "queries.jsonl": '{"_id": "q1", "text": "ships"}\n{"_id": "q2", "text": "trains"}\n',
+    "qrels/test.tsv": "query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td2\t1\n",
+}
+
+
+def beir_folder(folder: Path, **files: str | bytes) -> Path:
+    """A folder of two documents and two queries; ``files`` (with ``__`` for a slash, ``_`` for a dot) replace its."""
+    (folder / "qrels").mkdir()
+    contents = {**BEIR_FILES, **{name.replace("__", "/").replace("_", "."): text for name, text in files.items()}}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "dropped"),
+    [
+        ({"qrels__test_tsv": BEIR_FILES["qrels/test.tsv"] + "q1\td999\t1\n"},
+         {"judgements of documents that the corpus lacks": 1}),
+        ({"qrels__test_tsv": BEIR_FILES["qrels/test.tsv"] + "q9\td1\t1\nq8\td1\t1\n"},
+         {"judgements of queries that are missing": 2}),
+        ({"queries_jsonl": BEIR_FILES["queries.jsonl"] + '{"_id": "q3", "text": "planes"}\n'},
+         {"queries without a judgement": 1}),
+        ({"corpus_jsonl": '{"_id": "d1", "text": "Old."}\n' + BEIR_FILES["corpus.jsonl"]},
+         {"rows of corpus.jsonl whose _id comes again": 1}),
+        ({"qrels__test_tsv": "q1\td1\t1.0\nq2\td2\t1.0\n"}, {}),
+        ({"qrels__test_tsv": "q1 0 d1 1\r\nq2 0 d2 1\r\n"}, {}),
+        ({"qrels__test_tsv": "corpus-id\tquery-id\tscore\nd1\tq1\t1\nd2\tq2\t1\n"}, {}),
+        ({"qrels__test_tsv_gz": gzip.compress(BEIR_FILES["qrels/test.tsv"].encode()), "qrels__test_tsv": b""}, {}),
+    ],
+    ids=["lost document", "lost query", "unjudged query", "id twice", "no header", "TREC", "named columns", "gz"],
+)  # fmt: skip
+def test_published_beir_folders_are_read(
+    files: Any, dropped: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = beir_folder(tmp_path, **files)
+    if "qrels__test_tsv_gz" in files:
+        (folder / "qrels/test.tsv").unlink()
+    task = read_task(folder, name="beir")
+    assert task.texts == ("ships", "trains", "Ships sail.", "Trains stop.")
+    assert (task.items, task.dropped) == (((0, (2,), (1.0,)), (1, (3,), (1.0,))), dropped)
+    warn_of_dropped(task)
+    assert all(f"{count} dropped ({reason})" in caplog.text for reason, count in dropped.items())
+    assert bool(caplog.text) == bool(dropped)
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"qrels__test_tsv": "q1\td1\t1\nq2\td2\n"}, "line 2: 3 columns"),
+        ({"qrels__test_tsv": "q1\td1\t1\nq2\td2\tnan"}, "line 2: the grade 'nan'"),
+        ({"corpus_jsonl": '{"id": "d1", "text": "a"}'}, "no row has '_id', but id, text"),
+        ({"corpus_jsonl": '{"_id": "d1", "text": "a"}\n{"text": "b"}'}, "row 2: the _id is missing"),
+        ({"corpus_jsonl": '{"_id": "d1", "text": "a"}'}, "a ranking of one document"),
+        ({"qrels__test_tsv": b"\xff\t1\t1"}, "UTF-8"),
+    ],
+)  # fmt: skip
+def test_a_beir_folder_that_cannot_be_read_says_why(files: Any, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=told):
+        read_task(beir_folder(tmp_path, **files))
 
 
 def test_conll(tmp_path: Path) -> None:
@@ -126,12 +194,17 @@ def test_a_draw_keeps_the_order_and_depends_on_the_seed() -> None:
         (PAIRS, {"columns": {"text3": "sentence1"}}, "'text3'"), (PAIRS, {"kind": "Classification"}, "text, label"),
         (PAIRS, {"train": PAIRS}, "train="), (PAIRS, {"kind": "WordSense", "labels": {}}, "labels="),
         (frame(query=WORDS, document=WORDS, relevance=[0, 1] * 6), {"train": PAIRS}, "train="),
-        ("a.conll", {"kind": "STS"}, "kind="), (PAIRS[:9], {}, "10 are needed"), (PAIRS.assign(score=1), {}, "1.0"),
-        (PAIRS.assign(score=float("inf")), {}, "row 1: inf"), (PAIRS.assign(sentence1=" "), {}, "row 1: ' '"),
-        (PAIRS.assign(score=float("nan")), {}, "row 1: .* missing"),
-        (frame(text=WORDS, label=["a", "b", " "] * 4), {}, "row 3: .* missing"),
+        (PAIRS[:9], {}, "10 are needed"), (PAIRS.assign(score=1), {}, "1.0"),
+        (PAIRS.assign(score=float("inf")), {}, "row 1, column 'score': inf"),
+        (PAIRS.assign(score=1e31), {}, "row 1, column 'score': 1e.31 is too large"),
+        (PAIRS.assign(sentence1=" "), {}, "row 1, column 'sentence1': ' '"),
+        (PAIRS.assign(score=float("nan")), {}, "row 1, column 'score': .* missing"),
+        (frame(text=WORDS, label=["a", "b", " "] * 4), {}, "row 3, column 'label': .* missing"),
+        (frame(text=WORDS, label=list("aabbccddeeff")), {}, "no label has 5 texts"),
+        (frame(text=["same"] * 12, label=list("ab") * 6), {}, "1 different texts are too few for 5 folds"),
+        (PAIRS[:0], {}, "there are no rows"),
         (frame(text1=WORDS, text2=WORDS, label=["yes", "no"] * 6), {}, "'yes'"),
-        (frame(text1=WORDS, text2=WORDS, label=["0", "True"] * 6), {"kind": "STS"}, "row 2: 'True'"),
+        (frame(text1=WORDS, text2=WORDS, label=["0", "True"] * 6), {"kind": "STS"}, "row 2, .*: 'True'"),
         (frame(text=WORDS, label=list("ab") * 6), {"train": frame(text=WORDS, label=["a"] * 12)}, "'b'"),
     ],
 )  # fmt: skip
@@ -145,3 +218,24 @@ def test_a_task_stays_as_it_is_and_says_what_it_holds() -> None:
     assert read_task(task) is task and str(task) == "mine: STS, 12 items"
     dropped = Task("t", "WordSense", (), ((), ()), dropped={"no word": 2})
     assert str(dropped) == "t: WordSense, 2 items, 2 dropped (no word)"
+
+
+@pytest.mark.parametrize("name", ["", " ", "missing.csv", "folder", "pipe.csv", "pipe.conll"])
+@pytest.mark.parametrize("as_train", [False, True])
+def test_what_is_no_table_is_refused_before_it_is_opened(name: str, as_train: bool, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe.csv")
+    os.mkfifo(tmp_path / "pipe.conll")
+    path = str(tmp_path / name) if name.strip() else name
+    classes = frame(text=WORDS, label=list("ab") * 6)
+    with pytest.raises((ValueError, FileNotFoundError), match="empty|no such file|folder|pipe"):
+        read_task(classes if as_train else path, **({"train": path} if as_train else {}))
+
+
+def test_a_conll_file_of_another_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latin.conll").write_bytes("ä B-ORG\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="latin.conll: not UTF-8"):
+        read_task(tmp_path / "latin.conll", train=tmp_path / "latin.conll")
+    (tmp_path / "a.conll").write_text("a B-ORG\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="kind="):
+        read_task(tmp_path / "a.conll", "STS")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -93,6 +94,67 @@ def test_keys_and_hosts(ask: Any) -> None:
     here, elsewhere = ("/v1/models", None), ("/v1/models", None, {"Host": "elsewhere.example:8080"})
     strange = ("/v1/models", None, {"Host": "x@evil.example"})
     assert [one.status_code for one in ask(here, elsewhere, strange, hosts=["127.0.0.1"])] == [200, 403, 403]
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/m"])
+def test_no_path_answers_a_foreign_host(path: str, ask: Any) -> None:
+    foreign = {"Host": "evil.example"}
+    statuses = [answer.status_code for answer in ask((path, None), (path, None, foreign), hosts=["127.0.0.1"])]
+    assert statuses == [200, 403]
+
+
+def test_another_scheme_than_bearer_is_refused(ask: Any) -> None:
+    requests = [("/v1/models", None, {"Authorization": f"{scheme} one"}) for scheme in ("Basic", "bearer")]
+    assert [answer.status_code for answer in ask(*requests, keys=["one"])] == [401, 200]
+
+
+def test_a_body_that_says_that_it_is_too_large_is_not_awaited(ask: Any) -> None:
+    """A client that sends Expect: 100-continue is refused before it sends the body."""
+    (answer,) = ask((PATH, b"{}", {"Content-Length": str(2**30)}), max_body=1)
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("name", ["m", "m:query", "org/m", "org/m:document"])
+def test_a_model_is_described_by_its_name(name: str, ask: Any, model: Any) -> None:
+    app = EmbeddingServer(model, name.partition(":")[0])
+    plain, escaped, models = ask(
+        (f"/v1/models/{name}", None), (f"/v1/models/{quote(name, safe='')}", None), ("/v1/models", None), app=app
+    )
+    assert plain.json() == escaped.json()
+    assert plain.json() in models.json()["data"]
+    assert (plain.json()["id"], plain.json()["object"], plain.json()["dimensions"]) == (name, "model", 192)
+
+
+@pytest.mark.parametrize("name", ["other", "m:other", "m%3Aquery%20", "m/"])
+def test_a_model_that_is_not_there_is_not_found(name: str, ask: Any) -> None:
+    (answer,) = ask((f"/v1/models/{name}", None))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    ("input_type", "task"),
+    [
+        ("query", "query"), ("search_query", "query"), ("RETRIEVAL_QUERY", "query"), ("passage", "document"),
+        ("document", "document"), ("search_document", "document"), ("clustering", None), ("classification", None),
+        (None, None),
+    ],
+)  # fmt: skip
+def test_input_type_chooses_the_prompt(input_type: str | None, task: Any, ask: Any, model: Any) -> None:
+    (answer,) = ask((PATH, {"input": TEXTS, "model": "m", "input_type": input_type, "drop_params": True}))
+    close(vectors(answer), st_reba.encode.encode_texts(model, TEXTS, task=task))
+
+
+def test_texts_that_are_cut_are_counted(ask: Any) -> None:
+    model = st_reba.build("mini", "echo", max_seq_length=64, device="cpu")
+    app, inputs = EmbeddingServer(model, "m"), ["short", "word " * 90, "word " * 91]
+    passing = [{"input": inputs}, {"input": inputs, "truncate": "END"}, {"input": ["short"], "truncate": "NONE"}]
+    refused = [{"input": inputs, "truncate": "NONE"}, {"input": inputs, "truncation": False}]
+    answers = ask(*[(PATH, body) for body in passing + refused], app=app)
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 400, 400]
+    assert "input[1]" in answers[-1].json()["error"]["message"]
+    (page,) = ask(("/metrics", None), app=app)
+    assert "st_reba_cut_texts_total 4.0" in page.text.splitlines()
 
 
 def test_models_and_health(ask: Any) -> None:

@@ -45,3 +45,33 @@ def test_token_ids_name_the_remedy() -> None:
     with pytest.raises(Refusal) as error:
         EmbeddingRequest.parse(b'{"input": [[1, 2]]}')
     assert "check_embedding_ctx_length=False" in error.value.detail
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"drop_params": True},  # RAGFlow
+        {"input_type": "passage", "truncate": "NONE", "user": "u"},  # NVIDIA's
+        {"input_type": "query", "truncate": "END", "modality": "text"},
+        {"input_type": "document", "truncation": True, "output_dtype": "float", "output_dimension": None},  # Voyage's
+        {"input_type": "search_query", "embedding_types": ["float"]},  # Cohere's
+    ],
+)
+def test_fields_of_widely_used_clients_pass(fields: dict[str, Any]) -> None:
+    assert EmbeddingRequest.parse(json.dumps({"input": "a", **fields}).encode()).input == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input_type": "image"}, "input_type"), ({"input_type": 1}, "input_type"),
+        ({"input_type": "passage", "model": "m:query"}, "input_type"), ({"truncate": "START"}, "truncate"),
+        ({"modality": "image"}, "modality"), ({"output_dtype": "int8"}, "output_dtype"),
+        ({"embedding_types": ["int8"]}, "embedding_types"), ({"output_dimension": 0}, "output_dimension"),
+        ({"drop_params": "yes"}, "drop_params"), ({"late_chunking": True}, "late_chunking"),
+    ],
+)  # fmt: skip
+def test_what_a_client_asks_for_and_would_not_get_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(Refusal) as error:
+        EmbeddingRequest.parse(json.dumps({"input": "a", **fields}).encode()).task("m")
+    assert (error.value.status_code, error.value.param) == (400, param)

@@ -20,6 +20,8 @@ from serving import process
 
 import st_reba
 from st_reba.serve import run
+from st_reba.serve.access import API_KEY_VARIABLE, LOOPBACK
+from st_reba.serve.connections import PatientProtocol
 
 TEXTS = [f"{number} cats sleep on the warm roof." for number in range(1000)]
 
@@ -42,22 +44,24 @@ def test_answers_do_not_wait_for_acknowledgements() -> None:
 
 
 @pytest.mark.parametrize(("host", "processors", "threads"), [("0.0.0.0", 4, 3), ("127.0.0.1", 1, 1)])
-@pytest.mark.parametrize("key", ["", "k"])
+@pytest.mark.parametrize("key", [None, "k"])
 def test_what_is_served_to_whom(
-    host: str, processors: int, threads: int, key: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    host: str, processors: int, threads: int, key: str | None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: processors)
-    monkeypatch.setenv(run.KEYS, key)
+    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+    if key is not None:
+        monkeypatch.setenv(API_KEY_VARIABLE, key)
     found = Mock(**{"open.side_effect": lambda *given: given})
     for one in ("load", "Index.open", "serve.app.EmbeddingServer", "serve.run.run"):
         monkeypatch.setattr(f"st_reba.{one}", getattr(found, one.rpartition(".")[2]))
     monkeypatch.setattr(torch, "set_num_threads", found.threads)
-    given = {"keys": [key] * bool(key), "hosts": run.LOOPBACK if host == "127.0.0.1" and not key else (), "queue": 7}
+    given = {"keys": [key] if key else [], "hosts": LOOPBACK if host == "127.0.0.1" and not key else (), "queue": 7}
     rows = (("1", Path(__file__).parent, None, "serve"), ("1", "a/b", "c", "c"), (None, "a/b", None, "a/b"))
     for number, model, name, shown in rows:
         monkeypatch.delenv("OMP_NUM_THREADS") if number is None else monkeypatch.setenv("OMP_NUM_THREADS", number)
         st_reba.serve.serve(model, index=name, host=host, port=0, name=name, limits={"queue": 7})
-        assert (run.KEYS in capsys.readouterr().err) == (host == "0.0.0.0" and not key)
+        assert (API_KEY_VARIABLE in capsys.readouterr().err) == (host == "0.0.0.0" and not key)
         # One is left for answers, unless the caller chose.
         assert found.threads.mock_calls == ([call(threads)] if number is None else [])
         found.EmbeddingServer.assert_called_with(found.load(), shown, index=name and (name, found.load()), **given)
@@ -72,7 +76,8 @@ def test_what_runs(name: Any, shown: str, monkeypatch: pytest.MonkeyPatch, capsy
     found.Server().run.side_effect = KeyboardInterrupt
     run.run("app", taken, "/v1")
     assert capsys.readouterr().out.startswith(f"http://{shown}/v1 ")
-    found.Config.assert_called_with("app", log_level="warning", server_header=False, timeout_graceful_shutdown=120)
+    options = {"log_level": "warning", "server_header": False, "timeout_graceful_shutdown": 120}
+    found.Config.assert_called_with("app", http=PatientProtocol, **options)
     found.Server().run.assert_called_once_with(sockets=[taken])
 
 

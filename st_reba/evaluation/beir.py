@@ -1,0 +1,194 @@
+"""Folders in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/*.tsv, each also with .gz."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ..corpus.tables import read_table
+from .numbers import is_number
+
+QUERY_NAMES = ("query-id", "query_id", "qid")
+DOCUMENT_NAMES = ("corpus-id", "corpus_id", "doc_id", "docid", "pid")
+GRADE_NAMES = ("score", "relevance", "label", "rel")
+
+
+class QrelsColumns(NamedTuple):
+    """Where query, document and grade stand in a line of judgements."""
+
+    query: int
+    document: int
+    grade: int
+
+
+BEIR_COLUMNS = QrelsColumns(0, 1, 2)
+# TREC's second column is a number that nobody uses.
+TREC_COLUMNS = QrelsColumns(0, 2, 3)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One line of qrels: how relevant a document is for a query."""
+
+    query_id: str
+    document_id: str
+    grade: float
+
+
+@dataclass(frozen=True)
+class BeirFolder:
+    """A folder's content.
+
+    Args:
+        grades: The grade of each judged document, by the texts of query and document.
+        documents: The texts of all documents.
+        dropped: What could not be used, counted by reason.
+    """
+
+    grades: Mapping[str, Mapping[str, float]]
+    documents: Sequence[str]
+    dropped: Mapping[str, int]
+
+
+def is_beir_folder(folder: Path) -> bool:
+    return folder.is_dir() and _table_in(folder, "corpus") is not None
+
+
+def read_beir(folder: Path) -> BeirFolder:
+    """Read a folder in BEIR's layout; the judgements of test, where there are several.
+
+    Judgements of documents or queries that the folder lacks are dropped and counted, as published folders have some
+    (ArguAna). Of rows with the same ``_id`` the last one counts, as in BEIR's own reader.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        ValueError: A file is missing, or cannot be read.
+
+    Example:
+        >>> folder = Path("cats")
+        >>> (folder / "qrels").mkdir(parents=True)
+        >>> _ = (folder / "corpus.jsonl").write_text('{"_id": "d1", "text": "A cat"}')
+        >>> _ = (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "cats"}')
+        >>> _ = (folder / "qrels" / "test.tsv").write_text("q1\\td1\\t1\\nq1\\td9\\t1\\n")
+        >>> read_beir(folder).dropped
+        {'judgements of documents that the corpus lacks': 1}
+    """
+    dropped: Counter[str] = Counter()
+    documents = _read_texts(folder, "corpus", dropped)
+    queries = _read_texts(folder, "queries", dropped)
+    grades: dict[str, dict[str, float]] = {}
+    judged_queries: set[str] = set()
+    for judgement in _read_judgements(_qrels_file(folder)):
+        judged_queries.add(judgement.query_id)
+        if judgement.query_id not in queries:
+            dropped["judgements of queries that are missing"] += 1
+        elif judgement.document_id not in documents:
+            dropped["judgements of documents that the corpus lacks"] += 1
+        else:
+            query_grades = grades.setdefault(queries[judgement.query_id], {})
+            document = documents[judgement.document_id]
+            query_grades[document] = max(judgement.grade, query_grades.get(document, -math.inf))
+    unjudged_queries = queries.keys() - judged_queries
+    if unjudged_queries:
+        dropped["queries without a judgement"] = len(unjudged_queries)
+    return BeirFolder(grades, list(documents.values()), dict(dropped))
+
+
+def _table_in(folder: Path, name: str) -> Path | None:
+    for suffix in (".jsonl", ".jsonl.gz"):
+        path = folder / (name + suffix)
+        if path.is_file():
+            return path
+    return None
+
+
+def _read_texts(folder: Path, name: str, dropped: Counter[str]) -> dict[str, str]:
+    """Title and text of each row, by its ``_id``."""
+    path = _table_in(folder, name)
+    if path is None:
+        raise ValueError(f"{folder}: there is no {name}.jsonl, as a folder in BEIR's layout has.")
+    table = read_table(path)
+    for column in ("_id", "text"):
+        if column not in table.columns:
+            columns = ", ".join(map(str, table.columns))
+            raise ValueError(f"{path}: no row has {column!r}, but {columns or 'nothing'}. Rename its column.")
+    texts: dict[str, str] = {}
+    for row_number, row in enumerate(table.fillna("").to_dict("records"), 1):
+        row_id = str(row["_id"])
+        if not row_id:
+            raise ValueError(f"{path}, row {row_number}: the _id is missing.")
+        if row_id in texts:
+            dropped[f"rows of {path.name} whose _id comes again"] += 1
+        texts[row_id] = f"{row.get('title', '')} {row['text']}".strip()
+    return texts
+
+
+def _qrels_file(folder: Path) -> Path:
+    paths = sorted(folder.glob("qrels/*.tsv")) + sorted(folder.glob("qrels/*.tsv.gz"))
+    if not paths:
+        raise ValueError(f"{folder}: there is no qrels/*.tsv.")
+    for path in paths:
+        if path.name.startswith("test."):
+            return path
+    return paths[0]
+
+
+def _read_judgements(path: Path) -> Iterator[Judgement]:
+    """Read the three columns of BEIR, with or without their names, or the four of TREC."""
+    columns: QrelsColumns | None = None
+    for line_number, line in enumerate(_read_lines(path), 1):
+        if not line.strip():
+            continue
+        cells = _split_cells(line)
+        if columns is None:
+            columns = _find_columns(cells)
+            if not is_number(cells[-1]):
+                continue
+        if len(cells) <= max(columns):
+            needed = f"{max(columns) + 1} columns are needed: query, document, grade."
+            raise ValueError(f"{path}, line {line_number}: {needed}")
+        grade = cells[columns.grade]
+        if not is_number(grade):
+            raise ValueError(f"{path}, line {line_number}: the grade {grade!r:.60} is no number.")
+        yield Judgement(cells[columns.query], cells[columns.document], float(grade))
+
+
+def _split_cells(line: str) -> list[str]:
+    separator = "\t" if "\t" in line else None  # TREC's are separated by spaces
+    return [cell.strip() for cell in line.split(separator)]
+
+
+def _find_columns(first_cells: Sequence[str]) -> QrelsColumns:
+    """Find query, document and grade by their names in the first line, or by their usual order."""
+    usual = TREC_COLUMNS if len(first_cells) == len(TREC_COLUMNS) + 1 else BEIR_COLUMNS
+    return QrelsColumns(
+        _column_named(QUERY_NAMES, first_cells, usual.query),
+        _column_named(DOCUMENT_NAMES, first_cells, usual.document),
+        _column_named(GRADE_NAMES, first_cells, usual.grade),
+    )
+
+
+def _column_named(names: Sequence[str], first_cells: Sequence[str], usual_column: int) -> int:
+    for column, cell in enumerate(first_cells):
+        if cell.lower() in names:
+            return column
+    return usual_column
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        lines = content.decode("utf-8-sig").split("\n")
+    except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: cannot be read as UTF-8 lines: {error}") from None
+    yield from lines
