@@ -17,6 +17,7 @@ from sentence_transformers.util import get_device_name, load_file_path
 
 from . import bases, modules
 from .filters import Filter, with_filter
+from .gguf_files import GgufFile, check_gguf, complete_tokenizer, read_gguf
 from .methods import Method
 from .modules import RepeatTransformer
 from .modules.selfcheck import check_capture, check_masks, check_padding, hidden_states, is_causal
@@ -193,6 +194,7 @@ class Assembly:
             required("gguf", "gguf", f"base={self.name!r}")
             if "quantization_config" in model_kwargs:
                 raise ValueError(f"base={self.name!r}: a GGUF file is made dense. Drop quantization.")
+            gguf_file = self._checked_gguf_file()
             for each in kwargs.values():
                 each["gguf_file"] = self.gguf
             model_kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -210,6 +212,8 @@ class Assembly:
                 base: Any = RepeatTransformer(path, **kwargs)
         except OSError as error:
             raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub. {error}") from error
+        if self.gguf is not None and self.tokenizer is None:
+            complete_tokenizer(base.tokenizer, gguf_file)
         if self.gguf is not None and self.dtype is None:
             base.stored_dtype = torch.bfloat16
             for weight in base.model.parameters():
@@ -225,6 +229,15 @@ class Assembly:
         if missing := sorted(map(str, base.loading.get("missing_keys") or ())):
             raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
         return base
+
+    def _checked_gguf_file(self) -> GgufFile:
+        """The base's GGUF file, downloaded if it is on the Hub; refused where it cannot be read exactly."""
+        path = load_file_path(self.path, str(self.gguf), **self.place)
+        if path is None:
+            raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub: no such file.")
+        file = read_gguf(path)
+        check_gguf(file, has_other_tokenizer=self.tokenizer is not None)
+        return file
 
     def _sharing(self) -> RepeatTransformer:
         """A Transformer around the weights of a loaded model; its tokenizer is a copy, with settings of its own."""

@@ -7,17 +7,16 @@ import hashlib
 import inspect
 import os
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from huggingface_hub import cached_assets_path
 from sentence_transformers.util import get_device_name
 
+from .gguf_files import read_gguf
 from .modules.layers import layers_of
 from .modules.layout import decoder_of
 from .modules.selfcheck import run_ids
@@ -72,40 +71,10 @@ def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> tuple[
         gguf_file = files[0]
     name = os.path.basename(os.path.abspath(text)) if here else text
     if gguf_file is not None:
-        kind = f", {gguf_quantization(local)}" if os.path.isfile(local := os.path.join(text, gguf_file)) else ""
-        name = f"{gguf_file if here else f'{text}/{gguf_file}'} (GGUF{kind})"
+        file = os.path.join(text, gguf_file)
+        quantization = f", {read_gguf(file).quantization}" if os.path.isfile(file) else ""
+        name = f"{gguf_file if here else f'{text}/{gguf_file}'} (GGUF{quantization})"
     return text, name, gguf_file
-
-
-def gguf_quantization(file: str) -> str:
-    """Quantization of a GGUF file, as Q4_K_M; an error that lists what can be read, where transformers cannot."""
-    gguf: Any = required("gguf", "gguf", f"base={file!r}")
-
-    class Reader(gguf.GGUFReader):  # type: ignore[misc]
-        # gguf's own hangs on sizes beyond the file's end.
-        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
-                raise ValueError("a part reaches beyond its end")
-            return super()._get(offset, dtype, count, override_order)
-
-    def readable(kind: Any) -> bool:
-        try:
-            gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
-        except (NotImplementedError, ValueError, KeyError):
-            return False
-        return True
-
-    try:
-        reader = Reader(file)
-    except (ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"base={file!r} is no whole GGUF file ({error}). Download it again.") from error
-    types = Counter(tensor.tensor_type for tensor in reader.tensors if len(tensor.shape) > 1)
-    if wrong := [each.name for each in types if not readable(each)]:
-        known = ", ".join(each.name for each in gguf.GGMLQuantizationType if readable(each))
-        raise ValueError(f"base={file!r} holds tensors of type {wrong[0]}, which cannot be read. Readable: {known}.")
-    if (field := reader.fields.get("general.file_type")) is not None:
-        return str(gguf.LlamaFileType(int(field.contents())).name.removeprefix("MOSTLY_").removeprefix("ALL_"))
-    return str(types.most_common(1)[0][0].name)
 
 
 def check_device(device: str | None) -> None:
