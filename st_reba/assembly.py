@@ -44,6 +44,10 @@ class Assembly:
         self.tokenizer, self.dtype, self.quantization, gguf_file = (self.loading.pop(each, None) for each in _OURS)
         if unknown := sorted(set(self.loading) - _LOADING):
             raise ValueError(f"{unknown[0]}={loading[unknown[0]]!r} is no option of {method.name} or of loading.")
+        if isinstance(base, (str, os.PathLike)):
+            self.dtype = bases.requested_dtype(self.dtype, self.loading.get("model_kwargs"))
+            if "model_kwargs" in self.loading:
+                self.loading["model_kwargs"] = bases.without_dtype(self.loading["model_kwargs"])
         self.device = loading.get("device")
         bases.check_device(self.device)  # before weights are loaded
         self.place = {name: loading[name] for name in bases.HUB if loading.get(name) is not None}
@@ -113,7 +117,7 @@ class Assembly:
         method, base = self.method, self._loaded() if self.llm is None else self._sharing()
         model: Any = base.model
         if self.adapted is not None:
-            bases.merge_adapter(model, self.path, self.name, self.hub)
+            bases.merge_adapter(model, base.tokenizer, self.path, self.name, self.hub)
         if "device_map" in (self.loading.get("model_kwargs") or {}) or self.llm is not None:
             if self.device and torch.device(self.device) not in (model.device, torch.device(model.device.type)):
                 raise ValueError(f"device={self.device!r}: the base is on {model.device}. Move it, or drop device.")
@@ -222,7 +226,7 @@ class Assembly:
         elif self.dtype not in (None, "auto"):
             base.stored_dtype = None  # saved as it was asked for
         if self.tokenizer is not None:
-            tokens, rows = max(base.tokenizer.get_vocab().values()) + 1, len(base.model.get_input_embeddings().weight)
+            tokens, rows = bases.id_count(base.tokenizer), len(base.model.get_input_embeddings().weight)
             if tokens > rows:
                 raise ValueError(f"tokenizer={self.tokenizer!r} has {tokens} ids, but the base {rows} embeddings.")
         bases.check_model(base.model, self.name)
