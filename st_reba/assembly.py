@@ -17,6 +17,7 @@ from sentence_transformers.util import get_device_name, load_file_path
 
 from . import bases, modules
 from .filters import Filter, with_filter
+from .gguf_files import GgufFile, check_gguf, complete_tokenizer, read_gguf
 from .methods import Method
 from .modules import RepeatTransformer
 from .modules.selfcheck import check_capture, check_masks, check_padding, hidden_states, is_causal
@@ -43,6 +44,10 @@ class Assembly:
         self.tokenizer, self.dtype, self.quantization, gguf_file = (self.loading.pop(each, None) for each in _OURS)
         if unknown := sorted(set(self.loading) - _LOADING):
             raise ValueError(f"{unknown[0]}={loading[unknown[0]]!r} is no option of {method.name} or of loading.")
+        if isinstance(base, (str, os.PathLike)):
+            self.dtype = bases.requested_dtype(self.dtype, self.loading.get("model_kwargs"))
+            if "model_kwargs" in self.loading:
+                self.loading["model_kwargs"] = bases.without_dtype(self.loading["model_kwargs"])
         self.device = loading.get("device")
         bases.check_device(self.device)  # before weights are loaded
         self.place = {name: loading[name] for name in bases.HUB if loading.get(name) is not None}
@@ -112,7 +117,7 @@ class Assembly:
         method, base = self.method, self._loaded() if self.llm is None else self._sharing()
         model: Any = base.model
         if self.adapted is not None:
-            bases.merge_adapter(model, self.path, self.name, self.hub)
+            bases.merge_adapter(model, base.tokenizer, self.path, self.name, self.hub)
         if "device_map" in (self.loading.get("model_kwargs") or {}) or self.llm is not None:
             if self.device and torch.device(self.device) not in (model.device, torch.device(model.device.type)):
                 raise ValueError(f"device={self.device!r}: the base is on {model.device}. Move it, or drop device.")
@@ -193,6 +198,7 @@ class Assembly:
             required("gguf", "gguf", f"base={self.name!r}")
             if "quantization_config" in model_kwargs:
                 raise ValueError(f"base={self.name!r}: a GGUF file is made dense. Drop quantization.")
+            gguf_file = self._checked_gguf_file()
             for each in kwargs.values():
                 each["gguf_file"] = self.gguf
             model_kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -210,6 +216,8 @@ class Assembly:
                 base: Any = RepeatTransformer(path, **kwargs)
         except OSError as error:
             raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub. {error}") from error
+        if self.gguf is not None and self.tokenizer is None:
+            complete_tokenizer(base.tokenizer, gguf_file)
         if self.gguf is not None and self.dtype is None:
             base.stored_dtype = torch.bfloat16
             for weight in base.model.parameters():
@@ -218,13 +226,22 @@ class Assembly:
         elif self.dtype not in (None, "auto"):
             base.stored_dtype = None  # saved as it was asked for
         if self.tokenizer is not None:
-            tokens, rows = max(base.tokenizer.get_vocab().values()) + 1, len(base.model.get_input_embeddings().weight)
+            tokens, rows = bases.id_count(base.tokenizer), len(base.model.get_input_embeddings().weight)
             if tokens > rows:
                 raise ValueError(f"tokenizer={self.tokenizer!r} has {tokens} ids, but the base {rows} embeddings.")
         bases.check_model(base.model, self.name)
         if missing := sorted(map(str, base.loading.get("missing_keys") or ())):
             raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
         return base
+
+    def _checked_gguf_file(self) -> GgufFile:
+        """The base's GGUF file, downloaded if it is on the Hub; refused where it cannot be read exactly."""
+        path = load_file_path(self.path, str(self.gguf), **self.place)
+        if path is None:
+            raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub: no such file.")
+        file = read_gguf(path)
+        check_gguf(file, has_other_tokenizer=self.tokenizer is not None)
+        return file
 
     def _sharing(self) -> RepeatTransformer:
         """A Transformer around the weights of a loaded model; its tokenizer is a copy, with settings of its own."""

@@ -7,17 +7,16 @@ import hashlib
 import inspect
 import os
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from huggingface_hub import cached_assets_path
 from sentence_transformers.util import get_device_name
 
+from .gguf_files import read_gguf
 from .modules.layers import layers_of
 from .modules.layout import decoder_of
 from .modules.selfcheck import run_ids
@@ -29,6 +28,8 @@ from .storage.files import whole_file
 EMBEDDED = {"mini": Path(__file__).with_name("mini")}
 # Where a model is found, in sentence-transformers' words and in transformers'.
 HUB = {"revision": "revision", "token": "token", "cache_folder": "cache_dir", "local_files_only": "local_files_only"}
+# transformers' names of the option, the older one last.
+DTYPE_NAMES = ("dtype", "torch_dtype")
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 
 
@@ -77,40 +78,10 @@ def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> tuple[
         gguf_file = files[0]
     name = os.path.basename(os.path.abspath(text)) if here else text
     if gguf_file is not None:
-        kind = f", {gguf_quantization(local)}" if os.path.isfile(local := os.path.join(text, gguf_file)) else ""
-        name = f"{gguf_file if here else f'{text}/{gguf_file}'} (GGUF{kind})"
+        file = os.path.join(text, gguf_file)
+        quantization = f", {read_gguf(file).quantization}" if os.path.isfile(file) else ""
+        name = f"{gguf_file if here else f'{text}/{gguf_file}'} (GGUF{quantization})"
     return text, name, gguf_file
-
-
-def gguf_quantization(file: str) -> str:
-    """Quantization of a GGUF file, as Q4_K_M; an error that lists what can be read, where transformers cannot."""
-    gguf: Any = required("gguf", "gguf", f"base={file!r}")
-
-    class Reader(gguf.GGUFReader):  # type: ignore[misc]
-        # gguf's own hangs on sizes beyond the file's end.
-        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
-                raise ValueError("a part reaches beyond its end")
-            return super()._get(offset, dtype, count, override_order)
-
-    def readable(kind: Any) -> bool:
-        try:
-            gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
-        except (NotImplementedError, ValueError, KeyError):
-            return False
-        return True
-
-    try:
-        reader = Reader(file)
-    except (ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"base={file!r} is no whole GGUF file ({error}). Download it again.") from error
-    types = Counter(tensor.tensor_type for tensor in reader.tensors if len(tensor.shape) > 1)
-    if wrong := [each.name for each in types if not readable(each)]:
-        known = ", ".join(each.name for each in gguf.GGMLQuantizationType if readable(each))
-        raise ValueError(f"base={file!r} holds tensors of type {wrong[0]}, which cannot be read. Readable: {known}.")
-    if (field := reader.fields.get("general.file_type")) is not None:
-        return str(gguf.LlamaFileType(int(field.contents())).name.removeprefix("MOSTLY_").removeprefix("ALL_"))
-    return str(types.most_common(1)[0][0].name)
 
 
 def check_device(device: str | None) -> None:
@@ -121,13 +92,47 @@ def check_device(device: str | None) -> None:
         raise ValueError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
+def requested_dtype(dtype: Any, model_kwargs: Mapping[str, Any] | None) -> Any:
+    """The number type that a call asks for: ``dtype``, or either of transformers' names in ``model_kwargs``.
+
+    Returns:
+        A torch.dtype, ``"auto"``, or None: none is asked for.
+
+    Raises:
+        ValueError: A value is not known, or two of them differ.
+    """
+    values = {"dtype": dtype}
+    for name in DTYPE_NAMES:
+        values[f"model_kwargs[{name!r}]"] = (model_kwargs or {}).get(name)
+    requested: dict[str, Any] = {}
+    for name, value in values.items():
+        if value is not None:
+            requested[name] = _parse_dtype(name, value)
+    if len(set(requested.values())) > 1:
+        names = " and ".join(f"{name}={values[name]!r}" for name in requested)
+        raise ValueError(f"{names} differ. Give one of them.")
+    return next(iter(requested.values()), None)
+
+
+def without_dtype(model_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Options for transformers, but for the number type, which `requested_dtype` reads."""
+    return {name: value for name, value in (model_kwargs or {}).items() if name not in DTYPE_NAMES}
+
+
+def _parse_dtype(name: str, value: Any) -> Any:
+    if value == "auto" or isinstance(value, torch.dtype):
+        return value
+    parsed = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else None
+    if str(parsed).removeprefix("torch.") not in _DTYPES:
+        raise ValueError(f"{name}={value!r} is not known. Choose from {', '.join(_DTYPES)}.")
+    return parsed
+
+
 def weights_dtype(dtype: Any, device: str | None) -> Any:
     """What ``dtype`` means to transformers: None is float32 on a CPU, and as stored ("auto") on a GPU."""
     if dtype is None:
         return torch.float32 if str(device or get_device_name()).startswith("cpu") else "auto"
-    if isinstance(dtype, str) and dtype not in _DTYPES:
-        raise ValueError(f"dtype={dtype!r} is not known. Choose from {', '.join(_DTYPES)}.")
-    return getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
+    return _parse_dtype("dtype", dtype)
 
 
 def quantization_config(quantization: str, dtype: Any) -> Any:
@@ -228,13 +233,14 @@ def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
     return str(adapter.base_model_name_or_path)
 
 
-def merge_adapter(model: Any, path: str, name: str, hub: Mapping[str, Any]) -> None:
+def merge_adapter(model: Any, tokenizer: Any, path: str, name: str, hub: Mapping[str, Any]) -> None:
     """Make an adapter part of a model's weights, as peft does; all of it, or a ValueError."""
     if getattr(model, "hf_quantizer", None) is not None:
         raise ValueError(f"base={name!r}: merged into quantized weights, an adapter is rounded. Load them unquantized.")
     peft: Any = required("peft", "train")
     config = peft.PeftConfig.from_pretrained(path, **hub)
     config.task_type = None  # of what a head is for
+    _resize_embeddings(model, tokenizer, peft.utils.load_peft_weights(path, device="cpu", **hub), config, name)
     # An adapter of a model with a head names the decoder's weights from there.
     names = {rf"^{model.base_model_prefix}\.": ""}
     try:
@@ -247,3 +253,46 @@ def merge_adapter(model: Any, path: str, name: str, hub: Mapping[str, Any]) -> N
         raise ValueError(f"base={name!r}: peft cannot merge the adapter. {said}") from error
     vars(model).pop("peft_config", None)
     model.requires_grad_(True)
+
+
+def _resize_embeddings(model: Any, tokenizer: Any, weights: Mapping[str, Any], config: Any, name: str) -> None:
+    """Give a base as many embeddings as an adapter's tokenizer has ids, where the adapter holds those that are new."""
+    embeddings = model.get_input_embeddings()
+    row_count = len(embeddings.weight)
+    (path,) = (path for path, module in model.named_modules() if module is embeddings)
+    saved_row_count = _saved_row_count(weights, path.rpartition(".")[2])
+    if saved_row_count is not None:
+        new_row_count = saved_row_count
+    else:
+        new_row_count = max(row_count, id_count(tokenizer))
+        trained = config.to_dict().get("trainable_token_indices") or ()
+        if isinstance(trained, Mapping):
+            trained = {token for tokens in trained.values() for token in tokens}
+        untrained = set(range(row_count, new_row_count)) - set(trained)
+        if untrained:
+            raise ValueError(
+                f"base={name!r}: its tokenizer has {new_row_count} ids, its base {row_count} embeddings, and the "
+                "adapter holds none for the others. Save it again with save_embedding_layers=True."
+            )
+    if id_count(tokenizer) > new_row_count:
+        raise ValueError(f"base={name!r}: its tokenizer has {id_count(tokenizer)} ids, its embeddings {new_row_count}.")
+    if new_row_count != row_count:
+        # Those that are new are overwritten by the adapter's.
+        model.resize_token_embeddings(new_row_count, mean_resizing=False)
+
+
+def _saved_row_count(weights: Mapping[str, Any], module: str) -> int | None:
+    """Number of embeddings that an adapter was trained with; None: it holds no weights of them."""
+    for name, weight in weights.items():
+        if f".{module}." not in name:
+            continue
+        if name.endswith((".weight", ".original_module")) and "lora_" not in name:
+            return len(weight)
+        if "lora_embedding_A" in name:
+            return int(weight.shape[1])
+    return None
+
+
+def id_count(tokenizer: Any) -> int:
+    """The number of embeddings that a tokenizer's ids need."""
+    return int(max(tokenizer.get_vocab().values())) + 1

@@ -20,7 +20,7 @@ from sentence_transformers.util import import_from_string, load_file_path
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from . import modules
-from .bases import EMBEDDED, HUB, check_device, weights_dtype
+from .bases import EMBEDDED, HUB, check_device, requested_dtype, weights_dtype, without_dtype
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 # Numbers in a configuration, by the ends of their names: each takes time or memory that no weights file shows.
@@ -65,8 +65,10 @@ def load(
     if (path in EMBEDDED or os.path.isdir(path)) and not os.path.isfile(os.path.join(path, "modules.json")):
         raise ValueError(f"{path!r} holds no modules.json: it is no saved model. Run: st-reba build {path} FOLDER")
     hub = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
-    weights = {"use_safetensors": True} if kwargs.get("backend", "torch") == "torch" else {}
-    kwargs["model_kwargs"] = {"dtype": weights_dtype(dtype, device), **weights, **(kwargs.get("model_kwargs") or {})}
+    weights: dict[str, Any] = {"use_safetensors": True} if kwargs.get("backend", "torch") == "torch" else {}
+    dtype = requested_dtype(dtype, kwargs.get("model_kwargs"))
+    weights |= {"dtype": weights_dtype(dtype, device)}
+    kwargs["model_kwargs"] = {**weights, **without_dtype(kwargs.get("model_kwargs"))}
     try:
         folders = check_repository(path, trust_remote_code=trust_remote_code, **hub)
         with sized(path, folders, **hub):

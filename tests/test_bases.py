@@ -18,18 +18,12 @@ import pytest
 import torch
 import transformers
 from architectures import TOKENIZERS, lose, on_the_hub, save
+from gguf_writing import gguf_file
 from oracle import assert_close
 from pipelines import PIPELINES, build, encoded
 from sentence_transformers import SentenceTransformer
 from tiny import tiny_model
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import st_reba
 from st_reba import RepeatTransformer, assembly, bases
@@ -80,37 +74,6 @@ def test_a_loaded_model(of: str, name: str, tmp_path: Path) -> None:
     for tokens, vectors in both:
         assert tokens.result() == before
         assert_close(vectors.result(), encoded(wanted).double())
-
-
-def gguf_file(folder: Path, kind: str) -> Path:
-    """A tiny llama as the gguf package writes it; its matrices are of one type."""
-    gguf = pytest.importorskip("gguf")
-    file, rows = folder / f"tiny-{kind}.gguf", 259
-    config = LlamaConfig(
-        vocab_size=rows, hidden_size=64, num_hidden_layers=2, intermediate_size=96, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.2,
-    )  # fmt: skip
-    writer = gguf.GGUFWriter(file, "llama")
-    for name, value in {
-        "context_length": 128, "embedding_length": 64, "block_count": 2, "feed_forward_length": 96, "head_count": 4,
-        "head_count_kv": 2, "layer_norm_rms_eps": 1e-5, "rope_dimension_count": 16, "vocab_size": rows,
-        "tokenizer_model": "gpt2", "tokenizer_pre": "default", "bos_token_id": rows - 1, "eos_token_id": rows - 1,
-        "token_list": [*sorted(ByteLevel.alphabet()), "ab", "<|endoftext|>", "<s>"],
-        "token_types": [1] * 257 + [3] * 2, "token_merges": ["a b"],
-    }.items():  # fmt: skip
-        getattr(writer, f"add_{name}")(value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
-    torch.manual_seed(0)
-    for name, weight in LlamaForCausalLM(config).state_dict().items():
-        dtype = gguf.GGMLQuantizationType[kind if weight.ndim > 1 else "F32"]
-        # Q8_1 cannot be written either: more bytes than it would take.
-        values = weight.numpy() if kind == "Q8_1" else gguf.quants.quantize(weight.numpy(), dtype)
-        writer.add_tensor(names.get_name(name, (".weight",)), values, raw_dtype=dtype)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return Path(file)
 
 
 needs_gguf = pytest.mark.skipif(not hasattr(transformers, "GgufConfig"), reason="no GGUF file is made dense")
@@ -329,3 +292,25 @@ def test_the_number_type_of_the_base(llama: Path, tmp_path: Path) -> None:
             assert model.dtype == torch.float32 and torch.equal(encoded(again), encoded(model))
         numbers = sum(each.numel() for each in model.parameters())
         assert bytes_of(tmp_path / str(number)) == pytest.approx(saved * numbers, rel=0.05)
+
+
+@pytest.mark.parametrize("value", ["bfloat16", "torch.bfloat16", torch.bfloat16])
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_either_name_of_the_number_type_is_obeyed(llama: Path, name: str, value: Any, tmp_path: Path) -> None:
+    model = build(llama, model_kwargs={name: value})
+    assert model.dtype == torch.bfloat16
+    model.save_pretrained(str(tmp_path / "saved"))
+    assert st_reba.load(tmp_path / "saved", device="cpu", model_kwargs={name: value}).dtype == torch.bfloat16
+    assert st_reba.load(tmp_path / "saved", device="cpu").dtype == torch.float32
+
+
+def test_number_types_that_differ_are_refused(llama: Path) -> None:
+    for options in (
+        {"dtype": "float16", "model_kwargs": {"torch_dtype": "bfloat16"}},
+        {"model_kwargs": {"dtype": "float16", "torch_dtype": "bfloat16"}},
+    ):
+        with pytest.raises(ValueError, match=r"torch_dtype.*differ\. Give one"):
+            build(llama, **options)
+    assert build(llama, dtype=torch.half, model_kwargs={"torch_dtype": "float16"}).dtype == torch.float16
+    with pytest.raises(ValueError, match=r"model_kwargs\['torch_dtype'\]='float7' is not known"):
+        build(llama, model_kwargs={"torch_dtype": "float7"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from ..modules.layout import empty_text_token
 from ..modules.version import __version__
 from ..storage.probe import worst
+from .digests import compare_digests, digests_of, writers_of
 
 FILE = "golden.json"
 _PACKAGES = ("sentence-transformers", "transformers", "torch")
@@ -63,6 +64,8 @@ class Report:
         foreign: The code is of another version of st_reba, so its difference says nothing.
         graph: The ONNX graph that was run; None: torch ran the model.
         rounded: Of a graph of 8 bits beside it: ``ok`` and its cosines to float32.
+        damage: What differs in weights, tokenizer and settings; None: golden.json has no digests of them.
+        resaved: What another library version or number type changed in them, which is no damage.
     """
 
     distance: float
@@ -73,10 +76,14 @@ class Report:
     foreign: bool = False
     graph: str | None = None
     rounded: Mapping[str, Any] | None = None
+    damage: Sequence[str] | None = None
+    resaved: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether the vectors agree, and the code is what its version of st_reba writes."""
+        """Whether vectors and digests agree, and the code is what its version of st_reba writes."""
+        if self.damage:
+            return False
         rounded = self.rounded is None or bool(self.rounded["ok"])
         return self.distance <= self.tolerance and rounded and (self.code is None or self.foreign)
 
@@ -94,6 +101,10 @@ class Report:
         lines += [f"run by onnxruntime: {self.graph}"] if self.graph else []
         lines += [f"8 bits: {json.dumps(dict(self.rounded))}"] if self.rounded else []
         lines += [f"code: {self.code}"] if self.code else []
+        if self.damage is None:
+            lines.append("weights and tokenizer were not compared: golden.json has no digests of them")
+        lines += [f"not what was saved: {line}" for line in self.damage or ()]
+        lines += [f"saved again since, unharmed: {line}" for line in self.resaved]
         return "\n".join([*lines, "ok" if self.ok else "FAIL"])
 
 
@@ -138,7 +149,25 @@ def write_golden(model: SentenceTransformer, folder: str | PathLike[str]) -> Non
         texts.remove("")
     vectors = encoded(model, texts, fields)
     header = {"tolerance": tolerance_of(model), "fields": fields, "made": environment(model)}
+    header |= digest_header(folder)
     write_file(folder, header, texts, vectors.tolist())
+
+
+def digest_header(folder: str | PathLike[str]) -> dict[str, Any]:
+    """Digests of a model's files, as golden.json holds them, and the versions that wrote these."""
+    path = Path(folder)
+    digests = digests_of(path, with_rounded_weights=True)
+    return {"writers": writers_of(path), "digests": digests}
+
+
+def with_digests(report: Report, stored: Mapping[str, Any], folder: str | PathLike[str]) -> Report:
+    """The report, with what differs between a folder and the digests that :func:`read_golden` read."""
+    if not stored.get("digests"):
+        return report
+    path = Path(folder)
+    has_same_writers = stored.get("writers") == writers_of(path)
+    comparison = compare_digests(stored["digests"], digests_of(path), has_same_writers=has_same_writers)
+    return replace(report, damage=comparison.damage, resaved=comparison.harmless)
 
 
 def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
@@ -205,6 +234,8 @@ def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
         vectors = np.array([each["vector"] for each in value["texts"]], dtype=np.float64)
         if vectors.ndim != 2 or not np.isfinite(vectors).all() or not isinstance(value["made"]["dtype"], str):
             raise ValueError("a value is of the wrong type")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        if not all(isinstance(digest, str) for digest in value.get("digests", {}).values()):
+            raise ValueError("a digest is no text")
+    except (AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}). Save the model again.") from None
     return value

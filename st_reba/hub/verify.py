@@ -15,7 +15,8 @@ from ..bases import HUB
 from ..modules.layout import PARTS
 from ..modules.version import __version__
 from ..safety import load
-from .golden import FILE, Report, compare, read_golden
+from .digests import files_of
+from .golden import FILE, Report, compare, read_golden, with_digests
 
 CODE = "st_reba.py"
 _VERSION = re.compile(r'""".*\bst_reba (\S+), ')
@@ -61,10 +62,20 @@ def verify(
     if stored.get("graph") is not None:
         from ..onnx import verify_graph
 
-        return verify_graph(folder, stored, device=device, dtype=dtype, hub=hub)
+        report = verify_graph(folder, stored, device=device, dtype=dtype, hub=hub)
+        return _compare_files(report, stored, folder, place)
     dtype = dtype or stored["made"]["dtype"]
     model = load(folder, device=device, dtype=dtype, trust_remote_code=trust_remote_code, **hub)
-    return replace(compare(model, stored), **_code(model, load_file_path(folder, CODE, **place)))
+    report = replace(compare(model, stored), **_code(model, load_file_path(folder, CODE, **place)))
+    return _compare_files(report, stored, folder, place)
+
+
+def _compare_files(report: Report, stored: dict[str, Any], folder: str, place: dict[str, Any]) -> Report:
+    """Add to the report what differs in the files; those of a repository on the Hub are in its snapshot's folder."""
+    if not os.path.isdir(folder):
+        for name in files_of(stored.get("digests", {})):
+            load_file_path(folder, name, **place)  # loading the model may not have asked for all
+    return with_digests(report, stored, Path(str(load_file_path(folder, FILE, **place))).parent)
 
 
 def _code(model: Any, file: str | None) -> dict[str, Any]:

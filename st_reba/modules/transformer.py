@@ -164,8 +164,9 @@ class RepeatTransformer(Transformer):
         if task is None:
             given = {*fields, "instruction"} if prompt else set(fields)
             task = "query" if given & (self.fields("query") - self.fields("document")) else "document"
-        bos, eos = (getattr(self.tokenizer, f"add_{name}_token", None) for name in ("bos", "eos"))
-        key = (prompt, task, repr(sorted(fields.items())), self.instruction, id(self.tokenizer), bos, eos)
+        # Asked anew each time, as a tokenizer's post-processor can be replaced without a sign of it.
+        special = special_tokens(self.tokenizer)
+        key = (prompt, task, repr(sorted(fields.items())), self.instruction, id(self.tokenizer), special)
         if (frames := self._frames.get(key)) is None:
             frames = self._make_frames(prompt or "", task, fields)
             self._frames = {**(self._frames if len(self._frames) < 64 else {}), key: frames}

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 from ..encode import Task, encode_texts
 from ..hub.card import FILE, TEMPLATE, render, values_of
-from ..hub.golden import TEXTS, environment, write_file
+from ..hub.golden import TEXTS, digest_header, environment, write_file
 from ..hub.save import check_free, put
 from ..optional import required
 from ..storage.probe import worst
@@ -99,6 +99,7 @@ def _write_golden(model: SentenceTransformer, graph: EmbeddingGraph, folder: Pat
     texts = [text for text in TEXTS if text or empty]
     about: dict[str, Any] = {"graph": GRAPH, "task": graph.task, "tolerance": TOLERANCE, "fields": {}}
     about["made"] = {**environment(model), **versions()}
+    about |= digest_header(folder)
     vectors = encode_texts(model, texts, task=graph.task)
     write_file(folder, about, texts, vectors.tolist())
     return texts, vectors

@@ -42,9 +42,11 @@ def test_they_come_out_again_of_no_other_model(reba: Any, tmp_path: Path) -> Non
 def test_a_report_in_words() -> None:
     report = golden.Report(2e-3, 1e-3, {"a": 0.5, "猫": 0.75}, {"torch": ("1", "2")})
     lines = ['furthest: "猫", by 7.5e-01 of its length', "changed since: torch 1 -> 2"]
-    assert str(report).splitlines() == ["2 texts: distance 2.0e-03, allowed 1.0e-03", *lines, "FAIL"]
+    missing = "weights and tokenizer were not compared: golden.json has no digests of them"
+    assert str(report).splitlines() == ["2 texts: distance 2.0e-03, allowed 1.0e-03", *lines, missing, "FAIL"]
     report = replace(report, distance=0, code="c", foreign=True, graph="g", rounded={"ok": True})
-    more = ["run by onnxruntime: g", '8 bits: {"ok": true}', "code: c", "ok"]
+    report = replace(report, damage=[], resaved=["r"])
+    more = ["run by onnxruntime: g", '8 bits: {"ok": true}', "code: c", "saved again since, unharmed: r", "ok"]
     assert str(report).splitlines()[1:] == [*lines, *more]
 
 

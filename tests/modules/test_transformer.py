@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,9 @@ from architectures import TOKENIZERS
 from marks import Base
 from oracle import assert_close, oracle
 from pipelines import build, encoded, features_of, made
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
+from tokenizers.processors import TemplateProcessing
 
 from st_reba.modules import RepeatTransformer
 from st_reba.modules.code import _has_terms, code_of
@@ -169,3 +172,21 @@ def test_copies(base: Base, name: str) -> None:
         assert torch.equal(encoded(copied), wanted)
         copied[0].model.get_input_embeddings().weight.data.zero_()
     assert torch.equal(encoded(model), wanted)
+
+
+def test_a_post_processor_that_is_replaced_is_seen_at_once(tmp_path: Path) -> None:
+    """In memory as after it is saved and loaded."""
+    model: Any = build("mini", "echo", pooling="mean")
+    text = "The cat is asleep."
+    before = model.encode(text)
+    tokenizer = model.tokenizer
+    end = (tokenizer.eos_token, tokenizer.eos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {end[0]} {end[0]}", special_tokens=[end]
+    )
+    changed = model.encode(text)
+    assert abs(changed - before).max() > 1e-3
+    ids = model[0].preprocess([text])["input_ids"][0].tolist()
+    assert ids[-2:] == [end[1]] * 2
+    model.save_pretrained(str(tmp_path / "saved"))
+    assert abs(SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(text) - changed).max() < 1e-6

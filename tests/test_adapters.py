@@ -1,0 +1,85 @@
+"""Adapters over a longer vocabulary than their base's: merged as peft does, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import save
+from oracle import assert_close
+from pipelines import build, encoded
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+NEW_TOKENS = [f"<|new{number}|>" for number in range(700)]
+TEXTS = ["<|new1|> is a letter.", "The cat sat.", "<|new698|><|new699|>"]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save("llama", tmp_path_factory.mktemp("llama"), "bos", causal_lm=True)
+
+
+def extended_adapter(
+    base: Path, folder: Path, *, save_embeddings: bool | str = "auto", **options: Any
+) -> tuple[Path, Path]:
+    """An adapter whose tokenizer has more tokens than its base, and the same merged by peft."""
+    peft = pytest.importorskip("peft")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_tokens(NEW_TOKENS)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    row_count = max(tokenizer.get_vocab().values()) + 1
+    assert row_count > len(model.get_input_embeddings().weight)
+    model.resize_token_embeddings(row_count, mean_resizing=False)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    for name, value in options.items():
+        setattr(config, name, value)
+    adapted = peft.get_peft_model(model, config)
+    torch.manual_seed(0)
+    for parameter in adapted.parameters():
+        parameter.data += 0.3 * parameter.requires_grad * torch.randn_like(parameter)
+    adapted.save_pretrained(folder / "adapter", save_embedding_layers=save_embeddings)
+    tokenizer.save_pretrained(folder / "adapter")
+    adapted.merge_and_unload().save_pretrained(folder / "merged")
+    tokenizer.save_pretrained(folder / "merged")
+    return folder / "adapter", folder / "merged"
+
+
+def new_ids(base: Path) -> list[int]:
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_tokens(NEW_TOKENS)
+    return list(tokenizer.convert_tokens_to_ids(NEW_TOKENS))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"save_embeddings": True},
+        {"modules_to_save": ["embed_tokens"]},
+        {"modules_to_save": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj", "embed_tokens"], "save_embeddings": True},
+    ],
+    ids=str,
+)
+def test_an_adapter_with_its_own_embeddings_lengthens_its_base(
+    llama: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
+    adapter, merged = extended_adapter(llama, tmp_path, **options)
+    model: Any = build(adapter, "classical", pooling="mean")
+    assert_close(encoded(model, TEXTS), encoded(build(merged, "classical", pooling="mean"), TEXTS).double())
+    assert model[0].model.config.vocab_size == len(model[0].model.get_input_embeddings().weight)
+
+
+def test_trained_tokens_lengthen_their_base(llama: Path, tmp_path: Path) -> None:
+    options = {"trainable_token_indices": new_ids(llama), "save_embeddings": False}
+    adapter, merged = extended_adapter(llama, tmp_path, **options)
+    model = build(adapter, "classical", pooling="mean")
+    assert_close(encoded(model, TEXTS), encoded(build(merged, "classical", pooling="mean"), TEXTS).double())
+
+
+def test_new_tokens_without_embeddings_are_refused(llama: Path, tmp_path: Path) -> None:
+    adapter, _ = extended_adapter(llama, tmp_path, save_embeddings=False)
+    with pytest.raises(ValueError, match="save_embedding_layers=True") as raised:
+        build(adapter)
+    assert "\n" not in str(raised.value)

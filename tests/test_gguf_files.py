@@ -1,0 +1,147 @@
+"""GGUF files: split texts as their rule says, or are refused; shards and gaps in metadata are refused at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from gguf_writing import gguf_file
+from pipelines import build
+from tokenizers import Regex, pre_tokenizers
+
+import st_reba
+from st_reba.gguf_files import PATTERNS, read_gguf
+
+pytestmark = pytest.mark.skipif(not hasattr(transformers, "GgufConfig"), reason="no GGUF file is made dense")
+TEXT = "AB aB  12 123 it'S it's\n\nab.\n  ¿x₂? ١٢ 12ab ǅa"
+
+
+def tokens_of(model: Any, text: str = TEXT) -> list[str]:
+    tokenizer = model.tokenizer
+    return list(tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"]))
+
+
+def split_by(pattern: Any, text: str = TEXT) -> list[str]:
+    return [piece for piece, _ in pattern.pre_tokenize_str(text)]
+
+
+# How the original tokenizers of these models split, as their tokenizer.json says.
+ORIGINALS: dict[str, Any] = {
+    "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "olmo": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "smollm": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    ),
+    "qwen2": pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(
+                Regex(
+                    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+                    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+                ),
+                "isolated",
+            ),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    ),
+}
+ORIGINALS |= {"starcoder": ORIGINALS["smollm"], "stablelm2": ORIGINALS["qwen2"]}
+
+
+@pytest.mark.parametrize("rule", ORIGINALS)
+def test_a_text_is_split_as_by_the_original_tokenizer(rule: str, tmp_path: Path) -> None:
+    model: Any = build(gguf_file(tmp_path, tokenizer_pre=rule), "echo")
+    assert split_by(model.tokenizer.backend_tokenizer.pre_tokenizer) == split_by(ORIGINALS[rule])
+
+
+def test_rules_that_differ_give_other_tokens(tmp_path: Path) -> None:
+    tokens = {}
+    for rule in ("gpt-2", "smollm", "glm4", "stablelm2"):
+        tokens[rule] = tuple(tokens_of(build(gguf_file(tmp_path, tokenizer_pre=rule), "echo")))
+    assert "12" in tokens["gpt-2"] and "12" not in tokens["smollm"]
+    assert "12" in tokens["glm4"] and "12" not in tokens["stablelm2"]
+    assert "'S" in tokens["glm4"] and "'S" not in tokens["smollm"]
+    assert len(set(tokens.values())) == 4
+
+
+@pytest.mark.parametrize("rule", sorted(PATTERNS))
+def test_every_rule_keeps_every_character(rule: str) -> None:
+    steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[rule]]
+    assert "".join(split_by(pre_tokenizers.Sequence(steps))) == TEXT
+
+
+def test_llama3_takes_whole_pieces_and_begins_with_its_bos(tmp_path: Path) -> None:
+    """Unless the file says otherwise of its BOS."""
+    file = gguf_file(tmp_path, tokenizer_pre="llama-bpe", token_merges=["a b"])
+    model: Any = build(file, "echo")
+    tokenizer = model.tokenizer
+    assert tokens_of(model, "AB") == ["AB"], "a token that no merge makes"
+    assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
+    file = gguf_file(tmp_path, tokenizer_pre="llama-bpe", add_bos_token=False)
+    tokenizer = build(file, "echo").tokenizer
+    assert tokenizer("a")["input_ids"] == tokenizer("a", add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("metadata", [{"tokenizer_pre": "deepseek-llm"}, {"without": ["tokenizer_pre"]}])
+def test_a_rule_that_is_not_known_is_refused_and_another_tokenizer_is_the_remedy(
+    metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    file = gguf_file(tmp_path, **metadata)
+    with pytest.raises(ValueError, match=r"tokenizer\.ggml\.pre=.*Give tokenizer="):
+        st_reba.build(file)
+    build(gguf_file(tmp_path, name="known.gguf"), "echo").tokenizer.save_pretrained(tmp_path / "tokenizer")
+    model: Any = build(file, "echo", tokenizer=tmp_path / "tokenizer")
+    assert model.encode("A text.").shape == (64,)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_shard_is_refused_at_once(number: int, tmp_path: Path) -> None:
+    """By its metadata, of which the second has no others; and by its name, where it has none."""
+    gguf = pytest.importorskip("gguf")
+    name = f"tiny-0000{number}-of-00002.gguf"
+    if number == 1:
+        file = gguf_file(tmp_path, name=name)
+    else:
+        file = tmp_path / "renamed.gguf"
+        writer = gguf.GGUFWriter(file, "")
+        writer.kv_data[0].clear()
+        writer.add_uint16("split.no", 1)
+        writer.add_uint16("split.count", 2)
+        writer.add_tensor("blk.1.attn_q.weight", __import__("numpy").zeros((4, 4), "float32"))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    with pytest.raises(ValueError, match=r"one of 2 shards.*llama-gguf-split --merge \S+-00001-of-00002\.gguf"):
+        st_reba.build(file, tokenizer="mini")
+
+
+@pytest.mark.parametrize(
+    ("missing", "says"),
+    [
+        ("architecture", "general.architecture"),
+        ("context_length", "llama.context_length"),
+        ("embedding_length", "llama.embedding_length"),
+        ("block_count", "llama.block_count"),
+        ("head_count", "llama.attention.head_count"),
+        ("head_count_kv", "llama.attention.head_count_kv"),
+        ("layer_norm_rms_eps", "llama.attention.layer_norm_rms_epsilon"),
+        ("token_list", "tokenizer.ggml.tokens"),
+        ("tokenizer_model", "tokenizer.ggml.model"),
+        ("token_merges", "tokenizer.ggml.merges"),
+        ("blk.1.", "layer 1 of 2"),
+        ("token_embd", "token_embd.weight"),
+    ],
+)
+def test_a_gap_is_refused_and_named(missing: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=says) as raised:
+        st_reba.build(gguf_file(tmp_path, without=[missing]))
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_file_says(tmp_path: Path) -> None:
+    file = read_gguf(str(gguf_file(tmp_path, "Q8_0", tokenizer_pre="smollm")))
+    assert (file.quantization, file.pre_tokenizer) == ("Q8_0", "smollm")
+    assert file.shapes["token_embd.weight"] == (64, file.metadata["tokenizer.ggml.tokens"])
