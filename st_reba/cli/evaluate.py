@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from .app import AsJson, Device, Dtype, Model, Trust, app, dumped, given, pairs, quiet
+from .app import AsJson, Device, Dtype, Model, Trust, app, dumped, given, pairs, quiet, telling_what_is_kept
 from .models import Base
 
 Words = list[str] | None
@@ -67,7 +68,7 @@ def compare(
     if not equals:
         raise ValueError(f"--vary {vary!r}: write OPTION=VALUE,VALUE, as repeats=2,3.")
     frame = run.curve(base, table, methods, option, [read_value(each) for each in values.split(",")], **options)
-    typer.echo(frame.to_json(orient="index", force_ascii=False) if as_json else run.markdown(frame))
+    typer.echo(dumped(json.loads(frame.to_json(orient="index"))) if as_json else run.markdown(frame))
 
 
 @app.command()
@@ -145,7 +146,8 @@ def tune(
     elif kind or columns or label:
         raise ValueError("--kind, --label and --column (but text=…) are about the table of --labels.")
     quiet()
-    report = search(base, found, out, say=lambda line: typer.echo(line, err=True), **options)
+    with telling_what_is_kept(lambda: f"Passes that were finished are kept in {out}; the same command goes on."):
+        report = search(base, found, out, say=lambda line: typer.echo(line, err=True), **options)
     typer.echo(dumped(asdict(report), indent=2) if as_json else str(report))
     typer.echo(f"The model is in {out / 'model'}, the recipe and the report beside it.", err=True)
 

@@ -27,6 +27,7 @@ from .records import (
     is_missing,
 )
 from .tables import (
+    ONLY_BY_NAME,
     SUPPORTED,
     WHOLE_SUFFIXES,
     holds_bytes,
@@ -104,8 +105,8 @@ def open_source(
         input: A file: a .txt, with a text on each line; a .jsonl, .ndjson, .json, .csv, .tsv or .parquet, with a
             document in each row; or a .md, .markdown, .rst, .adoc or .org, which is one document, its name the id (all
             but .parquet also with .gz). Or a folder that ``datasets.save_to_disk`` wrote; any other folder: all such
-            files in it and below, by name; a table of pandas, polars, Arrow or datasets; or an iterable of texts,
-            Documents or dicts. A string is a path. Values of bytes, such as images, are left out of tables, as a
+            files in it and below but .json, by name; a table of pandas, polars, Arrow or datasets; or an iterable of
+            texts, Documents or dicts. A string is a path. Values of bytes, such as images, are left out of tables, as a
             warning tells; the levels of a pandas index that have a name are columns.
         text_column: Column or key of the text in tables; None: "text", or another usual name.
         id_column: Column or key of the id in tables; None: "id", another usual name, or none; "": none.
@@ -114,6 +115,8 @@ def open_source(
     found = columns = {"text_column": text_column, "id_column": id_column}
     name = f"the {type(input).__name__}"
     if isinstance(input, (str, PathLike)):
+        if not str(input).strip():
+            raise ValueError(f"input={str(input)!r} names no file or folder; give one, or a list of texts")
         if is_corpus(input):
             raise ValueError(f"{input}: an encoded corpus, not texts; an index can be built from it, see st-reba index")
         in_folder = Path(input).is_dir() and not is_dataset(Path(input))
@@ -189,7 +192,7 @@ def _files_in(folder: Path) -> list[Path]:
         hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
         if ours or hidden or not file.is_file():
             continue
-        if suffix_of(file):
+        if suffix_of(file) not in (None, ONLY_BY_NAME):
             found.append(file)
         else:
             others[file.suffix or "without a suffix"] += 1
@@ -197,7 +200,8 @@ def _files_in(folder: Path) -> list[Path]:
     if not found:
         raise ValueError(f"{folder}: no texts (there are: {listed or 'no files'}); give files of {SUPPORTED}")
     if others:
-        logger.warning("%s: not read: %s; convert them to %s", folder, listed, SUPPORTED)
+        remedy = "name each by itself, or convert it to another of" if ONLY_BY_NAME in others else "convert them to"
+        logger.warning("%s: not read: %s; %s %s", folder, listed, remedy, SUPPORTED)
     return found
 
 
