@@ -15,10 +15,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand
 
 from ..modules.version import __version__
 from . import streams
 from .wording import CommandWords, names_an_option_first
+
+# Options and arguments that may be blank: one says "none", the others are text.
+_MAY_BE_BLANK = frozenset({"id_column", "query", "template", "prompt", "message", "word", "where"})
 
 _INTERRUPTED = 130
 
@@ -37,6 +41,20 @@ Revision = Annotated[str | None, Option(metavar="REVISION", help="Branch, tag or
 Trust = Annotated[bool, Option("--trust-remote-code", help="Run code from the model's repository.")]
 Task = Annotated[Literal["query", "document"] | None, Option(help="Encode as queries or documents, if these differ.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+
+
+class CheckedCommand(TyperCommand):
+    """A command that refuses blank names: pathlib takes "" for the folder where it runs."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        values, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        for parameter in self.params:
+            value = values.get(str(parameter.name))
+            texts = value if isinstance(value, (list, tuple)) else (value,)
+            is_blank = any(isinstance(text, str) and not text.strip() for text in texts)
+            if is_blank and parameter.name not in _MAY_BE_BLANK:
+                raise typer.BadParameter("it is blank; give a name, or leave it out.", ctx=ctx, param=parameter)
+        return list(super().parse_args(ctx, args))
 
 
 def _version(value: bool) -> None:
@@ -85,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(words)
     except Exception as raised:
         error = raised
-    output_fault = streams.fault_of_output(output)
+    output_fault = output.finish()
     if isinstance(output_fault, BrokenPipeError):
         return streams.CLOSED_PIPE
     if output_fault is not None:
@@ -99,8 +117,8 @@ def _run(words: list[str]) -> int:
         status = int(command.main(args=words, prog_name="st-reba", standalone_mode=False) or 0)
     except (KeyboardInterrupt, typer.Abort):
         status = _INTERRUPTED
-    except SystemExit as exit_of_typer:  # of a closed pipe
-        status = int(exit_of_typer.code or 0)
+    except SystemExit as typer_exit:  # of a closed pipe
+        status = int(typer_exit.code or 0)
     # Some versions of typer return the status and say nothing.
     return _fail("Stopped.", _INTERRUPTED) if status == _INTERRUPTED else status
 

@@ -10,7 +10,20 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from .app import AsJson, Device, Dtype, Model, Trust, app, dumped, given, pairs, quiet, telling_what_is_kept
+from .app import (
+    AsJson,
+    CheckedCommand,
+    Device,
+    Dtype,
+    Model,
+    Trust,
+    app,
+    dumped,
+    given,
+    pairs,
+    quiet,
+    telling_what_is_kept,
+)
 from .models import Base
 
 Words = list[str] | None
@@ -25,7 +38,7 @@ Figure = Annotated[Path | None, Option(metavar="FILE", help="Draw the scores int
 Seed = Annotated[int, Option(metavar="N", help="Seed of all random draws.")]
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def compare(
     base: Base,
     table: Annotated[str, Argument(metavar="TABLE", help="Labelled items: a table, a BEIR folder, CoNLL lines, …")],
@@ -71,7 +84,7 @@ def compare(
     typer.echo(dumped(json.loads(frame.to_json(orient="index"))) if as_json else run.markdown(frame))
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def evaluate(
     model: Model,
     tasks: Annotated[list[str], Argument(metavar="TASK", help="Files, KIND=FILE, toy, C-MTEB, a task of mteb, …")],
@@ -112,7 +125,7 @@ def evaluate(
     typer.echo(run.markdown(pd.DataFrame(rows).set_index("task")))
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def tune(
     base: Base,
     texts: Annotated[Path, Argument(metavar="TEXTS", help="Yours: .txt (one a line), a table, a folder of these.")],

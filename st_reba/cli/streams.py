@@ -7,8 +7,9 @@ import errno
 import io
 import os
 import sys
-from contextlib import suppress
-from typing import BinaryIO, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO, TextIO, cast
 
 # As the shell says of a program that a closed pipe ended.
 CLOSED_PIPE = 141
@@ -18,19 +19,61 @@ class ClosedOutput(io.TextIOBase):
     """Stands for a standard output that is closed: to write to it is an error."""
 
     def write(self, text: str) -> int:
-        raise OSError(errno.EBADF, f"standard output is closed, but there are {len(text)} characters to write")
+        raise OSError(errno.EBADF, "it is closed")
 
 
-def prepare() -> TextIO:
-    """Make the standard streams safe to use, and give standard output."""
+class WatchedOutput:
+    """Standard output that remembers why it could not be written to.
+
+    An OSError that reaches the end of a command may be of any file; and typer turns that of a closed pipe into an exit.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.fault: OSError | None = None
+
+    def write(self, text: str) -> int:
+        with self._watching():
+            return self.stream.write(text)
+
+    def flush(self) -> None:
+        with self._watching():
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.fault = error
+            raise
+
+    def finish(self) -> OSError | None:
+        """Write what is left; the error, if standard output could not be written to: then the rest is dropped.
+
+        Python would write the rest at its own end, and print a traceback.
+        """
+        with suppress(OSError):
+            self.flush()
+        if self.fault is not None:
+            _drop(self.stream)
+        sys.stdout = self.stream
+        return self.fault
+
+
+def prepare() -> WatchedOutput:
+    """Make the standard streams safe to use, and watch standard output."""
     for descriptor in range(3):
         _occupy(descriptor)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show Chinese must not end the command
             stream.reconfigure(errors="backslashreplace")
-    if sys.stdout is None:
-        sys.stdout = ClosedOutput()
-    return sys.stdout
+    output = WatchedOutput(cast(TextIO, ClosedOutput()) if sys.stdout is None else sys.stdout)
+    sys.stdout = cast(TextIO, output)
+    return output
 
 
 def _occupy(descriptor: int) -> None:
@@ -52,20 +95,6 @@ def is_utf8(stream: TextIO) -> bool:
     """True if every letter can be written to a stream."""
     encoding = getattr(stream, "encoding", None) or "ascii"
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
-
-
-def fault_of_output(output: TextIO) -> OSError | None:
-    """Write what is left to standard output; the error, if it cannot be written: then it is dropped.
-
-    Python would write it at its own end, and print a traceback.
-    """
-    sys.stdout = output  # typer may have replaced it
-    try:
-        output.flush()
-    except OSError as error:
-        _drop(output)
-        return error
-    return None
 
 
 def print_error(message: str) -> None:

@@ -16,6 +16,7 @@ from typer import Argument, Option
 
 from .app import (
     AsJson,
+    CheckedCommand,
     Device,
     Dtype,
     Model,
@@ -65,7 +66,7 @@ def parse_where(texts: list[str]) -> dict[str, Any]:
     return found
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def encode(
     model: Model,
     input: Input = "-",
@@ -149,7 +150,7 @@ def _encode_word(model: Any, texts: list[str], word: str, options: dict[str, Any
         print(dumped({"text": text, "word": word, "start": start, "end": end, "vector": vector.tolist()}))
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def index(
     input: Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}; or a corpus that st-reba encode wrote.")],
     folder: Folder,
@@ -211,13 +212,14 @@ def index(
     return int(bool(rejects) and not said)  # all was set aside
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def search(
     folder: Folder,
     query: Annotated[list[str] | None, Argument(metavar="QUERY", help="Queries. [default: lines of stdin]")] = None,
     top: Annotated[int, Option("--top", "-k", metavar="N", min=1, help="Results per query.")] = 10,
     where: Annotated[list[str] | None, Option(metavar="C", help="Condition, as 'year>=2020'. Repeatable.")] = None,
     model: Annotated[str | None, Option(metavar="MODEL", help="Saved model, if it is no longer where it was.")] = None,
+    encoding: Encoding = None,
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Trust = False,
@@ -226,11 +228,13 @@ def search(
     """Search an index. Example: st-reba search my_index 'why do stocks fall' --where 'year>=2020'"""
     from ..index import Index
 
+    if query:
+        _refuse("queries on the command line", {"--encoding": encoding})
     chosen = parse_where(where) if where else None
     quiet()
     opened = Index.open(folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     one = None
-    for one in query or _queries():
+    for one in query or _queries(encoding):
         results = opened.search(one, top, where=chosen)
         if as_json:
             print(dumped({"query": one, "results": [asdict(result) for result in results]}), flush=True)
@@ -249,7 +253,7 @@ def search(
         raise ValueError("no query: give one, or lines on standard input")
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def prune(
     folder: Folder,
     ids: Annotated[list[str] | None, Argument(metavar="ID", help="Ids of documents to delete.")] = None,
@@ -269,7 +273,7 @@ def prune(
         print(f"{folder}: {change.deleted:,} vectors removed from the disk; {change.count:,} documents")
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def export(
     folder: Folder,
     out: Annotated[Path, Argument(metavar="OUT", help="X.parquet: documents and vectors; X.faiss: vectors by key.")],
@@ -299,12 +303,13 @@ def _lines(input: str, *, encoding: str | None, **useless: Any) -> Any:
     return read_stream(standard_input(), _STANDARD_INPUT, encoding)
 
 
-def _queries() -> Iterator[str]:
+def _queries(encoding: str | None) -> Iterator[str]:
     """The lines of standard input, each as soon as it is there."""
-    from ..corpus.text_files import decode_stream, named_errors, read_text_lines
+    from ..corpus.text_files import check_encoding, decode_stream, named_errors, read_text_lines
 
+    check_encoding(encoding)
     with named_errors(_STANDARD_INPUT):
-        stream = decode_stream(standard_input(), _STANDARD_INPUT, None, is_interactive=True)
+        stream = decode_stream(standard_input(), _STANDARD_INPUT, encoding, is_interactive=True)
         for place, row in read_text_lines(stream):
             if isinstance(row, str):
                 raise ValueError(f"{_STANDARD_INPUT}, {place}: {row}")

@@ -247,16 +247,16 @@ def _without_bytes(
 
 def _names(row: Mapping[str, Any], place: str, text: str | None, identity: str | None) -> tuple[str, str]:
     """Names of the text and of the id in a table, or in the first record; "": no id."""
-    there = ", ".join(repr(beginning(name)) for name in list(row)[:20])
+    there = ", ".join(repr(beginning(name)) for name in list(row)[:20]) or "none"
+    for option, column in (("text_column", text), ("id_column", identity)):
+        if column and column not in row:
+            raise ValueError(f"{option}={column!r} is no column; {place} has: {there}; name one of these")
     text = text or next((name for name in TEXT_NAMES if name in row), None)
-    if text is None or text not in row:
+    if text is None:
         hint = ""
         if len(row) == 1 and not re.fullmatch(r"[\w\s-]*", next(iter(row))):
             hint = "; columns are separated by ',', ';', '|' or tabs"
-        message = f"{place}: no column {text or 'text'!r}; there: {there or 'none'}{hint}; name one with text_column"
-        raise ValueError(message)
-    if identity and identity not in row:
-        raise ValueError(f"{place}: no column {identity!r}; there: {there}; name one with id_column")
+        raise ValueError(f"{place}: no column 'text'; there: {there}{hint}; name one with text_column")
     if identity == text:
         raise ValueError(f"{place}: {text!r} is named as the text and as the id; name another id_column")
     if identity is None:
