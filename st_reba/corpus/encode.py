@@ -11,7 +11,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..encode import encode_texts
-from ..storage.files import LOCK_FILE, make_folder, remove_leftovers, sole_writer, whole_file
+from ..storage.files import LOCK_FILE, make_folder, parse_path, remove_leftovers, sole_writer, whole_file
 from ..storage.probe import Probe, check, encoding_rate, load, probe, remembered
 from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
 from .passages import Cut, cutter
@@ -74,7 +74,7 @@ def encode_corpus(
         [('record 1', 'no text')]
     """
     source = input if isinstance(input, Source) else open_source(input).unique()
-    corpus, model = _target(path), load(model)
+    corpus, model = _target(parse_path(path, "path")), load(model)
     with sole_writer(corpus.path, "vectors/*.npy"):
         options: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
         options |= {"passages": passages, "overwrite": overwrite, "show_progress_bar": show_progress_bar}
@@ -160,9 +160,7 @@ def _resume(corpus: Corpus, mark: Probe, settings: dict[str, Any]) -> int:
                 f"{corpus.path}: {name}={value!r}, but it was begun with {before.get(name)!r}; give that to go on, "
                 "another path, or overwrite=True to begin anew"
             )
-    for name, digest in corpus.files().items() if "files" in header else ():
-        if header["files"].get(name) != digest:
-            (corpus.path / name).unlink()  # altered since: it is made again
+    corpus.remove_damaged_vectors()
     return int(before["part_size"])
 
 
@@ -191,7 +189,7 @@ def _gather(parts: Iterator[Part], cut: Cut, name: str, corpus: Corpus, overwrit
     for part in parts:
         part.columns[-1] = cut([row.text for row in part.rows])
         try:
-            old = corpus.about(number)["digest"]
+            old = corpus.part(number).digest
         except ValueError:  # there is none yet, or it is damaged
             old = None
         if part.digest != old:
@@ -205,7 +203,7 @@ def _gather(parts: Iterator[Part], cut: Cut, name: str, corpus: Corpus, overwrit
         raise ValueError(f"{name}: it ends before part {number} of {corpus.path}; {remedy}")
     for left in reversed(range(number, there)):
         corpus.reopen()
-        corpus.vectors_path(left).unlink(missing_ok=True)
+        corpus.remove_vectors(left)
         corpus.documents_path(left).unlink(missing_ok=True)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..corpus.encode import encode_parts, longest_input
-from ..corpus.folder import Corpus, Row, is_corpus, sha256
+from ..corpus.folder import Corpus, Row, is_corpus
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source
 from ..storage.files import LOCK_FILE, refuse_links, sole_writer
@@ -70,10 +70,10 @@ def check_target(store: Store, *, overwrite: bool) -> None:
 
 
 @contextmanager
-def one_writer(folder: Path) -> Iterator[Path]:
+def one_writer(folder: Path, *, patience: float | None = None) -> Iterator[Path]:
     """Keep other builds and additions out of an index folder, and give the folder of the corpus to be encoded."""
     building, encoded, kept = folder / BUILDING, "vectors/*.npy", False
-    with sole_writer(folder, f"{BUILDING}/{encoded}"):
+    with sole_writer(folder, f"{BUILDING}/{encoded}", patience=patience):
         if not is_corpus(building):  # a writer was killed while it removed it
             shutil.rmtree(building, ignore_errors=True)
         try:
@@ -183,9 +183,12 @@ class Writer:
         It is the same index, with its training, unless a factory is named ("auto": by the number of vectors).
         """
         state = self.state
+        if factory is not None and factory != "auto":
+            ann.try_factory(factory, state.dimension, parameters)
         old = None if state.file is None else ann.VectorFile(self.folder, state, mmap=False)
-        keys, pending = tables.read_pending(self.tx, state, self.path)
-        segments: list[Segment] = [(keys, lambda: pending), *new]
+        tables.check_keys(self.tx, state, self.folder, None if old is None else old.keys, before=self._first_key)
+        pending_keys, pending = tables.read_pending(self.tx, state, self.path)
+        segments: list[Segment] = [(pending_keys, lambda: pending), *new]
         index = None
         if old is not None and factory is None:
             index = ann.add(old.without(tables.read_dead(self.tx)), segments)
@@ -196,13 +199,17 @@ class Writer:
                 chosen = (factory or "auto", state.dimension, parameters, segments)
                 made, state.factory, state.parameters = ann.trained(*chosen)
                 index = ann.add(made, segments)
+                ann.check_search(made, state.parameters, segments)
+        expected = len(tables.vector_keys(self.tx))
+        if index is not None and index.ntotal != expected:
+            raise ValueError(f"the FAISS index holds {index.ntotal:,} of {expected:,} vectors; name another factory")
         self.tx.execute("DELETE FROM pending")
         self.tx.execute("DELETE FROM dead")
         state.pending, state.deleted, state.filed, state.stop, state.file = 0, 0, 0, 0, None
         if index is not None and index.ntotal:
             path = self.folder / f"vectors-{state.changes + 1}.faiss"
-            ann.save(path, index)
-            state.file, state.bytes, state.sha256 = path.name, path.stat().st_size, sha256(path)
+            state.bytes, state.sha256 = ann.save(path, index)
+            state.file = path.name
             state.filed, state.stop = int(index.ntotal), state.next_key
         else:  # nothing is left that another index could be trained on
             state.factory, state.parameters = "Flat", None

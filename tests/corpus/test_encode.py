@@ -202,7 +202,8 @@ def test_refused(tmp_path: Path, options: dict[str, Any], error: type[Exception]
     assert not (tmp_path / "corpus").exists()
 
 
-def test_other_folders_are_left_alone(tmp_path: Path) -> None:
+def test_other_folders_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("st_reba.storage.files.WRITER_PATIENCE", 0.1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.txt").write_text("cat", encoding="utf-8")
     (tmp_path / "file").touch()

@@ -28,7 +28,7 @@ def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
             Index.build(model, ["dog"], tmp_path / "index", **QUIET)
     assert [one.text for one in build(tmp_path / "index", ["dog"], overwrite=True)] == ["dog"]
     (tmp_path / "index" / "index.sqlite").write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="remove the folder"):
+    with pytest.raises(ValueError, match="build the index again"):
         build(tmp_path / "index", ["dog"], overwrite=True)
     mine = tmp_path / "folder" / "vectors-1.faiss"
     mine.parent.mkdir()
@@ -91,7 +91,8 @@ def test_what_fails_changes_nothing(tmp_path: Path) -> None:
     assert not (index.path / ".building").exists()
 
 
-def test_one_writer(tmp_path: Path) -> None:
+def test_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("st_reba.storage.files.WRITER_PATIENCE", 0.1)
     index = build(tmp_path / "index", documents(10))
     with sole_writer(tmp_path / "index", "*"):
         for change in (lambda: index.add(["cat"], **QUIET), lambda: build(tmp_path / "index", ["cat"], overwrite=True)):
