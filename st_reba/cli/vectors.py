@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import sys
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,6 +48,33 @@ def parse_where(texts: list[str]) -> dict[str, Any]:
             raise ValueError(f"--where {text!r}: {name}{operator} is given twice")
         found[name][operator] = value
     return found
+
+
+@contextlib.contextmanager
+def telling_progress(folder: Path) -> Iterator[None]:
+    """Where a command is stopped, by whatever, say what it has encoded, for the same command goes on with it.
+
+    Args:
+        folder: The corpus that is encoded: of an index, the one that lies in its folder meanwhile.
+    """
+    from ..corpus.folder import read_progress
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    terminate = signal.signal(signal.SIGTERM, _exit_terminated) if in_main_thread else None
+    try:
+        yield
+    except BaseException:
+        progress = read_progress(folder)
+        if progress is not None:
+            print(f"st-reba: stopped; {progress}; the same command goes on", file=sys.stderr)
+        raise
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, terminate)
+
+
+def _exit_terminated(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 @app.command()
@@ -99,7 +129,8 @@ def encode(
         running: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite}
         running |= {"dtype": "float16" if float16 else "float32", "batch_tokens": batch_tokens}
         source = source.unique()
-        corpus = encode_corpus(loaded, source.strict() if strict else source, out, **running)
+        with telling_progress(out):
+            corpus = encode_corpus(loaded, source.strict() if strict else source, out, **running)
         totals = corpus.header()["totals"]
         print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
         return _tell_rejects(list(corpus.rejects()), f"all in {out}/rejects.jsonl")
@@ -162,6 +193,7 @@ def index(
     elif model is None:
         raise ValueError("--model is missing: name a saved model, or give --add or --upsert for an index")
     from ..index import Index
+    from ..index.changes import BUILDING
 
     running: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
@@ -170,11 +202,13 @@ def index(
     quiet()
     if model is None or add or upsert:
         opened = Index.open(folder, model, **running)
-        outcome = asdict((opened.upsert if upsert else opened.add)(texts, **options))
+        with telling_progress(folder / BUILDING):
+            outcome = asdict((opened.upsert if upsert else opened.add)(texts, **options))
         said = [f"{outcome[name]:,} {name}" for name in ("added", "replaced", "unchanged") if outcome[name]]
     else:
         options |= {"factory": factory, "parameters": parameters, "passages": passages, "overwrite": overwrite}
-        opened = Index.build(model, texts, folder, **options, **running)
+        with telling_progress(folder / BUILDING):
+            opened = Index.build(model, texts, folder, **options, **running)
         outcome, said = {}, [f"factory {opened.info()['factory']}"]
     rejects = opened.rejects() if not outcome or outcome["rejected"] else []
     if as_json:

@@ -210,8 +210,10 @@ def _gather(parts: Iterator[Part], cut: Cut, name: str, corpus: Corpus, overwrit
 def _encode(
     model: SentenceTransformer, corpus: Corpus, parts: list[int], workers: int | None, disable: bool | None
 ) -> None:
-    total = sum(corpus.about(number)["vectors"] for number in parts)
-    with tqdm(total=total, desc="Encoding", unit=" texts", disable=disable) as bar:
+    remaining = sum(corpus.about(number)["vectors"] for number in parts)
+    total = sum(corpus.about(number)["vectors"] for number in range(corpus.parts()))
+    options: dict[str, Any] = {"desc": "Encoding", "unit": " texts", "disable": disable}
+    with tqdm(total=total, initial=total - remaining, **options) as bar:
         if workers is None:
             for number in parts:
                 encode_part(model, corpus, number, bar.update)

@@ -95,6 +95,9 @@ class Progress(NamedTuple):
     encoded: int  # documents whose vectors are there
     documents: int
 
+    def __str__(self) -> str:
+        return f"{self.encoded:,} of {self.documents:,} documents are encoded"
+
 
 class Corpus:
     """An encoded corpus, or one that is being encoded; read and written a part at a time.
@@ -299,6 +302,17 @@ class Corpus:
         for name in {**wanted, **found}:
             if wanted.get(name) != found.get(name):
                 raise ValueError(f"{self.path / name}: missing, or not what was written; encode the corpus again")
+
+
+def read_progress(folder: str | PathLike[str]) -> Progress | None:
+    """How much of a corpus an encoding that was stopped has done; None if there is nothing to go on with."""
+    if not is_corpus(folder):
+        return None
+    try:
+        progress = Corpus(folder).progress()
+    except ValueError:  # damaged: it is encoded anew
+        return None
+    return progress if progress.encoded else None
 
 
 def is_corpus(folder: str | PathLike[str]) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..corpus.encode import encode_parts, longest_input
-from ..corpus.folder import Corpus, Row, is_corpus
+from ..corpus.folder import Corpus, Progress, Row, is_corpus, read_progress
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source
 from ..storage.files import LOCK_FILE, refuse_links, sole_writer
@@ -69,6 +69,19 @@ def check_target(store: Store, *, overwrite: bool) -> None:
             raise FileExistsError(f"{folder}: already there; give another path, or overwrite=True to replace the index")
 
 
+def stopped_progress(folder: Path) -> Progress | None:
+    """What a build or an addition that was stopped left in an index folder, for the same call to go on with.
+
+    Returns:
+        How many documents are encoded, and how many there are; None if no document is encoded.
+
+    Example:
+        >>> stopped_progress(Path("no_such_index")) is None
+        True
+    """
+    return read_progress(folder / BUILDING)
+
+
 @contextmanager
 def one_writer(folder: Path, *, patience: float | None = None) -> Iterator[Path]:
     """Keep other builds and additions out of an index folder, and give the folder of the corpus to be encoded."""
@@ -78,8 +91,11 @@ def one_writer(folder: Path, *, patience: float | None = None) -> Iterator[Path]
             shutil.rmtree(building, ignore_errors=True)
         try:
             yield building
-        except BaseException:
+        except BaseException as error:
             kept = any(building.glob(encoded))
+            progress = stopped_progress(folder)
+            if progress is not None:
+                error.add_note(f"{folder}: {progress}; the same call goes on")
             raise
         finally:
             if not kept:

@@ -45,8 +45,11 @@ def _store_at(path: str | PathLike[str]) -> Store:
 
 def _parse_count(value: Any, option: str) -> int:
     """A whole number from 1 on."""
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__") or operator.index(value) < 1:
-        raise ValueError(f"{option}={value!r:.80} must be a whole number from 1 on")
+    message = f"{option}={value!r:.80} must be a whole number from 1 on"
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise TypeError(message)
+    if operator.index(value) < 1:
+        raise ValueError(message)
     return operator.index(value)
 
 
@@ -221,8 +224,9 @@ class Index:
         if isinstance(queries, np.ndarray):
             vectors, known = np.atleast_2d(queries), self._checked[1]
         else:
-            is_list = isinstance(queries, Iterable) and not isinstance(queries, (str, Mapping))
-            texts = list(queries) if is_list else [queries]
+            if not isinstance(queries, Iterable) or isinstance(queries, (bytes, Mapping)):
+                raise TypeError(f"queries={beginning(queries)}: give a text, a list of texts, or an array of floats")
+            texts = [queries] if isinstance(queries, str) else list(queries)
             if not texts:
                 return []
             if not all(isinstance(one, str) and one.strip() for one in texts):

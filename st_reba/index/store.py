@@ -152,7 +152,8 @@ class Store:
 
 def damaged(path: Path, why: object) -> str:
     """Message about a file that is not what was written."""
-    return f"{path}: damaged, or not of an index ({why}); restore a copy of the folder, or remove it and build the index again"
+    remedy = "restore a copy of the folder, or remove it and build the index again"
+    return f"{path}: damaged, or not of an index ({why}); {remedy}"
 
 
 def read_state(tx: sqlite3.Connection, path: Path) -> State:

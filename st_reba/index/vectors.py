@@ -43,7 +43,7 @@ def make_index(factory: str, dim: int, parameters: str | None = None) -> Any:
         check_list_count(factory)
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
         if not isinstance(index, (faiss.IndexFlat, faiss.IndexIVF)) or isinstance(index, faiss.IndexIVFFastScan):
-            raise ValueError(f"a {type(index).__name__} is not used here; export the vectors for others")
+            raise ValueError(f"{type(index).__name__} is not used here; export the vectors for others")
         set_parameters(index, parameters)
     except (RuntimeError, ValueError, TypeError, MemoryError) as error:
         raise ValueError(
@@ -64,10 +64,9 @@ def check_list_count(factory: str) -> None:
 def set_parameters(index: Any, parameters: str | None) -> None:
     """Set search parameters of FAISS, as "nprobe=16"; a ValueError if no search can use them."""
     for name, value in re.findall(r"([^=,]*)=([^,]*)", parameters or ""):
-        if not re.fullmatch(r"\d{1,9}", value):
-            raise ValueError(f"{name}={value} must be a whole number from 0 on, below 1,000,000,000")
-        if name.endswith("nprobe") and int(value) < 1:
-            raise ValueError(f"{name}={value} searches no list; it must be a whole number from 1 on")
+        least = 1 if name.endswith("nprobe") else 0  # a search of no list finds nothing
+        if not re.fullmatch(r"\d{1,9}", value) or int(value) < least:
+            raise ValueError(f"{name}={value} must be a whole number from {least} on, of at most nine digits")
     try:
         faiss.ParameterSpace().set_index_parameters(index, parameters or "")
     except RuntimeError as error:

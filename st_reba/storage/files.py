@@ -34,13 +34,26 @@ def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, path)
+        with naming_full_disk(path):
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+@contextmanager
+def naming_full_disk(path: Path) -> Iterator[None]:
+    """Add the path and the remedy to an error of the system that names no file, as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        message = f"{error.strerror}; make room, then run the same again: what is finished stays"
+        raise type(error)(error.errno, message, str(path)) from error
 
 
 def write_npy(path: str | os.PathLike[str], array: NDArray[Any]) -> None:
@@ -120,7 +133,7 @@ def sole_writer(folder: Path, kept: str, *, patience: float | None = None) -> It
         OSError: Such as a full disk; of the block too, with the folder where an error names no file.
         ValueError: A link is in the folder.
     """
-    try:
+    with naming_full_disk(folder):
         made = make_folder(folder)
         refuse_links(folder)
         with _lock(folder, WRITER_PATIENCE if patience is None else patience):
@@ -130,13 +143,6 @@ def sole_writer(folder: Path, kept: str, *, patience: float | None = None) -> It
                 if made and not any(folder.glob(kept)):
                     shutil.rmtree(folder, ignore_errors=True)
                 raise
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise type(error)(error.errno, f"{error.strerror}; {_MAKE_ROOM}", str(folder)) from error
-
-
-_MAKE_ROOM = "make room, then run the same again: what is finished stays"
 
 
 @contextmanager
