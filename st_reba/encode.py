@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+logger = logging.getLogger(__name__)
 Task = Literal["query", "document"]
 
 # Where encode_query and encode_document look for their prompt.
@@ -28,17 +31,20 @@ def encode_texts(
     task: Task | None = None,
     batch_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
+    on_truncated: Callable[[list[int]], object] | None = None,
     **options: Any,
 ) -> NDArray[np.float32]:
     """Encode texts, those of similar length together.
 
     Args:
         model: Any SentenceTransformer.
-        texts: One text or more.
+        texts: Texts, as a list, an array, a pandas Series (in its order, whatever its index) or any iterable.
         task: ``"query"`` or ``"document"``: encode_query or encode_document; None: encode.
         batch_tokens: Positions a forward pass: of all copies, templates, special tokens, and padding, which is at most
             5 % of them or 64; None: 4,096.
         progress: Called with the number of texts that have just been encoded.
+        on_truncated: Called at the end with the indices of the texts that are longer than the model reads, if there
+            are any; None: a warning tells how many they are.
         **options: Passed on to the model's method, as ``prompt``.
 
     Returns:
@@ -52,13 +58,13 @@ def encode_texts(
         >>> encode_texts(st_reba.build("mini"), ["你好", "", "Hello"], batch_tokens=512).shape
         (3, 192)
     """
-    if isinstance(texts, str):
-        raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
+    texts = _list_of_texts(texts)
     if task not in (None, "query", "document"):
         raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     if refused := {"output_value", "precision", "pool"} & options.keys():
         raise ValueError(f"{min(refused)}= does not go with batches of so many positions. Call model.encode.")
-    batches = token_batches(positions(model, texts, task=task, **options), batch_tokens)
+    lengths = measure_lengths(model, texts, task=task, **options)
+    batches = token_batches(lengths.positions, batch_tokens)
     method: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
     rows: list[NDArray[np.float32]] = []
     for batch in batches:
@@ -66,13 +72,63 @@ def encode_texts(
         rows.append(method([texts[index] for index in batch], **given).float().cpu().numpy())
         if progress is not None:
             progress(len(batch))
+    if lengths.truncated:
+        if on_truncated is None:
+            logger.warning("%s", describe_truncation(len(lengths.truncated), len(texts)))
+        else:
+            on_truncated(lengths.truncated)
     return in_order(rows, batches)
+
+
+def _list_of_texts(texts: Iterable[str]) -> list[str]:
+    """The texts by position: to index a pandas Series would take its labels."""
+    if isinstance(texts, str):
+        raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
+    if isinstance(texts, (Mapping, set, frozenset)):
+        raise TypeError(f"texts is a {type(texts).__name__}, whose values have no order. Give a list.")
+    return list(texts)
+
+
+@dataclass
+class TextLengths:
+    """Positions that each text takes in a forward pass, and the indices of those that are longer than a model reads."""
+
+    positions: list[int]
+    truncated: list[int] = field(default_factory=list)
+
+
+def describe_truncation(truncated: int, total: int) -> str:
+    """How many texts are longer than the model reads, with a remedy.
+
+    Example:
+        >>> describe_truncation(1, 30)
+        '1 of 30 texts is longer than the model reads: its end is in no vector; cut long texts into passages'
+    """
+    if truncated == 1:
+        subject = f"1 of {total:,} texts is longer than the model reads: its end is"
+    else:
+        subject = f"{truncated:,} of {total:,} texts are longer than the model reads: their ends are"
+    return f"{subject} in no vector; cut long texts into passages"
 
 
 def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | None = None, **options: Any) -> list[int]:
     """Positions that each text takes in a forward pass, without padding; arguments as for `encode_texts`.
 
     For a model without a tokenizer of transformers: the number of each text's characters.
+    """
+    return measure_lengths(model, texts, task, **options).positions
+
+
+def measure_lengths(
+    model: SentenceTransformer, texts: Sequence[str], task: Task | None = None, **options: Any
+) -> TextLengths:
+    """Tokenize texts once, for the positions that they take and for which of them are too long; else as `positions`.
+
+    Example:
+        >>> import st_reba
+        >>> model = st_reba.build("mini", "echo", max_seq_length=32)
+        >>> measure_lengths(model, ["short", "long " * 40]).truncated
+        [1]
     """
     prompt, name = options.get("prompt"), options.get("prompt_name")
     if prompt is None:
@@ -81,14 +137,15 @@ def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | Non
     fields = {key: options[key] for key in {*model.get_model_kwargs(), "processing_kwargs"} & set(options)}
     layout = {name: each for name, each in {"prompt": prompt, "task": task, **fields}.items() if each is not None}
     if hasattr(model[0], "budget"):
-        return copied_positions(model[0], texts, layout)
+        return _copied_lengths(model[0], texts, layout)
     from transformers import PreTrainedTokenizerBase
 
     tokenizer = getattr(model, "tokenizer", None)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        return [len(text) for text in texts]
+        return TextLengths([len(text) for text in texts])
     prompted = [(prompt or "") + text for text in texts]
-    return [len(ids) for ids in tokenizer(prompted, truncation=True, max_length=model.max_seq_length)["input_ids"]]
+    counts = [len(ids) for ids in tokenizer(prompted, truncation=False, verbose=False)["input_ids"]] if texts else []
+    return _cut_lengths(counts, model.max_seq_length or tokenizer.model_max_length)
 
 
 def saved_prompt(model: SentenceTransformer, task: Task | None = None) -> str | None:
@@ -138,8 +195,25 @@ def copied_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str
 
     The rows of an ensemble of templates are padded to one length: the longest row's positions times the rows.
     """
-    frames, budget = transformer.frames(**layout), transformer.budget(**layout)
-    overhead, copies = max(each.overhead for each in frames), frames[0].copies
-    pieces = (texts[start : start + 64] for start in range(0, len(texts), 64))  # not all tokens are held at once
-    counts = (len(ids) or 1 for piece in pieces for ids in transformer.content(piece)["input_ids"])
-    return [len(frames) * (overhead + copies * min(count, budget or count)) for count in counts]
+    return _copied_lengths(transformer, texts, layout).positions
+
+
+def _copied_lengths(transformer: Any, texts: Sequence[str], layout: Mapping[str, Any]) -> TextLengths:
+    frames = transformer.frames(**layout)
+    overhead = max(frame.overhead for frame in frames)
+    copies = frames[0].copies
+    counts = []
+    for start in range(0, len(texts), 64):  # not all tokens are held at once
+        token_ids = transformer.content(texts[start : start + 64])["input_ids"]
+        counts += [len(ids) or 1 for ids in token_ids]
+    lengths = _cut_lengths(counts, transformer.budget(**layout))
+    lengths.positions = [len(frames) * (overhead + copies * count) for count in lengths.positions]
+    return lengths
+
+
+def _cut_lengths(counts: Sequence[int], limit: float | None) -> TextLengths:
+    """Lengths of texts of which a model reads so many tokens; None: all."""
+    if limit is None:
+        return TextLengths(list(counts))
+    truncated = [index for index, count in enumerate(counts) if count > limit]
+    return TextLengths([int(min(count, limit)) for count in counts], truncated)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
 MAX_CHARS = 1_000_000  # longer than any text that a model reads whole; a record beyond it is a file that went wrong
+# Python writes no longer integers, of 4,300 digits, in decimal.
+MAX_INTEGER_BITS = 14_284
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_IN_IDS = re.compile("[\0\ud800-\udfff]")  # SQLite's functions end a text at NUL
 _SHOWN = 80
+_LISTED = 3  # rejects in a message
 to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 """JSON on one line, letters of every script as they are."""
 
@@ -99,6 +102,8 @@ def plain(value: Any) -> Any:
     """
     if isinstance(value, str):
         return clean_text(value)
+    if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
+        raise ValueError("an integer has more than 4,300 digits")
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
@@ -127,5 +132,29 @@ def beginning(value: object) -> str | None:
     """The first characters of something, on one line; None of None."""
     if value is None:
         return None
-    text = clean_text(" ".join((value if isinstance(value, str) else repr(value))[: 4 * _SHOWN].split()))
+    text = value if isinstance(value, str) else _written(value)
+    text = clean_text(" ".join(text[: 4 * _SHOWN].split()))
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _written(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # an integer of too many digits, alone or within it
+        return f"a {type(value).__name__} with an integer of more than 4,300 digits"
+
+
+def describe_rejects(rejects: Iterable[Reject]) -> str:
+    """Why there are no documents: how many records are set aside, and the first of them with their places.
+
+    Example:
+        >>> describe_rejects([Reject("a.csv, line 2", "no text: it is blank; give it a text")])
+        'no documents: 1 record is set aside: a.csv, line 2: no text: it is blank; give it a text'
+    """
+    rejects = list(rejects)
+    if not rejects:
+        return "no documents: there are no records"
+    subject = "1 record is" if len(rejects) == 1 else f"all {len(rejects):,} records are"
+    first = " | ".join(str(reject) for reject in rejects[:_LISTED])
+    more = " | …" if len(rejects) > _LISTED else ""
+    return f"no documents: {subject} set aside: {first}{more}"

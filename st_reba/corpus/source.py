@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,11 +13,30 @@ from itertools import chain
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .folder import is_corpus
-from .records import Document, Reject, beginning, checked, clean_text, is_missing
-from .tables import SUPPORTED, WHOLE_SUFFIXES, is_dataset, read_rows, suffix_of, table_rows
+from .records import (
+    MAX_INTEGER_BITS,
+    Document,
+    Reject,
+    beginning,
+    checked,
+    clean_text,
+    describe_rejects,
+    is_missing,
+)
+from .tables import (
+    SUPPORTED,
+    WHOLE_SUFFIXES,
+    holds_bytes,
+    is_dataset,
+    read_rows,
+    suffix_of,
+    table_rows,
+    warn_of_byte_columns,
+)
+from .text_files import check_encoding, decode_stream, named_errors, read_text_lines
 
 logger = logging.getLogger(__name__)
 Input = Any
@@ -81,11 +101,12 @@ def open_source(
     """Open an input and read its first record, so that a wrong path or column is reported at once.
 
     Args:
-        input: A file: a .txt, with a text on each line; a .jsonl, .csv, .tsv or .parquet, with a document in each row;
-            or a .md, .markdown, .rst, .adoc or .org, which is one document, its name the id (all but .parquet also with
-            .gz). Or a folder that ``datasets.save_to_disk`` wrote; any other folder: all such files in it and below,
-            by name; a table of pandas, polars, Arrow or datasets; or an iterable of texts, Documents or dicts. A string
-            is a path.
+        input: A file: a .txt, with a text on each line; a .jsonl, .ndjson, .json, .csv, .tsv or .parquet, with a
+            document in each row; or a .md, .markdown, .rst, .adoc or .org, which is one document, its name the id (all
+            but .parquet also with .gz). Or a folder that ``datasets.save_to_disk`` wrote; any other folder: all such
+            files in it and below, by name; a table of pandas, polars, Arrow or datasets; or an iterable of texts,
+            Documents or dicts. A string is a path. Values of bytes, such as images, are left out of tables, as a
+            warning tells; the levels of a pandas index that have a name are columns.
         text_column: Column or key of the text in tables; None: "text", or another usual name.
         id_column: Column or key of the id in tables; None: "id", another usual name, or none; "": none.
         encoding: Of text files; None: UTF-8.
@@ -118,9 +139,20 @@ def open_source(
 def read_texts(path: str | PathLike[str], column: str | None = None) -> list[str]:
     """The texts of a file or folder; a warning tells what is set aside."""
     records = list(open_source(path, text_column=column).read())
-    if rejects := [one for one in records if isinstance(one, Reject)]:
+    rejects = [record for record in records if isinstance(record, Reject)]
+    if len(rejects) == len(records):
+        raise ValueError(f"{path}: {describe_rejects(rejects)}")
+    if rejects:
         logger.warning("%s: %d records are set aside; first %s", path, len(rejects), rejects[0])
     return [one.text for one in records if isinstance(one, Document)]
+
+
+def read_stream(stream: BinaryIO, name: str, encoding: str | None = None) -> Iterator[Document | Reject]:
+    """The lines of a stream of bytes, as of a .txt file; ``name`` is the stream's name in places."""
+    check_encoding(encoding)
+    with named_errors(name):
+        for place, row in read_text_lines(decode_stream(stream, name, encoding)):
+            yield Reject(f"{name}, {place}", row) if isinstance(row, str) else Document(row["text"])
 
 
 def _file_rows(path: Path, in_folder: bool, encoding: str | None) -> Iterator[Iterator[tuple[str, Any]]]:
@@ -129,7 +161,15 @@ def _file_rows(path: Path, in_folder: bool, encoding: str | None) -> Iterator[It
         rows, suffix = read_rows(file, name=name, encoding=encoding), suffix_of(file)
         if suffix in WHOLE_SUFFIXES or (suffix == ".txt" and in_folder):
             rows = _texts(rows, name, by_line=suffix == ".txt")
-        yield rows
+        yield _without_errors(rows, name) if in_folder else rows
+
+
+def _without_errors(rows: Iterator[tuple[str, Any]], name: str) -> Iterator[tuple[str, Any]]:
+    """Rows of a file of a folder; one that cannot be read is set aside as a whole, and ends no lenient build."""
+    try:
+        yield from rows
+    except ValueError as error:
+        yield name, f"not readable: {error}"
 
 
 def _texts(rows: Iterator[tuple[str, Any]], name: str, *, by_line: bool) -> Iterator[tuple[str, Any]]:
@@ -164,7 +204,7 @@ def _files_in(folder: Path) -> list[Path]:
 def _item_rows(input: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     for number, item in enumerate(input):
         row: Any = Document(item) if isinstance(item, str) else item
-        if not isinstance(row, (Document, Mapping)):
+        if not isinstance(row, (Document, Mapping, Reject)):
             row = f"wrong type: {beginning(item)} is a {type(item).__name__}; give strings, Documents or dicts"
         yield f"record {number}", row
 
@@ -173,16 +213,32 @@ def _documents(
     rows: Iterable[tuple[str, Any]], text: str | None, identity: str | None, columns: dict[str, str | None]
 ) -> Iterator[Document | Reject]:
     names: tuple[str, str] | None = None
+    byte_columns = set[str]()
     for place, row in rows:
         if isinstance(row, str):
             yield Reject(place, row)
+        elif isinstance(row, Reject):
+            yield row
         elif isinstance(row, Document):
             yield checked(row, place)
         else:
             if names is None:
                 names = _names(row, place, text, identity)
                 columns.update(text_column=names[0], id_column=names[1] if names[1] in row else identity)
-            yield _document(row, place, *names)
+            yield _document(_without_bytes(row, place, names, byte_columns), place, *names)
+
+
+def _without_bytes(
+    row: Mapping[str, Any], place: str, names: tuple[str, str], byte_columns: set[str]
+) -> Mapping[str, Any]:
+    """A row without its images and other bytes; ``byte_columns``: where they were found before, which is said once."""
+    columns = [column for column, value in row.items() if column not in names and holds_bytes(value)]
+    if not columns:
+        return row
+    if not byte_columns.issuperset(columns):
+        warn_of_byte_columns(place, sorted({*columns} - byte_columns))
+        byte_columns.update(columns)
+    return {column: value for column, value in row.items() if column not in columns}
 
 
 def _names(row: Mapping[str, Any], place: str, text: str | None, identity: str | None) -> tuple[str, str]:
@@ -190,7 +246,11 @@ def _names(row: Mapping[str, Any], place: str, text: str | None, identity: str |
     there = ", ".join(repr(beginning(name)) for name in list(row)[:20])
     text = text or next((name for name in TEXT_NAMES if name in row), None)
     if text is None or text not in row:
-        raise ValueError(f"{place}: no column {text or 'text'!r}; there: {there or 'none'}; name one with text_column")
+        hint = ""
+        if len(row) == 1 and not re.fullmatch(r"[\w\s-]*", next(iter(row))):
+            hint = "; columns are separated by ',', ';', '|' or tabs"
+        message = f"{place}: no column {text or 'text'!r}; there: {there or 'none'}{hint}; name one with text_column"
+        raise ValueError(message)
     if identity and identity not in row:
         raise ValueError(f"{place}: no column {identity!r}; there: {there}; name one with id_column")
     if identity == text:
@@ -210,7 +270,7 @@ def _document(row: Mapping[str, Any], place: str, text: str, identity: str) -> D
     name = given.pop(identity, None) if identity else None
     if isinstance(name, float) and name.is_integer():  # pandas, of whole numbers where some are missing
         name = int(name)
-    if isinstance(name, Integral) and not isinstance(name, bool):
+    if isinstance(name, Integral) and not isinstance(name, bool) and int(name).bit_length() <= MAX_INTEGER_BITS:
         name = str(int(name))
     metadata = {key: value for key, value in given.items() if value is not None}
     return checked(Document(content, None if name == "" else name, metadata), place)

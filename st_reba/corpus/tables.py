@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import json
 import logging
-import re
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from ..optional import required
+from . import text_files
+from .delimited import DelimitedRows, TextRow, encloses_fields
+from .json_rows import has_value_per_line, read_json_lines, read_json_values
+from .text_files import decoding_fault, named_errors, open_text, read_text_lines
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped, unused-ignore]
@@ -22,12 +21,10 @@ logger = logging.getLogger(__name__)
 
 # Files that are one text each.
 WHOLE_SUFFIXES = (".md", ".markdown", ".rst", ".adoc", ".org")
-TEXT_SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv", *WHOLE_SUFFIXES)
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+TEXT_SUFFIXES = (".txt", *JSON_SUFFIXES, ".csv", ".tsv", *WHOLE_SUFFIXES)
 SUPPORTED = f"{', '.join(TEXT_SUFFIXES)} (each also with .gz), or .parquet"
-# Longest line or field, in characters: an unclosed quote must not pull a file into memory.
-MOST_CHARS = 2**24
 _BATCH = 256
-_UNDECODED = re.compile("[\udc80-\udcff]")
 
 Row = tuple[str, dict[str, Any] | str]
 """The place of a row, as "corpus.csv, line 3", and its cells by column; or why it cannot be read."""
@@ -62,7 +59,7 @@ def read_table(path: str | PathLike[str]) -> DataFrame:
 
 
 def read_rows(path: str | PathLike[str], *, name: str | None = None, encoding: str | None = None) -> Iterator[Row]:
-    """Read a file's rows one by one, as UTF-8 or, after its mark, UTF-16; ``name`` is its name in places."""
+    """Read a file's rows one by one, as UTF-8 or, after its mark, UTF-16 or UTF-32; ``name`` is its name in places."""
     path = Path(path)
     name, suffix = name or str(path), suffix_of(path)
     if not path.exists():
@@ -73,7 +70,8 @@ def read_rows(path: str | PathLike[str], *, name: str | None = None, encoding: s
             raise ValueError(f"{path}: several datasets; name one: {', '.join(str(path / one) for one in dataset)}")
         return _arrow_rows(dataset.with_format("arrow").iter(_BATCH), dataset.features.arrow_schema, name)
     if suffix is None:
-        raise ValueError(f"{path}: the suffix {path.suffix!r} is not supported; use one of {SUPPORTED}")
+        shown = "".join(path.suffixes[-2:]) if path.suffix.lower() == ".gz" else path.suffix
+        raise ValueError(f"{path}: the suffix {shown!r} is not supported; use one of {SUPPORTED}")
     if suffix == ".parquet":
         return _read_parquet(path, name)
     return _read_text(path, name, encoding, suffix)
@@ -87,102 +85,43 @@ def suffix_of(path: Path) -> str | None:
 
 
 def _read_text(path: Path, name: str, encoding: str | None, suffix: str) -> Iterator[Row]:
-    csv.field_size_limit(MOST_CHARS)
-    try:
-        if encoding is None:
-            with _opened(path, "latin-1") as stream:
-                encoding = "utf-16" if stream.read(2) in ("\xff\xfe", "\xfe\xff") else "utf-8"
-        encoding = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding  # with or without a mark
-        quoted = suffix == ".csv" or (suffix == ".tsv" and _is_quoted(path, encoding))
-        with _opened(path, encoding) as stream:
-            if suffix in WHOLE_SUFFIXES:
-                read = _whole_text(stream)
-            elif suffix in (".csv", ".tsv"):
-                read = _delimited(_reader(stream, suffix, quoted))
-            else:
-                read = _text_lines(stream, suffix == ".jsonl")
-            for place, row in read:
-                values = json.dumps(row, ensure_ascii=False) if isinstance(row, dict) else ""
-                if not values.isascii() and (bad := _UNDECODED.search(values)):
-                    byte = f"0x{ord(bad.group()) - 0xDC00:02x}"
-                    row = f"not {encoding}: byte {byte}; save it as UTF-8, or give its encoding, such as 'gb18030'"
-                yield f"{name}, {place}", row
-    except (ValueError, LookupError, csv.Error, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: cannot be read as {suffix} in {encoding}: {error}") from None
+    with named_errors(str(path)):
+        for place, row in _text_rows(path, encoding, suffix):
+            yield f"{name}, {place}", row
 
 
-def _opened(path: Path, encoding: str) -> TextIO:
-    opened: Any = gzip.open if path.name.lower().endswith(".gz") else open
-    return cast(TextIO, opened(path, "rt", encoding=encoding, errors="surrogateescape", newline=""))
+def _text_rows(path: Path, encoding: str | None, suffix: str) -> Iterator[TextRow]:
+    has_quotes = suffix == ".csv" or (suffix == ".tsv" and _has_quotes(path, encoding))
+    has_lines = suffix in JSON_SUFFIXES and _has_value_per_line(path, encoding, suffix)
+    with open_text(path, encoding) as stream:
+        if suffix in WHOLE_SUFFIXES:
+            yield from _whole_text(stream)
+        elif suffix == ".txt":
+            yield from read_text_lines(stream)
+        elif suffix in (".csv", ".tsv"):
+            yield from DelimitedRows(stream, suffix, has_quotes=has_quotes).read()
+        elif has_lines:
+            yield from read_json_lines(stream)
+        else:
+            yield from read_json_values(stream)
 
 
-def _whole_text(stream: TextIO) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    text = stream.read(MOST_CHARS + 1)
-    if len(text) > MOST_CHARS:
-        yield "the text", f"too long: it has more than {MOST_CHARS:,} characters; split it"
+def _has_quotes(path: Path, encoding: str | None) -> bool:
+    with open_text(path, encoding) as stream, open_text(path, encoding) as again:
+        return encloses_fields(stream, again)
+
+
+def _has_value_per_line(path: Path, encoding: str | None, suffix: str) -> bool:
+    with open_text(path, encoding) as stream:
+        return has_value_per_line(stream, suffix)
+
+
+def _whole_text(stream: TextIO) -> Iterator[TextRow]:
+    text = stream.read(text_files.MOST_CHARS + 1)
+    if len(text) > text_files.MOST_CHARS:
+        yield "the text", f"too long: it has more than {text_files.MOST_CHARS:,} characters; split it"
     elif text.strip():
-        yield "the text", {"text": text.replace("\r\n", "\n")}
-
-
-def _lines(stream: TextIO) -> Iterator[str]:
-    """The lines; a ValueError of one that is too long, which must not pull the file into memory."""
-    number = 0
-    while line := stream.readline(MOST_CHARS):
-        number += 1
-        if len(line) == MOST_CHARS and line[-1] != "\n":
-            raise ValueError(f"line {number} has more than {MOST_CHARS:,} characters; split its text")
-        yield line
-
-
-def _text_lines(stream: TextIO, as_json: bool) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    for number, line in enumerate(_lines(stream), 1):
-        if not line.isspace():
-            try:
-                row = json.loads(line) if as_json else line.rstrip("\r\n")
-                row = {"text": row} if isinstance(row, str) else row
-                if not isinstance(row, dict):
-                    raise ValueError(f"it is a {type(row).__name__}")
-            except (ValueError, RecursionError) as error:
-                row = f"wrong type: no JSON row ({error}); write one object or one string a line"
-            yield f"line {number}", row
-
-
-def _reader(stream: TextIO, suffix: str, quoted: bool) -> Any:
-    # strict: a stray quote is an error, not a silent join of lines.
-    quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    return csv.reader(_lines(stream), delimiter="," if suffix == ".csv" else "\t", strict=True, quoting=quoting)
-
-
-def _is_quoted(path: Path, encoding: str) -> bool:
-    """True if quotes in a .tsv enclose fields: then the whole file, read so, has as many fields in every line."""
-    with _opened(path, encoding) as stream:
-        try:
-            fields = [len(row) for row in _reader(stream, ".tsv", True) if row]
-        except csv.Error:
-            return False
-    with _opened(path, encoding) as stream:
-        tabs = [line.count("\t") for line in _lines(stream) if not line.isspace()]
-    # Quotes that join lines which are whole rows by themselves are marks of the texts.
-    return len({*fields}) <= 1 and (len(tabs) == len(fields) or len({*tabs}) > 1 or not any(tabs))
-
-
-def _delimited(reader: Any) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    header: list[str] = next(reader, [])
-    if not header or len({*header}) < len(header):
-        raise ValueError("the first line must name the columns, each once")
-    row: list[str] | None = header
-    while row is not None:
-        place = f"line {reader.line_num + 1}"
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            reason = f"{error}, at line {reader.line_num}; close every quote, and write quotes inside quotes twice"
-            yield place, f"wrong type: {reason}"
-            continue
-        if row and len(row) != len(header):
-            yield place, f"wrong type: {len(row)} fields, but {len(header)} columns; quote separators within fields"
-        elif row:
-            yield place, dict(zip(header, row, strict=True))
+        yield "the text", decoding_fault(text, stream.encoding) or {"text": text.replace("\r\n", "\n")}
 
 
 def _read_parquet(path: Path, name: str) -> Iterator[Row]:
@@ -196,19 +135,57 @@ def _read_parquet(path: Path, name: str) -> Iterator[Row]:
 
 
 def _arrow_rows(batches: Iterable[Any], schema: Any, name: str) -> Iterator[Row]:
-    from pyarrow import types  # type: ignore[import-untyped, unused-ignore]
-
-    kinds = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
-    left_out = [one.name for one in schema if any(kind(one.type) for kind in kinds)]
-    if left_out:
-        logger.warning("%s: columns of bytes are left out: %s", name, ", ".join(left_out))
-    columns = [one for one in schema.names if one not in left_out and not one.startswith("__index_level_")]
+    byte_columns = [field.name for field in schema if _is_of_bytes(field.type)]
+    if byte_columns:
+        warn_of_byte_columns(name, byte_columns)
+    columns = [
+        column for column in schema.names if column not in byte_columns and not column.startswith("__index_level_")
+    ]
     row = 0
     for batch in batches:
         for start in range(0, batch.num_rows, _BATCH):  # a table in memory is one batch
             for fields in batch.select(columns).slice(start, _BATCH).to_pylist():
                 yield f"{name}, row {row}", fields
                 row += 1
+
+
+def _is_of_bytes(arrow_type: Any) -> bool:
+    """True for a type of Arrow that holds bytes, as images do: by itself, or in a structure or a list."""
+    from pyarrow import BaseExtensionType, types  # type: ignore[import-untyped, unused-ignore]
+
+    if isinstance(arrow_type, BaseExtensionType):
+        return _is_of_bytes(arrow_type.storage_type)
+    if types.is_dictionary(arrow_type):
+        return _is_of_bytes(arrow_type.value_type)
+    tests = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    if any(is_of_kind(arrow_type) for is_of_kind in tests):
+        return True
+    return any(_is_of_bytes(arrow_type.field(number).type) for number in range(arrow_type.num_fields))
+
+
+def warn_of_byte_columns(name: str, columns: Iterable[str]) -> None:
+    logger.warning("%s: columns of bytes are left out: %s", name, ", ".join(columns))
+
+
+def holds_bytes(value: object) -> bool:
+    """True for bytes and for images and sounds that a library has decoded, by themselves or in a dict or a list.
+
+    Example:
+        >>> [holds_bytes(value) for value in (b"raw", {"bytes": b"raw", "path": None}, ["text"], 7)]
+        [True, True, False, False]
+    """
+    if isinstance(value, (str, int, float)) or value is None:
+        return False
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return True
+    if isinstance(value, Mapping):
+        return any(holds_bytes(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(holds_bytes(item) for item in value)
+    if getattr(getattr(value, "dtype", None), "kind", "") in ("O", "S", "V"):  # an array of NumPy
+        return holds_bytes(cast(Any, value).tolist())
+    library = type(value).__module__.partition(".")[0]
+    return library in ("PIL", "torchcodec", "datasets")
 
 
 def is_dataset(folder: Path) -> bool:
@@ -220,9 +197,10 @@ def table_rows(table: Any) -> Iterator[Row] | None:
     """Rows of a table of pandas, datasets, polars or Arrow; None: it is none."""
     name = f"the {type(table).__name__}"
     if hasattr(table, "itertuples"):
-        columns, rows = list(map(str, table.columns)), enumerate(table.itertuples(index=False, name=None))
-        return ((f"{name}, row {number}", dict(zip(columns, row, strict=True))) for number, row in rows)
-    if hasattr(table, "with_format") and hasattr(table, "data"):  # one that streams is an iterable of dicts
+        return _pandas_rows(table, name)
+    if hasattr(table, "to_frame") and _index_names(table):
+        return _pandas_rows(table.to_frame("text"), name)
+    if hasattr(table, "with_format") and getattr(table, "features", None) is not None:
         return _arrow_rows(table.with_format("arrow").iter(_BATCH), table.features.arrow_schema, name)
     if hasattr(table, "__arrow_c_stream__") and (hasattr(table, "columns") or hasattr(table, "schema")):
         import pyarrow  # type: ignore[import-untyped, unused-ignore]
@@ -230,3 +208,22 @@ def table_rows(table: Any) -> Iterator[Row] | None:
         reader = pyarrow.RecordBatchReader.from_stream(table)
         return _arrow_rows(reader, reader.schema, name)
     return None
+
+
+def _pandas_rows(table: Any, name: str) -> Iterator[Row]:
+    """The rows of a DataFrame; levels of its index that have a name are columns, as in Parquet."""
+    columns = [str(column) for column in table.columns]
+    if len({*columns}) < len(columns):
+        raise ValueError(f"{name}: two columns have one name; there: {', '.join(map(repr, columns))}; rename one")
+    index_names = [index_name for index_name in _index_names(table) if str(index_name) not in columns]
+    levels = [table.index.get_level_values(index_name) for index_name in index_names]
+    columns += [str(index_name) for index_name in index_names]
+    cells = table.itertuples(index=False, name=None)
+    for number, (row, *keys) in enumerate(zip(cells, *levels, strict=True)):
+        yield f"{name}, row {number}", dict(zip(columns, (*row, *keys), strict=True))
+
+
+def _index_names(table: Any) -> list[Any]:
+    """Names of the levels of a pandas index that have one."""
+    names = getattr(getattr(table, "index", None), "names", None) or ()
+    return [index_name for index_name in names if index_name is not None]

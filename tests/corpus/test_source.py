@@ -94,7 +94,7 @@ def test_files_that_are_one_document(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert named.id == "e\ufffd.md"
     assert first == Document("# 猫\n\nIt sleeps.\n", "a.md", {"file": "a.md"}) and second == Document("ship")
     assert third == Document("Ships\n=====\n", "more/b.rst", {"file": "more/b.rst"})
-    assert isinstance(bad, Reject) and bad.place == "more/c.md, the text" and bad.kind == "not utf-8-sig"
+    assert isinstance(bad, Reject) and bad.place == "more/c.md, the text" and bad.kind == "not utf-8"
     assert read(tmp_path / "a.md") == [first] and read_texts(tmp_path / "a.md") == [first.text] and not caplog.text
     assert read_texts(tmp_path, "body") == [first.text, "ship", named.text, third.text]
     assert "1 records are set" in caplog.text

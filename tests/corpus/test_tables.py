@@ -40,7 +40,7 @@ def test_delimited(tmp_path: Path) -> None:
 def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
     assert rows(tmp_path / "a.csv", 'text,n\n"two\nlines",1\na,b,c\n"x"y,2\nok,3\n"open,4\nmore,5\n') == [
         {"text": "two\nlines", "n": "1"}, ("a, line 4", "wrong type"), ("a, line 5", "wrong type"),
-        {"text": "ok", "n": "3"}, ("a, line 7", "wrong type"),
+        {"text": "ok", "n": "3"}, ("a, line 7", "wrong type"), {"text": "more", "n": "5"},
     ]  # fmt: skip
     path = tmp_path / "a.jsonl"
     assert rows(path, '{"text": "a"}\n\n{"text": \n[1]\n"b"\n' + "[" * 10**5) == [
@@ -54,12 +54,12 @@ def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
 def test_encodings(tmp_path: Path) -> None:
     assert rows(tmp_path / "a.txt", "狗猫鱼\n".encode("gb18030"), encoding="gb18030") == [{"text": "狗猫鱼"}]
     found = rows(tmp_path / "a.txt", "ok\r\n狗猫鱼\n".encode("gb18030"))
-    assert found == [{"text": "ok"}, ("a, line 2", "not utf-8-sig")]
+    assert found == [{"text": "ok"}, ("a, line 2", "not utf-8")]
     assert rows(tmp_path / "a.txt", "狗\n".encode("utf-16")) == [{"text": "狗"}]
     assert rows(tmp_path / "a.txt", "\ufeff狗\n", encoding="UTF-8") == [{"text": "狗"}]
     for name, text in (("a.csv", "年,text\n1,a\n"), ("a.jsonl", '{"text": "a", "b": ["狗"]}')):
-        assert rows(tmp_path / name, text.encode("gb18030"))[0][1] == "not utf-8-sig"  # type: ignore[index]
-    with pytest.raises(ValueError, match="unknown encoding"):
+        assert rows(tmp_path / name, text.encode("gb18030"))[0][1] == "not utf-8"  # type: ignore[index]
+    with pytest.raises(ValueError, match="encoding=.x. is not known"):
         rows(tmp_path / "a.txt", "a", encoding="x")
 
 
@@ -101,7 +101,7 @@ def test_parquet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv", ".tsv"])
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    monkeypatch.setattr("st_reba.corpus.tables.MOST_CHARS", 50)
+    monkeypatch.setattr("st_reba.corpus.text_files.MOST_CHARS", 50)
     with pytest.raises(ValueError, match="line 2"):
         rows(tmp_path / f"a{suffix}", '"a"\n' + "b" * 120)
     assert rows(tmp_path / "a.md", "b" * 51) == [("a, the text", "too long")]

@@ -1,0 +1,189 @@
+"""Rows of .csv and .tsv: the separator is recognized, and a quote that nobody closes costs one line."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any, TextIO
+
+from . import text_files
+from .text_files import decoding_fault, read_lines
+
+DEFAULT_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+SEPARATORS = (",", ";", "\t", "|")
+# The first line by which Excel knows the separator.
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*')
+_SAMPLE_LINES = 50
+# Lines of one record times their separators: so many agree with the first line's by chance only rarely.
+_MOST_AGREEING = 12
+_QUOTE_REMEDY = "close it, and write quotes inside quotes twice"
+
+TextRow = tuple[str, dict[str, Any] | str]
+"""The place of a row within its file, as "line 3", and its cells by column; or why it cannot be read."""
+
+
+class _LineFeed:
+    """Lines that can be put back; those of the record that is being read are remembered."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines = lines
+        self._returned = deque[str]()
+        self.record_lines: list[str] = []
+        self.next_number = 1
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._returned.popleft() if self._returned else next(self._lines)
+        self.record_lines.append(line)
+        self.next_number += 1
+        return line
+
+    def put_back(self, keep: int) -> None:
+        """Put back the lines of the record but the first ``keep``, to be read again."""
+        returned = self.record_lines[keep:]
+        self._returned.extendleft(reversed(returned))
+        self.next_number -= len(returned)
+        del self.record_lines[keep:]
+
+
+class DelimitedRows:
+    """The rows of one file.
+
+    Args:
+        stream: The file.
+        suffix: ".csv", or ".tsv".
+        has_quotes: Quotes enclose fields; else they are text as any other character.
+    """
+
+    def __init__(self, stream: TextIO, suffix: str, *, has_quotes: bool = True) -> None:
+        csv.field_size_limit(text_files.MOST_CHARS)
+        self._feed = _LineFeed(read_lines(stream))
+        self._encoding = stream.encoding
+        self._has_quotes = has_quotes
+        self.separator = self._recognize_separator(DEFAULT_SEPARATORS[suffix])
+        self._reader = self._parse(self._feed)
+
+    def read(self) -> Iterator[TextRow]:
+        header = self._read_header()
+        header_fault = decoding_fault("".join(header), self._encoding)
+        while True:
+            number = self._feed.next_number
+            self._feed.record_lines.clear()
+            try:
+                fields = next(self._reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield f"line {number}", self._give_up_first_line(str(error))
+                continue
+            if not fields:
+                continue
+            fault = header_fault or decoding_fault("".join(fields), self._encoding)
+            fault = fault or self._fault_of(fields, header, number)
+            yield f"line {number}", fault or dict(zip(header, fields, strict=True))
+
+    def field_counts(self) -> list[int]:
+        """Number of fields of each row and of the header; a csv.Error: a quote is not closed, or stands alone."""
+        return [len(fields) for fields in self._reader if fields]
+
+    def _parse(self, lines: Iterator[str], separator: str | None = None) -> Iterator[list[str]]:
+        # strict: a stray quote is an error, not a silent join of lines.
+        quoting: Any = csv.QUOTE_MINIMAL if self._has_quotes else csv.QUOTE_NONE
+        return csv.reader(lines, delimiter=separator or self.separator, strict=True, quoting=quoting)
+
+    def _read_header(self) -> list[str]:
+        try:
+            header = next(self._reader, [])
+        except csv.Error as error:
+            raise ValueError(f"line 1: a quote opens and is not closed ({error}); {_QUOTE_REMEDY}") from None
+        if not header or len({*header}) < len(header):
+            raise ValueError("the first line must name the columns, each once")
+        return header
+
+    def _fault_of(self, fields: list[str], header: list[str], number: int) -> str | None:
+        """Why a record is no row; of several lines, those that are rows by themselves are put back."""
+        lines = self._feed.record_lines
+        last = number + len(lines) - 1
+        if len(lines) > 1 and self._joins_rows(lines, len(header), is_whole=len(fields) == len(header)):
+            return self._give_up_first_line(
+                f"lines {number + 1} to {last} would be in it, which are rows by themselves"
+            )
+        if len(fields) == len(header):
+            return None
+        named = f"{len(header)} column{'s' * (len(header) > 1)} in the first line"
+        remedy = f"quote fields that hold {self.separator!r}, or remove lines above the names of the columns"
+        return f"wrong type: {len(fields)} fields, but {named}; {remedy}"
+
+    def _joins_rows(self, lines: list[str], columns: int, *, is_whole: bool) -> bool:
+        """True if a quote joins lines which, by all that can be seen, are rows by themselves."""
+        if columns == 1:
+            return False
+        # Where the record is a row, the quotes at both its ends must be text too.
+        rows = [line.rstrip("\r\n").split(self.separator) for line in (lines if is_whole else lines[1:])]
+        if any(len(row) != columns for row in rows):
+            return False
+        if not is_whole or len(rows) * (columns - 1) >= _MOST_AGREEING:
+            return True
+        return _are_alike([row[0] for row in rows]) or _are_alike([row[-1] for row in rows])
+
+    def _give_up_first_line(self, detail: str) -> str:
+        is_joined = len(self._feed.record_lines) > 1 or detail.startswith("unexpected end")
+        self._feed.put_back(1)
+        if is_joined:
+            return f"wrong type: a quote opens in this line and is not closed ({detail}); {_QUOTE_REMEDY}"
+        return f"wrong type: {detail}; close every quote, and write quotes inside quotes twice"
+
+    def _recognize_separator(self, default: str) -> str:
+        """The separator that splits the first line, and most lines after it into as many fields."""
+        sample = list(islice(self._feed, _SAMPLE_LINES))
+        marked = _SEPARATOR_LINE.fullmatch(sample[0].lstrip("\ufeff")) if sample else None
+        self._feed.put_back(0 if marked is None else 1)
+        if marked is not None:
+            return marked[1]
+        shares = {separator: self._agreement(sample, separator) for separator in (default, *SEPARATORS)}
+        best = max(shares, key=lambda separator: shares[separator])  # of equal ones the first, which is the default
+        return best if shares[best] >= 0.5 else default
+
+    def _agreement(self, sample: list[str], separator: str) -> float:
+        """Share of lines that a separator splits as it splits the first, if it splits it at all."""
+        counts = []
+        with suppress(csv.Error):  # a quote: the rows before it tell enough
+            counts.extend(len(fields) for fields in self._parse(iter(sample), separator) if fields)
+        if not counts or counts[0] < 2:
+            return 0.0
+        rows = counts[1:]
+        return sum(count == counts[0] for count in rows) / len(rows) if rows else 1.0
+
+
+def encloses_fields(stream: TextIO, again: TextIO) -> bool:
+    """True if quotes in a .tsv enclose fields: then the whole file, read so, has as many fields in every line.
+
+    Args:
+        stream, again: The file, opened twice.
+    """
+    rows = DelimitedRows(stream, ".tsv")
+    try:
+        counts = rows.field_counts()
+    except csv.Error:
+        return False
+    separators = [line.count(rows.separator) for line in read_lines(again) if not line.isspace()]
+    if len({*counts}) > 1:
+        return False
+    # Quotes that join lines which are whole rows by themselves are marks of the texts.
+    return len(separators) == len(counts) or len({*separators}) > 1 or not any(separators)
+
+
+def _are_alike(values: list[str]) -> bool:
+    """True if values look like keys of one kind, as d5 and d6, or are equal, as en and en."""
+    if any(not value or re.search(r'[\s"]', value) for value in values):
+        return False
+    if len({*values}) == 1:
+        return True
+    kinds = {frozenset(re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "9", value))) for value in values}
+    return len(kinds) == 1 and "9" in kinds.pop()

@@ -1,0 +1,167 @@
+"""Rows of JSON: a value a line, one array, or values one after another; a file is never in memory as a whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from . import text_files
+from .delimited import TextRow
+from .text_files import decoding_fault, read_lines
+
+_CHUNK = 2**16
+# Stands for an integer of more digits than Python converts; `plain` refuses it with its record.
+_TOO_LARGE = 10**4300
+
+
+def _parse_integer(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        return _TOO_LARGE
+
+
+_DECODER = json.JSONDecoder(parse_int=_parse_integer)
+
+
+def has_value_per_line(stream: TextIO, suffix: str) -> bool:
+    """True if each line of a file is a value: its first does not begin an array, nor, in a .json, break off."""
+    first = next((line for line in _first_lines(stream) if not line.isspace()), "")
+    if first.lstrip().startswith("["):
+        return False
+    if suffix != ".json":
+        return True
+    try:
+        _DECODER.decode(first.strip())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _first_lines(stream: TextIO) -> Iterator[str]:
+    """Lines, of which the first that is too long ends them: an array may be all on one line."""
+    while line := stream.readline(text_files.MOST_CHARS):
+        yield line
+
+
+def read_json_lines(stream: TextIO) -> Iterator[TextRow]:
+    for number, line in enumerate(read_lines(stream), 1):
+        if line.isspace():
+            continue
+        place = f"line {number}"
+        fault = decoding_fault(line, stream.encoding)
+        if fault is not None:
+            yield place, fault
+            continue
+        try:
+            yield place, _row_of(_DECODER.decode(line.strip().lstrip("\ufeff")))
+        except (ValueError, RecursionError) as error:
+            yield place, f"wrong type: no JSON row ({error}); write one object or one string a line"
+
+
+def read_json_values(stream: TextIO) -> Iterator[TextRow]:
+    """The items of an array, or values that follow one another.
+
+    Raises:
+        ValueError: It is no JSON from a line on; what comes after it cannot be told apart.
+    """
+    scanner = _Scanner(stream)
+    is_array = scanner.next_character() == "["
+    if is_array:
+        scanner.skip()
+    number = 0
+    while scanner.next_character() not in ("", "]"):
+        number += 1
+        place = f"item {number} (line {scanner.line})"
+        source, value = scanner.take_value()
+        fault = decoding_fault(source, stream.encoding)
+        yield place, fault or _described_row(value)
+        if is_array and scanner.next_character() == ",":
+            scanner.skip()
+        elif is_array and scanner.next_character() != "]":
+            raise scanner.error("no comma and no end of the array")
+    if not is_array:
+        if scanner.next_character():
+            raise scanner.error("a bracket that nothing opened")
+        return
+    if not scanner.next_character():
+        raise scanner.error("the array does not end")
+    scanner.skip()
+    if scanner.next_character():
+        raise scanner.error("more after the end of the array")
+
+
+def _row_of(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"text": value}
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a {type(value).__name__}")
+    return value
+
+
+def _described_row(value: Any) -> dict[str, Any] | str:
+    try:
+        return _row_of(value)
+    except ValueError as error:
+        return f"wrong type: no JSON row ({error}); give one object or one string a document"
+
+
+class _Scanner:
+    """Reads a stream of JSON value by value."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._buffer = ""
+        self._position = 0
+        self._is_complete = False
+        self.line = 1
+
+    def error(self, reason: str) -> ValueError:
+        return ValueError(f"line {self.line}: no JSON: {reason}; mend the file, or write one object a line")
+
+    def next_character(self) -> str:
+        """The next character that is not white space, which stays; "": there is none."""
+        while True:
+            while self._position < len(self._buffer):
+                character = self._buffer[self._position]
+                if character not in " \t\r\n\ufeff":
+                    return character
+                self.skip()
+            if self._is_complete:
+                return ""
+            self._refill()
+
+    def skip(self, count: int = 1) -> None:
+        end = self._position + count
+        self.line += self._buffer.count("\n", self._position, end)
+        self._position = end
+
+    def take_value(self) -> tuple[str, Any]:
+        """The source of a value and the value."""
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._buffer, self._position)
+            except json.JSONDecodeError as error:
+                self._refuse_unless_more_comes(error.msg)
+            except RecursionError:
+                raise self.error("too deeply nested") from None
+            else:
+                if end < len(self._buffer) or self._is_complete:
+                    source = self._buffer[self._position : end]
+                    self.skip(end - self._position)
+                    return source, value
+            # Twice as much each time, so that a long value is not decoded again and again.
+            self._refill(len(self._buffer))
+
+    def _refuse_unless_more_comes(self, reason: str) -> None:
+        if self._is_complete:
+            raise self.error(reason)
+        if len(self._buffer) - self._position > text_files.MOST_CHARS:
+            raise self.error(f"{reason}, or a value of more than {text_files.MOST_CHARS:,} characters")
+
+    def _refill(self, size: int = 0) -> None:
+        more = self._stream.read(max(_CHUNK, size))
+        self._is_complete = not more
+        self._buffer = self._buffer[self._position :] + more
+        self._position = 0

@@ -1,0 +1,177 @@
+"""Text files and standard input, decoded: by the mark they begin with, as UTF-8, or in the encoding that is named."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO, cast
+
+# Longest line or field, in characters: an unclosed quote must not pull a file into memory.
+MOST_CHARS = 2**24
+# So much of a file is looked at before it is read.
+SAMPLE_BYTES = 2**16
+
+# The marks of UTF-32 come first, for one of them begins as a mark of UTF-16 does.
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_GZIP_MAGIC = b"\x1f\x8b"
+_UNDECODED = re.compile("[\udc80-\udcff]")
+_ENCODING_REMEDY = "save it as UTF-8, or name its encoding, as encoding='{}'"
+GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
+
+
+def open_text(path: Path, encoding: str | None = None) -> TextIO:
+    """Open a text file, or one that gzip compressed, whose name then ends in .gz.
+
+    Raises:
+        ValueError: It is no regular file or no text; or the encoding is not known.
+    """
+    check_encoding(encoding)
+    if not path.is_file():
+        raise ValueError(f"{path}: no regular file; give a file, or its lines on standard input")
+    binary = _open_binary(path)
+    try:
+        return decode_stream(binary, str(path), encoding)
+    except BaseException:
+        binary.close()
+        raise
+
+
+def _open_binary(path: Path) -> BinaryIO:
+    if path.name.lower().endswith(".gz"):
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    return path.open("rb")
+
+
+def decode_stream(binary: BinaryIO, name: str, encoding: str | None, *, is_interactive: bool = False) -> TextIO:
+    """Decode a stream of bytes; a byte that is not of the encoding becomes a lone surrogate (`decoding_fault`).
+
+    Args:
+        binary: The stream.
+        name: Its name in messages.
+        encoding: None: by the mark of UTF-16 or UTF-32, else UTF-8, with or without a mark.
+        is_interactive: Take no more than the first line before a line is asked for.
+    """
+    sample = binary.readline(SAMPLE_BYTES) if is_interactive else binary.read(SAMPLE_BYTES)
+    encoding = encoding or next((name for mark, name in _MARKS.items() if sample.startswith(mark)), "utf-8")
+    if is_utf8(encoding):
+        encoding = "utf-8-sig"
+        _refuse_other_formats(sample, name)
+    stream = io.BufferedReader(_Rejoined(sample, binary), SAMPLE_BYTES)
+    return io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline="")
+
+
+@contextmanager
+def named_errors(name: str) -> Iterator[None]:
+    """Within the ``with`` block, an error of reading becomes a ValueError that begins with the file's name."""
+    try:
+        yield
+    except GZIP_ERRORS as error:
+        raise ValueError(f"{name}: {describe_gzip_error(error)}") from None
+    except UnicodeError as error:
+        raise ValueError(f"{name}: cannot be decoded ({error}); {_ENCODING_REMEDY.format('gb18030')}") from None
+    except ValueError as error:
+        if str(error).startswith((name, "encoding=")):
+            raise
+        raise ValueError(f"{name}: {error}") from None
+
+
+def check_encoding(encoding: str | None) -> None:
+    """Raise a ValueError for an encoding that Python does not know, or that is none of text."""
+    if encoding is None:
+        return
+    try:
+        b"a".decode(encoding, "replace")
+    except (LookupError, ValueError):
+        message = f"encoding={encoding!r} is not known; name one of text, as 'gb18030', 'utf-16-le' or 'cp1252'"
+        raise ValueError(message) from None
+
+
+def is_utf8(encoding: str) -> bool:
+    return encoding.lower() in ("utf-8", "utf8", "utf_8", "utf-8-sig")
+
+
+def decoding_fault(text: str, encoding: str) -> str | None:
+    """Why a text cannot be in a file's encoding, with a remedy; None: it can."""
+    shown_encoding = "utf-8" if is_utf8(encoding) else encoding
+    if "\0" in text:
+        return f"not {shown_encoding}: a NUL, as UTF-16 has; {_ENCODING_REMEDY.format('utf-16-le')}"
+    if text.isascii():
+        return None
+    undecoded = _UNDECODED.search(text)
+    if undecoded is None:
+        return None
+    byte = ord(undecoded.group()) - 0xDC00
+    return f"not {shown_encoding}: byte 0x{byte:02x}; {_ENCODING_REMEDY.format('gb18030')}"
+
+
+def read_lines(stream: TextIO) -> Iterator[str]:
+    """The lines; a ValueError of one that is too long, which must not pull the file into memory."""
+    number = 0
+    while line := stream.readline(MOST_CHARS):
+        number += 1
+        if len(line) == MOST_CHARS and line[-1] != "\n":
+            raise ValueError(f"line {number} has more than {MOST_CHARS:,} characters; split its text")
+        yield line
+
+
+def read_text_lines(stream: TextIO) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """The text of each line that is not blank, as {"text": line}, or why it is none; with its place, as "line 3"."""
+    for number, line in enumerate(read_lines(stream), 1):
+        text = line.rstrip("\r\n").lstrip("\ufeff")  # files that are joined keep their marks
+        if text and not text.isspace():
+            yield f"line {number}", decoding_fault(text, stream.encoding) or {"text": text}
+
+
+def describe_gzip_error(error: Exception) -> str:
+    """What is wrong with a file whose name ends in .gz, with a remedy."""
+    if isinstance(error, gzip.BadGzipFile) and str(error).startswith("Not a gzipped file"):
+        return "the name ends in .gz, but gzip did not write it; compress it, or take .gz out of its name"
+    return f"what gzip wrote is cut or damaged ({error}); compress or fetch it again"
+
+
+def _refuse_other_formats(sample: bytes, name: str) -> None:
+    """Raise for what would be read as UTF-8 and is not text in it, whole."""
+    if sample.startswith(_GZIP_MAGIC):
+        raise ValueError(f"{name}: compressed by gzip; let its name end in .gz, or unpack it")
+    if b"\0" not in sample:
+        return
+    line = sample.count(b"\n", 0, sample.index(b"\0")) + 1
+    order = "le" if sample.find(b"\0") % 2 else "be"
+    remedy = _ENCODING_REMEDY.format(f"utf-16-{order}")
+    raise ValueError(f"{name}, line {line}: not utf-8: a NUL, as UTF-16 without a mark or a binary file has; {remedy}")
+
+
+class _Rejoined(io.RawIOBase):
+    """A stream from its start again, after some of its bytes were read."""
+
+    def __init__(self, sample: bytes, rest: BinaryIO) -> None:
+        self._sample = sample
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._sample:
+            content = self._sample[: len(buffer)]
+            self._sample = self._sample[len(buffer) :]
+        else:
+            content = self._rest.read1(len(buffer))  # type: ignore[attr-defined]
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._rest.close()
+        super().close()
