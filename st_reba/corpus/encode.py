@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,6 +22,8 @@ from .source import Input, Source, open_source
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+logger = logging.getLogger(__name__)
 
 # A part takes so many seconds with short texts, so a minute or a few with real ones.
 PART_SECONDS = 20
@@ -228,12 +232,30 @@ def encode_part(
 ) -> int:
     """Encode a part's texts in this process and write their vectors; returns the number of texts."""
     header = corpus.header()
-    texts = [text for row in corpus.part(number).rows for text in row.passages]
+    part = corpus.part(number)
+    texts = [text for row in part.rows for text in row.passages]
     vectors, budget = np.zeros((0, header["model"]["dimension"]), np.float32), header["settings"]["batch_tokens"]
+    truncated_texts: list[int] = []
     if texts:
-        vectors = encode_texts(model, texts, task="document", batch_tokens=budget, progress=progress)
-    corpus.write_vectors(number, vectors, header["settings"]["dtype"])
+        options: dict[str, Any] = {"batch_tokens": budget, "progress": progress, "on_truncated": truncated_texts.extend}
+        vectors = encode_texts(model, texts, task="document", **options)
+    row_of_text = np.repeat(np.arange(len(part.counts)), part.counts)
+    truncated_rows = np.unique(row_of_text[truncated_texts]).tolist()
+    corpus.write_vectors(number, vectors, header["settings"]["dtype"], truncated_rows)
     return len(texts)
+
+
+def warn_of_truncation(path: Path, truncated: int, documents: int, max_seq_length: int | None) -> None:
+    """Tell at the end how many documents are longer than the model reads."""
+    if truncated:
+        logger.warning(
+            "%s: %s of %s documents are longer than the model reads (max_seq_length %s): their ends are in no vector; "
+            "cut them into passages",
+            path,
+            f"{truncated:,}",
+            f"{documents:,}",
+            max_seq_length,
+        )
 
 
 def _finish(corpus: Corpus) -> None:
@@ -248,4 +270,7 @@ def _finish(corpus: Corpus) -> None:
     files[REJECTS_FILE] = sha256(corpus.path / REJECTS_FILE)
     parts = [corpus.about(number) for number in range(corpus.parts())]
     totals = {name: sum(part[name] for part in parts) for name in ("documents", "vectors")}
+    totals["truncated"] = sum(len(corpus.truncated(number)) for number in range(len(parts)))
+    limit = header["settings"]["max_seq_length"]
+    warn_of_truncation(corpus.path, totals["truncated"], totals["documents"], limit)
     corpus.write_header({**header, "totals": {"parts": len(parts), **totals, "rejected": rejected}, "files": files})

@@ -254,9 +254,12 @@ class Corpus:
     def remove_damaged_vectors(self) -> None:
         """Remove the vectors of parts that are not what was written, so that they are encoded again."""
         for number in range(self.parts()):
+            if not self.is_encoded(number):
+                continue
             try:
                 self.vectors(number)
-            except (ValueError, FileNotFoundError):
+            except ValueError:
+                self.reopen()
                 self.remove_vectors(number)
 
     def read(self, number: int) -> Iterator[tuple[Row, NDArray[Any]]]:

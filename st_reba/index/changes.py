@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.encode import encode_parts, longest_input
+from ..corpus.encode import encode_parts, longest_input, warn_of_truncation
 from ..corpus.folder import Corpus, Progress, Row, is_corpus, read_progress
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source
@@ -55,6 +55,7 @@ class Change:
     deleted: int = 0  # of "compact": vectors that are no longer on the disk
     unchanged: int = 0  # documents that were there already with the same text and metadata
     rejected: dict[str, int] = field(default_factory=dict)  # records that were set aside, by kind of reason
+    truncated: int = 0  # of the added and replaced documents, those longer than the model reads
 
 
 def check_target(store: Store, *, overwrite: bool) -> None:
@@ -135,6 +136,7 @@ class Writer:
         """Delete a document; its vectors are dead, or no longer pending."""
         self.tx.execute("DELETE FROM documents WHERE key = ?", (document.key,))
         self.state.documents -= 1
+        self.state.truncated -= self.tx.execute("DELETE FROM truncated WHERE key = ?", (document.key,)).rowcount
         keys = [(key,) for key in document.keys]
         if document.key >= self.state.stop:
             self.tx.executemany("DELETE FROM pending WHERE key = ?", keys)
@@ -161,9 +163,11 @@ class Writer:
                 raise ValueError(damaged(corpus.vectors_path(number), f"{vectors.shape} for {sum(counts)} texts"))
             bad, rejects = corpus.unusable(number), [*part.rejects]
             taken, first_key = np.zeros(len(counts), bool), self.state.next_key
+            truncated = set(corpus.truncated(number))
             for index, row in enumerate(part.rows):
                 identity = str(first + row.record) if row.id is None else row.id
                 place = f"{counted} {row.record}"
+                key = self.state.next_key
                 if index in bad:
                     rejects.append(replace(bad[index], place=place, id=identity))
                 elif (outcome := self.insert(row, identity)) is None:
@@ -171,6 +175,8 @@ class Writer:
                 else:
                     self.counts[outcome] += 1
                     taken[index] = True
+                    if index in truncated:
+                        self._mark_truncated(key)
             if strict and rejects:
                 raise ValueError(str(rejects[0]))
             values = [(one.place, one.reason, one.id, one.text) for one in rejects]
@@ -180,6 +186,12 @@ class Writer:
             load = partial(_loaded, corpus, number, mask, self.state.metric)
             segments.append((np.arange(first_key, self.state.next_key), load))
         return segments
+
+    def _mark_truncated(self, key: int) -> None:
+        """Remember that a document, which was just inserted, is longer than the model reads."""
+        self.tx.execute("INSERT INTO truncated VALUES (?)", (key,))
+        self.state.truncated += 1
+        self.counts["truncated"] += 1
 
     def place(self, new: list[Segment]) -> None:
         """Put new vectors among the pending, or if those would be too many, all of them into a new FAISS file."""
@@ -258,7 +270,7 @@ def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
         # The numbers of files go on, and the old file stays until the new one counts.
         state, name = replace(fresh or before, changes=before.changes), before.file
         _sweep(store.folder, name)
-        for table in () if fresh is None else ("documents", "pending", "dead"):
+        for table in () if fresh is None else ("documents", "pending", "dead", "truncated"):
             tx.execute(f"DELETE FROM {table}")
         try:
             yield Writer(store, tx, state)
@@ -339,4 +351,6 @@ def take_in(
                 raise ValueError("there are no documents; an index needs at least one")
             else:
                 writer.fold(segments, factory, parameters)
+    taken = writer.counts["added"] + writer.counts["replaced"]
+    warn_of_truncation(store.folder, writer.counts["truncated"], taken, writer.state.max_seq_length)
     return Change(writer.state.documents, rejected=dict(writer.rejected), **counts, **writer.counts)

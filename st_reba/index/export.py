@@ -70,6 +70,8 @@ def verify(snapshot: Snapshot, tx: sqlite3.Connection) -> None:
     for _ in documents(tx):  # each is compared with its checksum
         pass
     read_pending(tx, state, store.path)
+    if state.truncated and tx.execute("SELECT COUNT(*) FROM truncated").fetchone()[0] != state.truncated:
+        raise ValueError(damaged(store.path, "another number of documents is marked as too long"))
     check_keys(tx, state, store.folder, None if file is None else file.keys)
     if file is not None:
         keys = vector_keys(tx, "key < ?", state.stop)

@@ -54,11 +54,11 @@ def _parse_count(value: Any, option: str) -> int:
 
 
 def _parse_ids(ids: Iterable[str]) -> list[str]:
-    """The ids, each once, in their order."""
-    wanted = [] if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable) else list(ids)
-    if not all(isinstance(identity, str) for identity in wanted) or (not wanted and not isinstance(ids, Iterable)):
+    is_list = isinstance(ids, Iterable) and not isinstance(ids, (str, bytes))
+    identities = list(ids) if is_list else []
+    if not is_list or not all(isinstance(identity, str) for identity in identities):
         raise TypeError(f"ids={ids!r:.200}: give a list of strings")
-    return list(dict.fromkeys(wanted))
+    return identities
 
 
 class Index:

@@ -36,6 +36,7 @@ CREATE TABLE documents (
 CREATE INDEX documents_content ON documents (content) WHERE content IS NOT NULL;
 CREATE TABLE pending (key INTEGER PRIMARY KEY, crc INTEGER NOT NULL, vector BLOB NOT NULL);
 CREATE TABLE dead (key INTEGER PRIMARY KEY);
+CREATE TABLE truncated (key INTEGER PRIMARY KEY);
 CREATE TABLE rejects (place TEXT NOT NULL, reason TEXT NOT NULL, id TEXT, text TEXT);
 CREATE TABLE meta (state TEXT NOT NULL, sha256 TEXT NOT NULL)
 """
@@ -75,6 +76,7 @@ class State:
     stop: int = 0
     pending: int = 0
     deleted: int = 0
+    truncated: int = 0  # documents that are longer than the model reads
 
 
 class Store:
@@ -98,6 +100,7 @@ class Store:
             if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
                 for statement in _SCHEMA.split(";"):
                     connection.execute(statement)
+            connection.execute("CREATE TABLE IF NOT EXISTS truncated (key INTEGER PRIMARY KEY)")  # older indexes
             yield connection
             connection.execute("COMMIT")
 
