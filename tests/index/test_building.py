@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -146,6 +147,20 @@ def test_nothing_is_written_through_links(tmp_path: Path, place: str) -> None:
         with pytest.raises(ValueError, match="link"):
             change()
     assert (tmp_path / "mine" / "a").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = build(tmp_path / "index", documents(10))
+    index.delete(["d1"])
+
+    def is_full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="make room, then run the same again") as raised:
+        patch.setattr(os, "fsync", is_full)
+        index.compact()
+    assert raised.value.filename == str(index.path / "vectors-3.faiss")
+    assert index.verify()["documents"] == 9 and index.compact().deleted == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
