@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import operator
-import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from os import PathLike
@@ -18,10 +16,11 @@ from numpy.typing import NDArray
 
 from ..corpus.encode import longest_input
 from ..corpus.folder import Corpus, is_corpus
-from ..corpus.records import Document, Reject, beginning, clean_text
+from ..corpus.records import Document, Reject
 from ..corpus.source import Input, open_source
 from ..storage.files import parse_path
 from ..storage.probe import Probe, check, load, located, probe, remembered, version_of
+from .arguments import parse_count, parse_ids, parse_queries, resolve_folder
 from .changes import Change, changing, check_target, one_writer, take_in
 from .export import export, verify
 from .search import Snapshot
@@ -37,28 +36,6 @@ logger = logging.getLogger(__name__)
 
 class OtherModelError(ValueError):
     """The model is not the one that built the index."""
-
-
-def _store_at(path: str | PathLike[str]) -> Store:
-    return Store(Path(os.path.realpath(parse_path(path, "path"))))
-
-
-def _parse_count(value: Any, option: str) -> int:
-    """A whole number from 1 on."""
-    message = f"{option}={value!r:.80} must be a whole number from 1 on"
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TypeError(message)
-    if operator.index(value) < 1:
-        raise ValueError(message)
-    return operator.index(value)
-
-
-def _parse_ids(ids: Iterable[str]) -> list[str]:
-    is_list = isinstance(ids, Iterable) and not isinstance(ids, (str, bytes))
-    identities = list(ids) if is_list else []
-    if not is_list or not all(isinstance(identity, str) for identity in identities):
-        raise TypeError(f"ids={ids!r:.200}: give a list of strings")
-    return identities
 
 
 class Index:
@@ -134,7 +111,7 @@ class Index:
             >>> st_reba.Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
             Index('...my_index', 2 documents, dim 192, cosine)
         """
-        store, source = _store_at(path), input
+        store, source = Store(resolve_folder(path)), input
         running: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
         reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
         if isinstance(input, (str, PathLike)) and is_corpus(input):
@@ -185,7 +162,7 @@ class Index:
             >>> st_reba.Index.open("my_index").search("Cats sleep", k=1)[0].text
             'Cats sleep.'
         """
-        index = cls(_store_at(path), None, loading)
+        index = cls(Store(resolve_folder(path)), None, loading)
         with index._store.reading() as tx:
             state = index._present(tx).state
         if model is not None:
@@ -219,19 +196,14 @@ class Index:
             >>> [result.id for result in index.search("Cats sleep.", where={"year": {">=": 2020}})]
             ['b']
         """
-        k = _parse_count(k, "k")
+        k = parse_count(k, "k")
         single, known = isinstance(queries, str) or getattr(queries, "ndim", 2) == 1, None
         if isinstance(queries, np.ndarray):
             vectors, known = np.atleast_2d(queries), self._checked[1]
         else:
-            if not isinstance(queries, Iterable) or isinstance(queries, (bytes, Mapping)):
-                raise TypeError(f"queries={beginning(queries)}: give a text, a list of texts, or an array of floats")
-            texts = [queries] if isinstance(queries, str) else list(queries)
+            texts = parse_queries(queries)
             if not texts:
                 return []
-            if not all(isinstance(one, str) and one.strip() for one in texts):
-                raise ValueError(f"queries={beginning(queries)}: give texts that are not empty, or an array of floats")
-            texts = [clean_text(one) for one in texts]
             vectors = np.asarray(self._its_model().encode_query(texts, show_progress_bar=False))
         with self._store.reading() as tx:
             snapshot = self._present(tx)
@@ -280,7 +252,7 @@ class Index:
 
     def get(self, ids: str | Sequence[str]) -> Any:
         """Documents by id; None in place of one that is not there."""
-        wanted = [ids] if isinstance(ids, str) else _parse_ids(ids)
+        wanted = [ids] if isinstance(ids, str) else parse_ids(ids)
         with self._store.reading() as tx:
             there = {one.id: one.document() for one in documents_with(tx, "id", wanted)}
         return there.get(ids) if isinstance(ids, str) else [there.get(one) for one in wanted]
@@ -343,7 +315,7 @@ class Index:
 
         A warning names ids that are not there.
         """
-        wanted = dict.fromkeys(_parse_ids(ids))
+        wanted = dict.fromkeys(parse_ids(ids))
         with changing(self._store) as writer:
             found = [one for one in documents_with(writer.tx, "id", wanted) if one.id in wanted]  # NUL ends it
             if absent := wanted.keys() - {one.id for one in found}:
