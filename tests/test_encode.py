@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +17,15 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from tiny import tiny_model
 
 import st_reba
-from st_reba.encode import DEFAULT_BATCH_TOKENS, FREE_PADDING, MAX_PADDING, encode_texts, positions, token_batches
+from st_reba.encode import (
+    DEFAULT_BATCH_TOKENS,
+    FREE_PADDING,
+    MAX_PADDING,
+    encode_texts,
+    measure_lengths,
+    positions,
+    token_batches,
+)
 
 # Short and long, twice the same, without a token, and one longer than any budget below.
 SOME = [f"Text {'very ' * (number * 7 % 5)}number {number}, 第{number}句。" for number in range(11)]
@@ -86,6 +95,36 @@ def test_options_in_token_batches(path: str) -> None:
         np.testing.assert_allclose(vectors, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max(), err_msg=str(options))
         # A prompt that is not counted would leave the batches less than full, or over the budget.
         assert 300 < max(rows * length for rows, length in shapes if rows > 1) <= 400, options
+
+
+def test_texts_are_taken_by_position(path: str) -> None:
+    model = st_reba.build(path, "reba", check=False)
+    texts = SOME[:6]
+    wanted = encode_texts(model, texts)
+    series = pd.Series(texts, index=[5, 3, 0, 1, 9, 2])
+    for same in (series, np.array(texts), iter(texts), tuple(texts)):
+        np.testing.assert_array_equal(encode_texts(model, same), wanted)
+    for unordered in ({"a": "text"}, {"a", "b"}):
+        with pytest.raises(TypeError, match="Give a list"):
+            encode_texts(model, unordered)
+
+
+def test_texts_that_are_longer_than_the_model_reads_are_counted(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    texts = ["short", "long " * 40, "long " * 50]
+    echo = st_reba.build(path, "echo", max_seq_length=32, check=False)
+    sentence_transformer = plain(path)
+    sentence_transformer.max_seq_length = 16
+    for model in (echo, sentence_transformer):
+        caplog.clear()
+        encode_texts(model, texts)
+        told = [record.getMessage() for record in caplog.records if record.name == "st_reba.encode"]
+        assert len(told) == 1 and told[0].startswith("2 of 3 texts are longer than the model reads")
+        truncated: list[list[int]] = []
+        encode_texts(model, texts, on_truncated=truncated.append)
+        encode_texts(model, texts[:1], on_truncated=truncated.append)
+        assert truncated == [[1, 2]]
+        fitting = model.tokenizer.decode(model.tokenizer("long " * 40)["input_ids"][:5], skip_special_tokens=True)
+        assert measure_lengths(model, [fitting]).truncated == []
 
 
 def test_refused(path: str) -> None:

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
-import re
+import math
+import signal
 import sqlite3
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand
 
 from ..modules.version import __version__
+from . import streams
+from .wording import CommandWords, names_an_option_first
+
+# Options and arguments that may be blank: one says "none", the others are text.
+_MAY_BE_BLANK = frozenset({"id_column", "query", "template", "prompt", "message", "word", "where"})
+
+_INTERRUPTED = 130
 
 app = typer.Typer(
     help="Turn decoder-only language models into text embedders, without training. Start: st-reba build mini my_model",
@@ -34,6 +45,20 @@ Task = Annotated[Literal["query", "document"] | None, Option(help="Encode as que
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
+class CheckedCommand(TyperCommand):
+    """A command that refuses blank names: pathlib takes "" for the folder where it runs."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        values, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        for parameter in self.params:
+            value = values.get(str(parameter.name))
+            texts = value if isinstance(value, (list, tuple)) else (value,)
+            is_blank = any(isinstance(text, str) and not text.strip() for text in texts)
+            if is_blank and parameter.name not in _MAY_BE_BLANK:
+                raise typer.BadParameter("it is blank; give a name, or leave it out.", ctx=ctx, param=parameter)
+        return list(super().parse_args(ctx, args))
+
+
 def _version(value: bool) -> None:
     if value:
         print(f"st-reba {__version__}")
@@ -47,6 +72,38 @@ def _top(
     pass
 
 
+class Stopped(Exception):
+    """A command was stopped, from the keyboard or by ``kill``; the message tells what it keeps."""
+
+    def __init__(self, message: str, status: int = _INTERRUPTED) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Terminated(BaseException):
+    """The signal of ``kill``."""
+
+
+@contextmanager
+def telling_what_is_kept(describe: Callable[[], str]) -> Iterator[None]:
+    """Within the ``with`` block, a stop from the keyboard or by ``kill`` tells what the command keeps."""
+    in_main_thread = threading.current_thread() is threading.main_thread()  # others may set no handler
+    previous = signal.signal(signal.SIGTERM, _terminate) if in_main_thread else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(describe()) from None
+    except _Terminated:
+        raise Stopped(describe(), 128 + signal.SIGTERM) from None
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _terminate(*_: object) -> None:
+    raise _Terminated
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
@@ -54,35 +111,63 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line without the program's name; None: that of the process.
 
     Returns:
-        The exit status: 0 done, 1 an error or the answer "no", 2 wrong usage, 130 interrupted.
+        The exit status: 0 done, 1 an error or the answer "no", 2 wrong usage, 130 stopped from the keyboard, 141 nobody
+        reads the output.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal that cannot show Chinese must not end the command
-            stream.reconfigure(errors="backslashreplace")
+    output = streams.prepare()
     # It tells of kernels that it does without, whatever model is loaded.
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    error: Exception | None = None
+    status = 0
     try:
-        command = typer.main.get_command(app)
-        arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-        return int(command.main(args=arguments, prog_name="st-reba", standalone_mode=False) or 0)
+        status = _run(words)
+    except Exception as raised:
+        error = raised
+    output_fault = output.finish()
+    if isinstance(output_fault, BrokenPipeError):
+        return streams.CLOSED_PIPE
+    if output_fault is not None:
+        return _fail(f"standard output: {output_fault.strerror}; free space, or write elsewhere", 1)
+    return status if error is None else _report(error, words)
+
+
+def _run(words: list[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        status = int(command.main(args=words, prog_name="st-reba", standalone_mode=False) or 0)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", 130)
-    except (ValueError, OSError, ImportError, RuntimeError, sqlite3.Error) as error:
-        # Messages of the package name its arguments; other libraries' stay as they are.
-        named = re.compile(r"\b(overwrite|trust_remote_code)=True\b( \(--[a-z-]+\))?")
-        message = named.sub(lambda found: f"--{found[1].replace('_', '-')}", str(error) or type(error).__name__)
-        return _fail(message, 1)
-    except Exception as error:
-        # Click's own errors; its classes are private to typer in some versions.
-        if not hasattr(error, "format_message"):
-            raise
+        status = _INTERRUPTED
+    except SystemExit as typer_exit:  # of a closed pipe
+        status = int(typer_exit.code or 0)
+    # Some versions of typer return the status and say nothing.
+    return _fail("Stopped.", _INTERRUPTED) if status == _INTERRUPTED else status
+
+
+def _report(error: Exception, words: list[str]) -> int:
+    """Print an error on one line, in the words of the command line; an error of ours is raised again."""
+    if isinstance(error, Stopped):
+        return _fail(f"Stopped. {error}", error.status)
+    # Click's own errors; its classes are private to typer in some versions.
+    if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "st-reba"
         return _fail(f"{error.format_message()} Help: {path} --help", 2)
+    if not isinstance(error, (ValueError, OSError, ImportError, RuntimeError, sqlite3.Error, MemoryError)):
+        raise error
+    message = in_options(str(error) or type(error).__name__, words[0])
+    is_usage = isinstance(error, ValueError) and names_an_option_first(message)
+    return _fail(message, 2 if is_usage else 1)
+
+
+def in_options(message: str, command: str) -> str:
+    """A message of the package, or of one of its records, in the words of a command."""
+    commands: Any = getattr(typer.main.get_command(app), "commands", {})
+    return CommandWords.of_command(commands[command]).translate(message) if command in commands else message
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"st-reba: {' '.join(message.split())}", file=sys.stderr)
+    streams.print_error(f"st-reba: {' '.join(message.split())}")
     return status
 
 
@@ -107,4 +192,20 @@ def pairs(words: list[str] | None, option: str) -> dict[str, str]:
 
 
 def dumped(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    """A value as JSON, which is valid in whatever encoding it is printed; no number that JSON lacks is in it."""
+    options: dict[str, Any] = {"ensure_ascii": not streams.is_utf8(sys.stdout), "indent": indent, "default": str}
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except ValueError:
+        # NaN and infinity become null, as in all that the package writes.
+        return json.dumps(_finite(value), allow_nan=False, **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

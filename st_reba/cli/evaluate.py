@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,20 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from .app import AsJson, Device, Dtype, Model, Trust, app, dumped, given, pairs, quiet
+from .app import (
+    AsJson,
+    CheckedCommand,
+    Device,
+    Dtype,
+    Model,
+    Trust,
+    app,
+    dumped,
+    given,
+    pairs,
+    quiet,
+    telling_what_is_kept,
+)
 from .models import Base
 
 Words = list[str] | None
@@ -24,7 +38,7 @@ Figure = Annotated[Path | None, Option(metavar="FILE", help="Draw the scores int
 Seed = Annotated[int, Option(metavar="N", help="Seed of all random draws.")]
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def compare(
     base: Base,
     table: Annotated[str, Argument(metavar="TABLE", help="Labelled items: a table, a BEIR folder, CoNLL lines, …")],
@@ -67,10 +81,10 @@ def compare(
     if not equals:
         raise ValueError(f"--vary {vary!r}: write OPTION=VALUE,VALUE, as repeats=2,3.")
     frame = run.curve(base, table, methods, option, [read_value(each) for each in values.split(",")], **options)
-    typer.echo(frame.to_json(orient="index", force_ascii=False) if as_json else run.markdown(frame))
+    typer.echo(dumped(json.loads(frame.to_json(orient="index"))) if as_json else run.markdown(frame))
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def evaluate(
     model: Model,
     tasks: Annotated[list[str], Argument(metavar="TASK", help="Files, KIND=FILE, toy, C-MTEB, a task of mteb, …")],
@@ -111,7 +125,7 @@ def evaluate(
     typer.echo(run.markdown(pd.DataFrame(rows).set_index("task")))
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def tune(
     base: Base,
     texts: Annotated[Path, Argument(metavar="TEXTS", help="Yours: .txt (one a line), a table, a folder of these.")],
@@ -145,7 +159,8 @@ def tune(
     elif kind or columns or label:
         raise ValueError("--kind, --label and --column (but text=…) are about the table of --labels.")
     quiet()
-    report = search(base, found, out, say=lambda line: typer.echo(line, err=True), **options)
+    with telling_what_is_kept(lambda: f"Passes that were finished are kept in {out}; the same command goes on."):
+        report = search(base, found, out, say=lambda line: typer.echo(line, err=True), **options)
     typer.echo(dumped(asdict(report), indent=2) if as_json else str(report))
     typer.echo(f"The model is in {out / 'model'}, the recipe and the report beside it.", err=True)
 

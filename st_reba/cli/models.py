@@ -11,12 +11,28 @@ import typer
 import yaml
 from typer import Argument, Option
 
-from .app import AsJson, Device, Dtype, Model, Out, Overwrite, Revision, Task, Trust, app, dumped, given, pairs, quiet
+from .app import (
+    AsJson,
+    CheckedCommand,
+    Device,
+    Dtype,
+    Model,
+    Out,
+    Overwrite,
+    Revision,
+    Task,
+    Trust,
+    app,
+    dumped,
+    given,
+    pairs,
+    quiet,
+)
 
 Base = Annotated[str, Argument(metavar="BASE", help="mini, a folder, a Hub id, a GGUF file, recipe.yaml or zoo:NAME.")]
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def build(
     base: Base,
     out: Out,
@@ -84,7 +100,7 @@ def build(
     _print(_told(str(out), model), as_json)
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def info(
     model: Annotated[str, Argument(metavar="MODEL", help="Saved model, Hub id, index, recipe.yaml or zoo:NAME.")],
     revision: Revision = None,
@@ -112,7 +128,7 @@ def info(
     _print(_told(model, loaded), as_json)
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def verify(
     model: Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id; or an index.")],
     device: Device = None,
@@ -138,7 +154,7 @@ def verify(
     return 0 if report.ok else 1
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def push(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="A folder that build, tune or onnx wrote.")],
     repo_id: Annotated[str, Argument(metavar="ORG/NAME", help="Repository on the Hub; created if it is missing.")],
@@ -161,7 +177,7 @@ def push(
     push_model(folder, repo_id, **options)
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def zoo(as_json: AsJson = False) -> None:
     """List the models of the zoo. st-reba info zoo:NAME shows a recipe, st-reba build zoo:NAME OUT builds its model."""
     from ..recipe import recipe
@@ -180,7 +196,7 @@ def zoo(as_json: AsJson = False) -> None:
         print("".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def onnx(
     model: Model,
     out: Out,

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from .app import Device, Dtype, Model, Trust, app, quiet
+from .app import CheckedCommand, Device, Dtype, Model, Trust, app, quiet
 
 Host = Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is reachable from other machines.")]
 Port = Annotated[int, Option(metavar="N", help="Port; 0 picks a free one.")]
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def serve(
     model: Model,
     index: Annotated[Path | None, Option(metavar="FOLDER", help="Index of this model, for /v1/search.")] = None,
@@ -47,7 +47,7 @@ def serve(
     serve_model(model, index=index, host=host, port=port, name=name, limits=limits, **options)
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def explore(
     models: Annotated[
         list[str] | None,

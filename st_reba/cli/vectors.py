@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,9 +14,27 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from .app import AsJson, Device, Dtype, Model, Overwrite, Task, Trust, app, dumped, quiet
+from .app import (
+    AsJson,
+    CheckedCommand,
+    Device,
+    Dtype,
+    Model,
+    Overwrite,
+    Task,
+    Trust,
+    app,
+    dumped,
+    in_options,
+    quiet,
+    telling_what_is_kept,
+)
+from .streams import standard_input
 
-_FILES = ".txt (one text a line), .jsonl, .csv, .tsv, .parquet, .md (one document), or a folder; -: lines of stdin"
+_FILES = (
+    ".txt (one text a line), .jsonl, .json, .csv, .tsv, .parquet, .md (one document), or a folder; -: lines of stdin"
+)
+_STANDARD_INPUT = "standard input"
 # Characters of a text in a line of results; --json has all.
 SHOWN = 300
 Input = Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}.")]
@@ -28,7 +44,7 @@ IdColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the id; 
 Passages = Annotated[str | None, Option(metavar="N:M", help="Cut texts into passages of N tokens that overlap by M.")]
 Workers = Annotated[int | None, Option(metavar="N", min=1, help="Encode in N workers of Ray. [default: here]")]
 BatchTokens = Annotated[int | None, Option(metavar="N", min=1, help="Most token positions in a forward pass.")]
-Encoding = Annotated[str | None, Option(metavar="NAME", help="Encoding of text files. [default: UTF-8]")]
+Encoding = Annotated[str | None, Option(metavar="NAME", help="Encoding of text files and of stdin. [default: UTF-8]")]
 Strict = Annotated[
     bool, Option("--strict", help="Stop at the first invalid record. [default, into a folder: set it aside]")
 ]
@@ -50,34 +66,7 @@ def parse_where(texts: list[str]) -> dict[str, Any]:
     return found
 
 
-@contextlib.contextmanager
-def telling_progress(folder: Path) -> Iterator[None]:
-    """Where a command is stopped, by whatever, say what it has encoded, for the same command goes on with it.
-
-    Args:
-        folder: The corpus that is encoded: of an index, the one that lies in its folder meanwhile.
-    """
-    from ..corpus.folder import read_progress
-
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    terminate = signal.signal(signal.SIGTERM, _exit_terminated) if in_main_thread else None
-    try:
-        yield
-    except BaseException:
-        progress = read_progress(folder)
-        if progress is not None:
-            print(f"st-reba: stopped; {progress}; the same command goes on", file=sys.stderr)
-        raise
-    finally:
-        if in_main_thread:
-            signal.signal(signal.SIGTERM, terminate)
-
-
-def _exit_terminated(*_: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
-
-
-@app.command()
+@app.command(cls=CheckedCommand)
 def encode(
     model: Model,
     input: Input = "-",
@@ -116,6 +105,7 @@ def encode(
     from tqdm.auto import tqdm
 
     from ..corpus import Document, encode_corpus
+    from ..corpus.records import describe_rejects
     from ..corpus.source import open_source
     from ..encode import encode_texts
     from ..safety import load
@@ -129,11 +119,14 @@ def encode(
         running: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite}
         running |= {"dtype": "float16" if float16 else "float32", "batch_tokens": batch_tokens}
         source = source.unique()
-        with telling_progress(out):
+        with telling_what_is_kept(lambda: _describe_encoded(out)):
             corpus = encode_corpus(loaded, source.strict() if strict else source, out, **running)
         totals = corpus.header()["totals"]
+        rejects = list(corpus.rejects())
+        if not totals["documents"]:
+            raise ValueError(f"{input}: {describe_rejects(rejects)}")
         print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
-        return _tell_rejects(list(corpus.rejects()), f"all in {out}/rejects.jsonl")
+        return _tell_rejects(rejects, f"all in {out}/rejects.jsonl", "encode")
     texts = [one.text for one in source.strict().read() if isinstance(one, Document)]
     options: dict[str, Any] = {"task": task, "batch_tokens": batch_tokens}
     if word is not None:
@@ -157,7 +150,7 @@ def _encode_word(model: Any, texts: list[str], word: str, options: dict[str, Any
         print(dumped({"text": text, "word": word, "start": start, "end": end, "vector": vector.tolist()}))
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def index(
     input: Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}; or a corpus that st-reba encode wrote.")],
     folder: Folder,
@@ -198,16 +191,17 @@ def index(
     running: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
     texts = _lines(input, **reading)
+    building = folder / BUILDING
     options: dict[str, Any] = {**reading, "workers": workers, "batch_tokens": batch_tokens, "strict": strict}
     quiet()
     if model is None or add or upsert:
         opened = Index.open(folder, model, **running)
-        with telling_progress(folder / BUILDING):
+        with telling_what_is_kept(lambda: _describe_encoded(building)):
             outcome = asdict((opened.upsert if upsert else opened.add)(texts, **options))
         said = [f"{outcome[name]:,} {name}" for name in ("added", "replaced", "unchanged") if outcome[name]]
     else:
         options |= {"factory": factory, "parameters": parameters, "passages": passages, "overwrite": overwrite}
-        with telling_progress(folder / BUILDING):
+        with telling_what_is_kept(lambda: _describe_encoded(building)):
             opened = Index.build(model, texts, folder, **options, **running)
         outcome, said = {}, [f"factory {opened.info()['factory']}"]
     rejects = opened.rejects() if not outcome or outcome["rejected"] else []
@@ -215,17 +209,18 @@ def index(
         print(dumped({**opened.info(), **outcome, "rejects": [asdict(one) for one in rejects]}))
     else:
         print(f"{folder}: {len(opened):,} documents; {', '.join(said) or 'nothing new'}")
-        _tell_rejects(rejects, "--json lists all")
+        _tell_rejects(rejects, "--json lists all", "index")
     return int(bool(rejects) and not said)  # all was set aside
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def search(
     folder: Folder,
     query: Annotated[list[str] | None, Argument(metavar="QUERY", help="Queries. [default: lines of stdin]")] = None,
     top: Annotated[int, Option("--top", "-k", metavar="N", min=1, help="Results per query.")] = 10,
     where: Annotated[list[str] | None, Option(metavar="C", help="Condition, as 'year>=2020'. Repeatable.")] = None,
     model: Annotated[str | None, Option(metavar="MODEL", help="Saved model, if it is no longer where it was.")] = None,
+    encoding: Encoding = None,
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Trust = False,
@@ -234,11 +229,13 @@ def search(
     """Search an index. Example: st-reba search my_index 'why do stocks fall' --where 'year>=2020'"""
     from ..index import Index
 
+    if query:
+        _refuse("queries on the command line", {"--encoding": encoding})
     chosen = parse_where(where) if where else None
     quiet()
     opened = Index.open(folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     one = None
-    for one in query or (line.rstrip("\r\n") for line in sys.stdin if line.strip()):
+    for one in query or _queries(encoding):
         results = opened.search(one, top, where=chosen)
         if as_json:
             print(dumped({"query": one, "results": [asdict(result) for result in results]}), flush=True)
@@ -257,7 +254,7 @@ def search(
         raise ValueError("no query: give one, or lines on standard input")
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def prune(
     folder: Folder,
     ids: Annotated[list[str] | None, Argument(metavar="ID", help="Ids of documents to delete.")] = None,
@@ -277,7 +274,7 @@ def prune(
         print(f"{folder}: {change.deleted:,} vectors removed from the disk; {change.count:,} documents")
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def export(
     folder: Folder,
     out: Annotated[Path, Argument(metavar="OUT", help="X.parquet: documents and vectors; X.faiss: vectors by key.")],
@@ -295,14 +292,43 @@ def _refuse(kind: str, useless: dict[str, Any]) -> None:
             raise ValueError(f"{option} {value} does not go with {kind}")
 
 
-def _lines(input: str, **useless: Any) -> Any:
+def _lines(input: str, *, encoding: str | None, **useless: Any) -> Any:
+    """The input; of "-", the lines of standard input."""
     if input != "-":
         return input
     _refuse("standard input", {f"--{name.replace('_', '-')}": value for name, value in useless.items()})
-    return [line.rstrip("\r\n").lstrip("\ufeff") for line in sys.stdin if line.strip()]
+    from ..corpus.source import read_stream
+    from ..corpus.text_files import check_encoding
+
+    check_encoding(encoding)
+    return read_stream(standard_input(), _STANDARD_INPUT, encoding)
 
 
-def _tell_rejects(rejects: list[Any], remedy: str) -> None:
+def _queries(encoding: str | None) -> Iterator[str]:
+    """The lines of standard input, each as soon as it is there."""
+    from ..corpus.text_files import check_encoding, decode_stream, named_errors, read_text_lines
+
+    check_encoding(encoding)
+    with named_errors(_STANDARD_INPUT):
+        stream = decode_stream(standard_input(), _STANDARD_INPUT, encoding, is_interactive=True)
+        for place, row in read_text_lines(stream):
+            if isinstance(row, str):
+                raise ValueError(f"{_STANDARD_INPUT}, {place}: {row}")
+            yield row["text"]
+
+
+def _describe_encoded(folder: Path) -> str:
+    """What a stopped command leaves in the folder of an encoded corpus, and how it goes on."""
+    from ..corpus.folder import read_progress
+
+    progress = read_progress(folder)
+    if progress is None:
+        return "Nothing was encoded yet; the same command begins again."
+    return f"{progress}; the same command goes on from there."
+
+
+def _tell_rejects(rejects: list[Any], remedy: str, command: str) -> None:
     if rejects:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(one.kind for one in rejects).items())
-        print(f"set aside: {kinds}; first {rejects[0]} ({remedy})", file=sys.stderr)
+        first = in_options(str(rejects[0]), command)
+        print(f"set aside: {kinds}; first {first} ({remedy})", file=sys.stderr)

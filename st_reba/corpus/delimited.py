@@ -102,7 +102,9 @@ class DelimitedRows:
             header = next(self._reader, [])
         except csv.Error as error:
             raise ValueError(f"line 1: a quote opens and is not closed ({error}); {_QUOTE_REMEDY}") from None
-        if not header or len({*header}) < len(header):
+        if not header:
+            raise ValueError("it is empty, or begins with an empty line; its first line must name the columns")
+        if len({*header}) < len(header):
             raise ValueError("the first line must name the columns, each once")
         return header
 

@@ -141,7 +141,7 @@ def _written(value: object) -> str:
     try:
         return repr(value)
     except ValueError:  # an integer of too many digits, alone or within it
-        return f"a {type(value).__name__} with an integer of more than 4,300 digits"
+        return f"{type(value).__name__} of more than 4,300 digits"
 
 
 def describe_rejects(rejects: Iterable[Reject]) -> str:

@@ -27,6 +27,7 @@ from .records import (
     is_missing,
 )
 from .tables import (
+    ONLY_BY_NAME,
     SUPPORTED,
     WHOLE_SUFFIXES,
     holds_bytes,
@@ -104,8 +105,8 @@ def open_source(
         input: A file: a .txt, with a text on each line; a .jsonl, .ndjson, .json, .csv, .tsv or .parquet, with a
             document in each row; or a .md, .markdown, .rst, .adoc or .org, which is one document, its name the id (all
             but .parquet also with .gz). Or a folder that ``datasets.save_to_disk`` wrote; any other folder: all such
-            files in it and below, by name; a table of pandas, polars, Arrow or datasets; or an iterable of texts,
-            Documents or dicts. A string is a path. Values of bytes, such as images, are left out of tables, as a
+            files in it and below but .json, by name; a table of pandas, polars, Arrow or datasets; or an iterable of
+            texts, Documents or dicts. A string is a path. Values of bytes, such as images, are left out of tables, as a
             warning tells; the levels of a pandas index that have a name are columns.
         text_column: Column or key of the text in tables; None: "text", or another usual name.
         id_column: Column or key of the id in tables; None: "id", another usual name, or none; "": none.
@@ -114,6 +115,8 @@ def open_source(
     found = columns = {"text_column": text_column, "id_column": id_column}
     name = f"the {type(input).__name__}"
     if isinstance(input, (str, PathLike)):
+        if not str(input).strip():
+            raise ValueError(f"input={str(input)!r} names no file or folder; give one, or a list of texts")
         if is_corpus(input):
             raise ValueError(f"{input}: an encoded corpus, not texts; an index can be built from it, see st-reba index")
         in_folder = Path(input).is_dir() and not is_dataset(Path(input))
@@ -189,7 +192,7 @@ def _files_in(folder: Path) -> list[Path]:
         hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
         if ours or hidden or not file.is_file():
             continue
-        if suffix_of(file):
+        if suffix_of(file) not in (None, ONLY_BY_NAME):
             found.append(file)
         else:
             others[file.suffix or "without a suffix"] += 1
@@ -197,7 +200,8 @@ def _files_in(folder: Path) -> list[Path]:
     if not found:
         raise ValueError(f"{folder}: no texts (there are: {listed or 'no files'}); give files of {SUPPORTED}")
     if others:
-        logger.warning("%s: not read: %s; convert them to %s", folder, listed, SUPPORTED)
+        remedy = "name each by itself, or convert it to another of" if ONLY_BY_NAME in others else "convert them to"
+        logger.warning("%s: not read: %s; %s %s", folder, listed, remedy, SUPPORTED)
     return found
 
 
@@ -243,16 +247,16 @@ def _without_bytes(
 
 def _names(row: Mapping[str, Any], place: str, text: str | None, identity: str | None) -> tuple[str, str]:
     """Names of the text and of the id in a table, or in the first record; "": no id."""
-    there = ", ".join(repr(beginning(name)) for name in list(row)[:20])
+    there = ", ".join(repr(beginning(name)) for name in list(row)[:20]) or "none"
+    for option, column in (("text_column", text), ("id_column", identity)):
+        if column and column not in row:
+            raise ValueError(f"{option}={column!r} is no column; {place} has: {there}; name one of these")
     text = text or next((name for name in TEXT_NAMES if name in row), None)
-    if text is None or text not in row:
+    if text is None:
         hint = ""
         if len(row) == 1 and not re.fullmatch(r"[\w\s-]*", next(iter(row))):
             hint = "; columns are separated by ',', ';', '|' or tabs"
-        message = f"{place}: no column {text or 'text'!r}; there: {there or 'none'}{hint}; name one with text_column"
-        raise ValueError(message)
-    if identity and identity not in row:
-        raise ValueError(f"{place}: no column {identity!r}; there: {there}; name one with id_column")
+        raise ValueError(f"{place}: no column 'text'; there: {there}{hint}; name one with text_column")
     if identity == text:
         raise ValueError(f"{place}: {text!r} is named as the text and as the id; name another id_column")
     if identity is None:

@@ -24,6 +24,8 @@ WHOLE_SUFFIXES = (".md", ".markdown", ".rst", ".adoc", ".org")
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES = (".txt", *JSON_SUFFIXES, ".csv", ".tsv", *WHOLE_SUFFIXES)
 SUPPORTED = f"{', '.join(TEXT_SUFFIXES)} (each also with .gz), or .parquet"
+# In a folder, .json is mostly settings.
+ONLY_BY_NAME = ".json"
 _BATCH = 256
 
 Row = tuple[str, dict[str, Any] | str]

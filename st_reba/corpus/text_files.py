@@ -147,9 +147,15 @@ def _refuse_other_formats(sample: bytes, name: str) -> None:
     if b"\0" not in sample:
         return
     line = sample.count(b"\n", 0, sample.index(b"\0")) + 1
-    order = "le" if sample.find(b"\0") % 2 else "be"
-    remedy = _ENCODING_REMEDY.format(f"utf-16-{order}")
+    remedy = _ENCODING_REMEDY.format(_guess_wide_encoding(sample))
     raise ValueError(f"{name}, line {line}: not utf-8: a NUL, as UTF-16 without a mark or a binary file has; {remedy}")
+
+
+def _guess_wide_encoding(sample: bytes) -> str:
+    """The encoding of a text without a mark whose characters take two or four bytes each."""
+    if 2 * sample.count(b"\0") > len(sample):
+        return "utf-32-be" if sample.startswith(b"\0") else "utf-32-le"
+    return "utf-16-le" if sample.index(b"\0") % 2 else "utf-16-be"
 
 
 class _Rejoined(io.RawIOBase):

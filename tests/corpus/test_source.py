@@ -146,6 +146,50 @@ def test_missing_cells() -> None:
     assert isinstance(found[1], Reject) and found[1].place == "the DataFrame, row 1"
 
 
+def test_a_named_index_of_pandas_is_a_column(tmp_path: Path) -> None:
+    frame = pd.DataFrame(ROWS)
+    indexed = frame.set_index("id")
+    assert read(indexed) == WANTED
+    assert read(frame.set_index(["year", "id"])) == WANTED
+    assert read(frame.set_index("id", drop=False)) == WANTED
+    assert read(frame.set_index("text")) == WANTED
+    series = [Document(document.text, document.id) for document in WANTED]
+    assert read(indexed["text"]) == series
+    assert read(frame.set_index("id")["text"].rename("anything")) == series
+    indexed.to_parquet(tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet") == WANTED
+    unnamed = frame.drop(columns="id").set_axis([7, 7])
+    assert [record.id for record in read(unnamed)] == [None, None]
+    with pytest.raises(ValueError, match="two columns have one name"):
+        read(pd.DataFrame([["a", "b"]], columns=["text", "text"]))
+
+
+PICTURE = {"bytes": b"raw", "path": None}
+
+
+@pytest.mark.parametrize("kind", ["dataset", "images", "stream", "generator", "dicts", "pandas", "polars", "arrow"])
+def test_images_are_left_out_with_one_warning(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"text": "a", "image": PICTURE, "more": [PICTURE]}, {"text": "b", "image": None, "more": []}]
+    input: Any = {"dicts": list, "pandas": pd.DataFrame, "polars": pl.DataFrame, "arrow": pa.Table.from_pylist}.get(
+        kind
+    )
+    if input is not None:
+        input = input(rows)
+    else:
+        datasets = pytest.importorskip("datasets")
+        dataset = datasets.Dataset.from_list(rows)
+        if kind == "images":
+            dataset = dataset.cast_column("image", datasets.Image())
+        if kind == "stream":
+            dataset = dataset.to_iterable_dataset()
+        if kind == "generator":
+            dataset = datasets.IterableDataset.from_generator(lambda: iter(rows))
+        input = dataset
+    first, second = read(input)
+    assert (first, second.text) == (Document("a"), "b")
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["image, more"]
+
+
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,9 +13,9 @@ import pytest
 from indexes import MODEL, QUIET, build, documents, texts
 
 import st_reba
-from st_reba.cli import vectors as commands
+from st_reba.cli import main
 from st_reba.corpus import Document
-from st_reba.index import Index, changes, stopped_progress
+from st_reba.index import Index, stopped_progress
 from st_reba.storage.files import sole_writer
 
 WRITERS: dict[str, Callable[[Index], object]] = {
@@ -58,20 +59,28 @@ def test_an_addition_that_waited_in_vain_keeps_its_vectors(tmp_path: Path, monke
     assert index.add(texts(9), **QUIET).added and stopped_progress(index.path) is None
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_command_tells_what_it_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    status: int,
 ) -> None:
+    st_reba.build("mini", "echo").save_pretrained(str(tmp_path / "model"))
+    (tmp_path / "texts.txt").write_text("\n".join(f"text {n}" for n in range(200)), encoding="utf-8")
     encode_part = st_reba.corpus.encode.encode_part
 
-    def stop_in_the_second_part(model: Any, corpus: Any, number: int, *rest: Any) -> int:
-        if number == 1:
-            raise KeyboardInterrupt
-        return encode_part(model, corpus, number, *rest)
+    def stop_in_the_second_part(model: Any, corpus: Any, part: int, *rest: Any) -> int:
+        if part == 1:
+            signal.raise_signal(number)
+        return encode_part(model, corpus, part, *rest)
 
     monkeypatch.setattr("st_reba.corpus.encode.encode_part", stop_in_the_second_part)
-    with pytest.raises(KeyboardInterrupt), commands.telling_progress(tmp_path / "index" / changes.BUILDING):
-        build(tmp_path / "index", texts(20), part_size=8)
-    assert "stopped; 8 of 20 documents are encoded; the same command goes on" in capsys.readouterr().err
+    monkeypatch.setattr("st_reba.corpus.encode.encoding_rate", lambda model: 1)  # so that a part has 64 texts
+    arguments = ["index", tmp_path / "texts.txt", tmp_path / "index", "--model", tmp_path / "model"]
+    assert main([str(argument) for argument in arguments]) == status
+    assert "Stopped. 64 of 200 documents are encoded; the same command goes on" in capsys.readouterr().err
 
 
 def test_documents_longer_than_the_model_reads_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,79 @@
+"""The package's messages in the words of the command line: they name arguments of Python, a user has options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+# Arguments of Python that have another name on the command line.
+_OTHER_NAMES = {"path": ("folder", "out"), "columns": ("column",), "labels": ("label",), "prompts": ("prompt",)}
+_VALUE = r"""'[^']*'|"[^"]*"|[^\s,;()]*[^\s,;:.()]"""
+_OPTION_FIRST = re.compile(r"--?[a-z]")
+
+
+@dataclass(frozen=True)
+class CommandWords:
+    """What the options and arguments of one command are called.
+
+    Args:
+        spellings: By the name of the argument of Python, as {"batch_tokens": "--batch-tokens", "input": "INPUT"}.
+        flags: Names of those that take no value.
+    """
+
+    spellings: dict[str, str]
+    flags: frozenset[str]
+
+    @classmethod
+    def of_command(cls, command: Any) -> CommandWords:
+        """The words of a command of click."""
+        spellings = dict(pair for parameter in command.params for pair in _spellings(parameter))
+        for python_name, option_names in _OTHER_NAMES.items():
+            for option_name in option_names:
+                if option_name in spellings:
+                    spellings.setdefault(python_name, spellings[option_name])
+        flags = frozenset(parameter.name for parameter in command.params if getattr(parameter, "is_flag", False))
+        return cls(spellings, flags)
+
+    def translate(self, message: str) -> str:
+        """A message with options in place of arguments of Python.
+
+        Example:
+            >>> words = CommandWords({"overwrite": "--overwrite", "id_column": "--id-column"}, frozenset({"overwrite"}))
+            >>> words.translate("already there; give overwrite=True, or name one with id_column")
+            'already there; give --overwrite, or name one with --id-column'
+        """
+        if not self.spellings:
+            return message
+        names = "|".join(map(re.escape, self.spellings))
+        long_names = "|".join(re.escape(name) for name in self.spellings if "_" in name)
+        message = re.sub(rf"(?<![\w.:/-])({names})=({_VALUE})( \(--[a-z-]+\))?", self._assignment, message)
+        if long_names:
+            message = re.sub(rf"(?<![\w.:/'-])({long_names})(?![\w='])", self._spelling, message)
+        if self.flags:
+            flags = "|".join(self.flags)
+            message = re.sub(rf"\bwith ({flags})\b", lambda match: f"with {self._spelling(match)}", message)
+        return message
+
+    def _assignment(self, match: re.Match[str]) -> str:
+        name, value = match[1], match[2]
+        if name in self.flags and value == "True":
+            return self.spellings[name]
+        return f"{self.spellings[name]} {value}"
+
+    def _spelling(self, match: re.Match[str]) -> str:
+        return self.spellings[match[1]]
+
+
+def names_an_option_first(message: str) -> bool:
+    """True for a message about an option: then the command was used wrongly."""
+    return _OPTION_FIRST.match(message) is not None
+
+
+def _spellings(parameter: Any) -> Iterator[tuple[str, str]]:
+    options = [option for option in parameter.opts if option.startswith("--")]
+    spelling = options[0] if options else str(parameter.metavar or parameter.name.upper())
+    yield parameter.name, spelling
+    for option in parameter.opts:
+        yield option.lstrip("-").replace("-", "_"), spelling
