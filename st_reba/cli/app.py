@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import signal
 import sqlite3
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -71,16 +73,35 @@ def _top(
 
 
 class Stopped(Exception):
-    """A command was stopped from the keyboard; the message tells what it keeps."""
+    """A command was stopped, from the keyboard or by ``kill``; the message tells what it keeps."""
+
+    def __init__(self, message: str, status: int = _INTERRUPTED) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Terminated(BaseException):
+    """The signal of ``kill``."""
 
 
 @contextmanager
 def telling_what_is_kept(describe: Callable[[], str]) -> Iterator[None]:
-    """Within the ``with`` block, a stop from the keyboard tells what the command keeps."""
+    """Within the ``with`` block, a stop from the keyboard or by ``kill`` tells what the command keeps."""
+    in_main_thread = threading.current_thread() is threading.main_thread()  # others may set no handler
+    previous = signal.signal(signal.SIGTERM, _terminate) if in_main_thread else None
     try:
         yield
     except KeyboardInterrupt:
         raise Stopped(describe()) from None
+    except _Terminated:
+        raise Stopped(describe(), 128 + signal.SIGTERM) from None
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _terminate(*_: object) -> None:
+    raise _Terminated
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -126,7 +147,7 @@ def _run(words: list[str]) -> int:
 def _report(error: Exception, words: list[str]) -> int:
     """Print an error on one line, in the words of the command line; an error of ours is raised again."""
     if isinstance(error, Stopped):
-        return _fail(f"Stopped. {error}", _INTERRUPTED)
+        return _fail(f"Stopped. {error}", error.status)
     # Click's own errors; its classes are private to typer in some versions.
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)

@@ -186,11 +186,12 @@ def index(
     elif model is None:
         raise ValueError("--model is missing: name a saved model, or give --add or --upsert for an index")
     from ..index import Index
+    from ..index.changes import BUILDING
 
     running: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
     texts = _lines(input, **reading)
-    building = folder / ".building"
+    building = folder / BUILDING
     options: dict[str, Any] = {**reading, "workers": workers, "batch_tokens": batch_tokens, "strict": strict}
     quiet()
     if model is None or add or upsert:
@@ -318,16 +319,12 @@ def _queries(encoding: str | None) -> Iterator[str]:
 
 def _describe_encoded(folder: Path) -> str:
     """What a stopped command leaves in the folder of an encoded corpus, and how it goes on."""
-    from ..corpus import Corpus
+    from ..corpus.folder import read_progress
 
-    corpus = Corpus(folder)
-    encoded = 0
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        done = {*range(corpus.parts())} - {*corpus.pending()}
-        encoded = sum(corpus.about(number)["vectors"] for number in done)
-    if not encoded:
+    progress = read_progress(folder)
+    if progress is None:
         return "Nothing was encoded yet; the same command begins again."
-    return f"{encoded:,} vectors are kept in {folder}; the same command goes on from there."
+    return f"{progress}; the same command goes on from there."
 
 
 def _tell_rejects(rejects: list[Any], remedy: str, command: str) -> None:

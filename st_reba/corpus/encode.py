@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from ..encode import encode_texts
-from ..storage.files import LOCK_FILE, make_folder, remove_leftovers, sole_writer, whole_file
+from ..storage.files import LOCK_FILE, make_folder, parse_path, remove_leftovers, sole_writer, whole_file
 from ..storage.probe import Probe, check, encoding_rate, load, probe, remembered
 from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
 from .passages import Cut, cutter
@@ -20,6 +22,8 @@ from .source import Input, Source, open_source
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+logger = logging.getLogger(__name__)
 
 # A part takes so many seconds with short texts, so a minute or a few with real ones.
 PART_SECONDS = 20
@@ -74,7 +78,7 @@ def encode_corpus(
         [('record 1', 'no text')]
     """
     source = input if isinstance(input, Source) else open_source(input).unique()
-    corpus, model = _target(path), load(model)
+    corpus, model = _target(parse_path(path, "path")), load(model)
     with sole_writer(corpus.path, "vectors/*.npy"):
         options: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
         options |= {"passages": passages, "overwrite": overwrite, "show_progress_bar": show_progress_bar}
@@ -160,9 +164,7 @@ def _resume(corpus: Corpus, mark: Probe, settings: dict[str, Any]) -> int:
                 f"{corpus.path}: {name}={value!r}, but it was begun with {before.get(name)!r}; give that to go on, "
                 "another path, or overwrite=True to begin anew"
             )
-    for name, digest in corpus.files().items() if "files" in header else ():
-        if header["files"].get(name) != digest:
-            (corpus.path / name).unlink()  # altered since: it is made again
+    corpus.remove_damaged_vectors()
     return int(before["part_size"])
 
 
@@ -191,7 +193,7 @@ def _gather(parts: Iterator[Part], cut: Cut, name: str, corpus: Corpus, overwrit
     for part in parts:
         part.columns[-1] = cut([row.text for row in part.rows])
         try:
-            old = corpus.about(number)["digest"]
+            old = corpus.part(number).digest
         except ValueError:  # there is none yet, or it is damaged
             old = None
         if part.digest != old:
@@ -205,15 +207,17 @@ def _gather(parts: Iterator[Part], cut: Cut, name: str, corpus: Corpus, overwrit
         raise ValueError(f"{name}: it ends before part {number} of {corpus.path}; {remedy}")
     for left in reversed(range(number, there)):
         corpus.reopen()
-        corpus.vectors_path(left).unlink(missing_ok=True)
+        corpus.remove_vectors(left)
         corpus.documents_path(left).unlink(missing_ok=True)
 
 
 def _encode(
     model: SentenceTransformer, corpus: Corpus, parts: list[int], workers: int | None, disable: bool | None
 ) -> None:
-    total = sum(corpus.about(number)["vectors"] for number in parts)
-    with tqdm(total=total, desc="Encoding", unit=" texts", disable=disable) as bar:
+    remaining = sum(corpus.about(number)["vectors"] for number in parts)
+    total = sum(corpus.about(number)["vectors"] for number in range(corpus.parts()))
+    options: dict[str, Any] = {"desc": "Encoding", "unit": " texts", "disable": disable}
+    with tqdm(total=total, initial=total - remaining, **options) as bar:
         if workers is None:
             for number in parts:
                 encode_part(model, corpus, number, bar.update)
@@ -228,12 +232,30 @@ def encode_part(
 ) -> int:
     """Encode a part's texts in this process and write their vectors; returns the number of texts."""
     header = corpus.header()
-    texts = [text for row in corpus.part(number).rows for text in row.passages]
+    part = corpus.part(number)
+    texts = [text for row in part.rows for text in row.passages]
     vectors, budget = np.zeros((0, header["model"]["dimension"]), np.float32), header["settings"]["batch_tokens"]
+    truncated_texts: list[int] = []
     if texts:
-        vectors = encode_texts(model, texts, task="document", batch_tokens=budget, progress=progress)
-    corpus.write_vectors(number, vectors, header["settings"]["dtype"])
+        options: dict[str, Any] = {"batch_tokens": budget, "progress": progress, "on_truncated": truncated_texts.extend}
+        vectors = encode_texts(model, texts, task="document", **options)
+    row_of_text = np.repeat(np.arange(len(part.counts)), part.counts)
+    truncated_rows = np.unique(row_of_text[truncated_texts]).tolist()
+    corpus.write_vectors(number, vectors, header["settings"]["dtype"], truncated_rows)
     return len(texts)
+
+
+def warn_of_truncation(path: Path, truncated: int, documents: int, max_seq_length: int | None) -> None:
+    """Tell at the end how many documents are longer than the model reads."""
+    if truncated:
+        logger.warning(
+            "%s: %s of %s documents are longer than the model reads (max_seq_length %s): their ends are in no vector; "
+            "cut them into passages",
+            path,
+            f"{truncated:,}",
+            f"{documents:,}",
+            max_seq_length,
+        )
 
 
 def _finish(corpus: Corpus) -> None:
@@ -248,4 +270,7 @@ def _finish(corpus: Corpus) -> None:
     files[REJECTS_FILE] = sha256(corpus.path / REJECTS_FILE)
     parts = [corpus.about(number) for number in range(corpus.parts())]
     totals = {name: sum(part[name] for part in parts) for name in ("documents", "vectors")}
+    totals["truncated"] = sum(len(corpus.truncated(number)) for number in range(len(parts)))
+    limit = header["settings"]["max_seq_length"]
+    warn_of_truncation(corpus.path, totals["truncated"], totals["documents"], limit)
     corpus.write_header({**header, "totals": {"parts": len(parts), **totals, "rejected": rejected}, "files": files})

@@ -3,16 +3,17 @@
     corpus.json                probe of the model and settings; at the end also totals and the SHA-256 of every file
     documents/00000.parquet    documents of a part: record, id, text, metadata (JSON), spans; and what was set aside
     vectors/00000.npy          their vectors [vectors, d], as the model gives them
+    vectors/00000.json         the SHA-256 of that file, and the rows whose texts are longer than the model reads
     rejects.jsonl              all that was set aside, at the end
 
-A part is encoded when both its files are there: each appears whole, by a rename.
+A part is encoded when all its files are there: each appears whole, by a rename, in this order.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -88,6 +89,16 @@ class Part:
         return hashlib.sha256(to_json(content).encode()).hexdigest()
 
 
+class Progress(NamedTuple):
+    """How far a corpus is encoded."""
+
+    encoded: int  # documents whose vectors are there
+    documents: int
+
+    def __str__(self) -> str:
+        return f"{self.encoded:,} of {self.documents:,} documents are encoded"
+
+
 class Corpus:
     """An encoded corpus, or one that is being encoded; read and written a part at a time.
 
@@ -104,6 +115,7 @@ class Corpus:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
+        self._intact: set[int] = set()  # parts whose vectors were compared with their digest
 
     def header(self) -> dict[str, Any]:
         """The content of corpus.json."""
@@ -131,6 +143,9 @@ class Corpus:
     def vectors_path(self, number: int) -> Path:
         return self.path / "vectors" / f"{number:05d}.npy"
 
+    def summary_path(self, number: int) -> Path:
+        return self.vectors_path(number).with_suffix(".json")
+
     def parts(self) -> int:
         """Number of parts that have documents."""
         number = 0
@@ -140,7 +155,17 @@ class Corpus:
 
     def pending(self) -> list[int]:
         """The parts without vectors."""
-        return [number for number in range(self.parts()) if not self.vectors_path(number).is_file()]
+        return [number for number in range(self.parts()) if not self.is_encoded(number)]
+
+    def is_encoded(self, number: int) -> bool:
+        """True if the vectors of a part are there."""
+        return self.vectors_path(number).is_file() and self.summary_path(number).is_file()
+
+    def progress(self) -> Progress:
+        """How much of the corpus is encoded."""
+        documents = [(number, self.about(number)["documents"]) for number in range(self.parts())]
+        encoded = sum(count for number, count in documents if self.is_encoded(number))
+        return Progress(encoded, sum(count for _, count in documents))
 
     def about(self, number: int) -> dict[str, Any]:
         """What is known of a part without reading it: start, stop, documents, vectors, digest and rejects."""
@@ -151,12 +176,20 @@ class Corpus:
             raise ValueError(f"{path}: not the documents of a part, or damaged ({error}); encode again") from None
 
     def part(self, number: int) -> Part:
-        """The documents of a part."""
+        """The documents of a part, compared with their digest."""
         about = self.about(number)
-        with parquet.ParquetFile(self.documents_path(number), pre_buffer=False) as file:
-            *columns, spans = file.read(list(Row._fields), use_threads=False).to_pydict().values()
-        rejects = [Reject(**reject) for reject in about["rejects"]]
-        return Part(about["start"], about["stop"], rejects, [*columns, [*map(tuple, spans)]])
+        path = self.documents_path(number)
+        try:
+            with parquet.ParquetFile(path, pre_buffer=False) as file:
+                *columns, spans = file.read(list(Row._fields), use_threads=False).to_pydict().values()
+            rejects = [Reject(**reject) for reject in about["rejects"]]
+            part = Part(about["start"], about["stop"], rejects, [*columns, [*map(tuple, spans)]])
+            is_intact = part.digest == about["digest"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: damaged ({error}); encode again") from None
+        if not is_intact:
+            raise ValueError(f"{path}: damaged: its records are not what was written; encode again")
+        return part
 
     def write_part(self, number: int, part: Part) -> None:
         """Write the documents of a part; vectors of another that were there are removed."""
@@ -164,15 +197,16 @@ class Corpus:
         about |= {"documents": len(part.counts), "vectors": sum(part.counts)}
         about["rejects"] = [asdict(reject) for reject in part.rejects]
         schema = pyarrow.schema(zip(Row._fields, _TYPES, strict=True), {"st_reba": json.dumps(about)})
-        self.vectors_path(number).unlink(missing_ok=True)
+        self.remove_vectors(number)
         sync(self.path / "vectors")  # no loss of power may leave them beside the new documents
         with whole_path(self.documents_path(number)) as temporary:
             parquet.write_table(pyarrow.table(part.columns, schema), temporary, compression="zstd")
 
     def vectors(self, number: int) -> NDArray[Any]:
-        """The vectors of a part [vectors, d], mapped from the file."""
+        """The vectors of a part [vectors, d], mapped from the file, which is compared with its digest."""
         path = self.vectors_path(number)
         try:
+            self._compare_digest(number)
             array: NDArray[Any] = np.load(path, mmap_mode="r")
             if array.ndim != 2 or array.dtype.name not in DTYPES:
                 raise ValueError(f"{array.dtype} {array.shape}")
@@ -180,9 +214,53 @@ class Corpus:
         except (ValueError, EOFError) as error:
             raise ValueError(f"{path}: not vectors, or damaged ({error}); remove it and encode again") from None
 
-    def write_vectors(self, number: int, vectors: NDArray[np.float32], dtype: str) -> None:
+    def _compare_digest(self, number: int) -> None:
+        if number in self._intact:
+            return
+        if sha256(self.vectors_path(number)) != self._summary(number)["sha256"]:
+            raise ValueError("its SHA-256 is not that of what was written")
+        self._intact.add(number)
+
+    def _summary(self, number: int) -> dict[str, Any]:
+        path = self.summary_path(number)
+        try:
+            summary: dict[str, Any] = json.loads(path.read_bytes())
+            summary["sha256"], summary["truncated"]
+            return summary
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: missing or damaged ({error})") from None
+
+    def truncated(self, number: int) -> list[int]:
+        """Rows of a part whose texts are longer than the model reads, so that their ends are in no vector."""
+        return list(self._summary(number)["truncated"])
+
+    def write_vectors(
+        self, number: int, vectors: NDArray[np.float32], dtype: str, truncated: Sequence[int] = ()
+    ) -> None:
+        """Write the vectors of a part; ``truncated`` are the rows whose texts are longer than the model reads."""
+        self._intact.discard(number)
         with np.errstate(over="ignore", under="ignore"):
             write_npy(self.vectors_path(number), vectors.astype(dtype))
+        summary = {"sha256": sha256(self.vectors_path(number)), "truncated": list(truncated)}
+        with whole_file(self.summary_path(number)) as stream:
+            stream.write(f"{to_json(summary)}\n".encode())
+
+    def remove_vectors(self, number: int) -> None:
+        """Remove the vectors of a part, so that it counts as not encoded."""
+        self._intact.discard(number)
+        self.summary_path(number).unlink(missing_ok=True)
+        self.vectors_path(number).unlink(missing_ok=True)
+
+    def remove_damaged_vectors(self) -> None:
+        """Remove the vectors of parts that are not what was written, so that they are encoded again."""
+        for number in range(self.parts()):
+            if not self.is_encoded(number):
+                continue
+            try:
+                self.vectors(number)
+            except ValueError:
+                self.reopen()
+                self.remove_vectors(number)
 
     def read(self, number: int) -> Iterator[tuple[Row, NDArray[Any]]]:
         """Each document of a part with its vectors [passages, d]."""
@@ -195,7 +273,7 @@ class Corpus:
         """All that was set aside, part by part: records that are no documents, then vectors that cannot be used."""
         for number in range(self.parts()):
             yield from (Reject(**reject) for reject in self.about(number)["rejects"])
-            if self.vectors_path(number).is_file():
+            if self.is_encoded(number):
                 yield from self.unusable(number).values()
 
     def unusable(self, number: int) -> dict[int, Reject]:
@@ -227,6 +305,17 @@ class Corpus:
         for name in {**wanted, **found}:
             if wanted.get(name) != found.get(name):
                 raise ValueError(f"{self.path / name}: missing, or not what was written; encode the corpus again")
+
+
+def read_progress(folder: str | PathLike[str]) -> Progress | None:
+    """How much of a corpus an encoding that was stopped has done; None if there is nothing to go on with."""
+    if not is_corpus(folder):
+        return None
+    try:
+        progress = Corpus(folder).progress()
+    except ValueError:  # damaged: it is encoded anew
+        return None
+    return progress if progress.encoded else None
 
 
 def is_corpus(folder: str | PathLike[str]) -> bool:

@@ -17,7 +17,7 @@ def parse_passages(passages: str | None) -> tuple[int, int] | None:
     """Tokens of a passage and of the overlap, from ``"256:32"``."""
     if passages is None:
         return None
-    found = re.fullmatch(r"(\d{1,7})(?::(\d{1,7}))?", passages)
+    found = re.fullmatch(r"(\d{1,7})(?::(\d{1,7}))?", passages) if isinstance(passages, str) else None
     size, overlap = (int(found[1]), int(found[2] or 0)) if found else (0, 0)
     if overlap >= size:
         raise ValueError(f"passages={passages!r}: give the tokens of a passage and fewer of the overlap, as '256:32'")

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.encode import encode_parts, longest_input
-from ..corpus.folder import Corpus, Row, is_corpus, sha256
+from ..corpus.encode import encode_parts, longest_input, warn_of_truncation
+from ..corpus.folder import Corpus, Progress, Row, is_corpus, read_progress
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source
 from ..storage.files import LOCK_FILE, refuse_links, sole_writer
@@ -55,6 +55,7 @@ class Change:
     deleted: int = 0  # of "compact": vectors that are no longer on the disk
     unchanged: int = 0  # documents that were there already with the same text and metadata
     rejected: dict[str, int] = field(default_factory=dict)  # records that were set aside, by kind of reason
+    truncated: int = 0  # of the added and replaced documents, those longer than the model reads
 
 
 def check_target(store: Store, *, overwrite: bool) -> None:
@@ -69,17 +70,33 @@ def check_target(store: Store, *, overwrite: bool) -> None:
             raise FileExistsError(f"{folder}: already there; give another path, or overwrite=True to replace the index")
 
 
+def stopped_progress(folder: Path) -> Progress | None:
+    """What a build or an addition that was stopped left in an index folder, for the same call to go on with.
+
+    Returns:
+        How many documents are encoded, and how many there are; None if no document is encoded.
+
+    Example:
+        >>> stopped_progress(Path("no_such_index")) is None
+        True
+    """
+    return read_progress(folder / BUILDING)
+
+
 @contextmanager
-def one_writer(folder: Path) -> Iterator[Path]:
+def one_writer(folder: Path, *, patience: float | None = None) -> Iterator[Path]:
     """Keep other builds and additions out of an index folder, and give the folder of the corpus to be encoded."""
     building, encoded, kept = folder / BUILDING, "vectors/*.npy", False
-    with sole_writer(folder, f"{BUILDING}/{encoded}"):
+    with sole_writer(folder, f"{BUILDING}/{encoded}", patience=patience):
         if not is_corpus(building):  # a writer was killed while it removed it
             shutil.rmtree(building, ignore_errors=True)
         try:
             yield building
-        except BaseException:
+        except BaseException as error:
             kept = any(building.glob(encoded))
+            progress = stopped_progress(folder)
+            if progress is not None:
+                error.add_note(f"{folder}: {progress}; the same call goes on")
             raise
         finally:
             if not kept:
@@ -119,6 +136,7 @@ class Writer:
         """Delete a document; its vectors are dead, or no longer pending."""
         self.tx.execute("DELETE FROM documents WHERE key = ?", (document.key,))
         self.state.documents -= 1
+        self.state.truncated -= self.tx.execute("DELETE FROM truncated WHERE key = ?", (document.key,)).rowcount
         keys = [(key,) for key in document.keys]
         if document.key >= self.state.stop:
             self.tx.executemany("DELETE FROM pending WHERE key = ?", keys)
@@ -145,9 +163,11 @@ class Writer:
                 raise ValueError(damaged(corpus.vectors_path(number), f"{vectors.shape} for {sum(counts)} texts"))
             bad, rejects = corpus.unusable(number), [*part.rejects]
             taken, first_key = np.zeros(len(counts), bool), self.state.next_key
+            truncated = set(corpus.truncated(number))
             for index, row in enumerate(part.rows):
                 identity = str(first + row.record) if row.id is None else row.id
                 place = f"{counted} {row.record}"
+                key = self.state.next_key
                 if index in bad:
                     rejects.append(replace(bad[index], place=place, id=identity))
                 elif (outcome := self.insert(row, identity)) is None:
@@ -155,6 +175,8 @@ class Writer:
                 else:
                     self.counts[outcome] += 1
                     taken[index] = True
+                    if index in truncated:
+                        self._mark_truncated(key)
             if strict and rejects:
                 raise ValueError(str(rejects[0]))
             values = [(one.place, one.reason, one.id, one.text) for one in rejects]
@@ -164,6 +186,12 @@ class Writer:
             load = partial(_loaded, corpus, number, mask, self.state.metric)
             segments.append((np.arange(first_key, self.state.next_key), load))
         return segments
+
+    def _mark_truncated(self, key: int) -> None:
+        """Remember that a document, which was just inserted, is longer than the model reads."""
+        self.tx.execute("INSERT INTO truncated VALUES (?)", (key,))
+        self.state.truncated += 1
+        self.counts["truncated"] += 1
 
     def place(self, new: list[Segment]) -> None:
         """Put new vectors among the pending, or if those would be too many, all of them into a new FAISS file."""
@@ -183,9 +211,12 @@ class Writer:
         It is the same index, with its training, unless a factory is named ("auto": by the number of vectors).
         """
         state = self.state
+        if factory is not None and factory != "auto":
+            ann.try_factory(factory, state.dimension, parameters)
         old = None if state.file is None else ann.VectorFile(self.folder, state, mmap=False)
-        keys, pending = tables.read_pending(self.tx, state, self.path)
-        segments: list[Segment] = [(keys, lambda: pending), *new]
+        tables.check_keys(self.tx, state, self.folder, None if old is None else old.keys, before=self._first_key)
+        pending_keys, pending = tables.read_pending(self.tx, state, self.path)
+        segments: list[Segment] = [(pending_keys, lambda: pending), *new]
         index = None
         if old is not None and factory is None:
             index = ann.add(old.without(tables.read_dead(self.tx)), segments)
@@ -196,13 +227,17 @@ class Writer:
                 chosen = (factory or "auto", state.dimension, parameters, segments)
                 made, state.factory, state.parameters = ann.trained(*chosen)
                 index = ann.add(made, segments)
+                ann.check_search(made, state.parameters, segments)
+        expected = len(tables.vector_keys(self.tx))
+        if index is not None and index.ntotal != expected:
+            raise ValueError(f"the FAISS index holds {index.ntotal:,} of {expected:,} vectors; name another factory")
         self.tx.execute("DELETE FROM pending")
         self.tx.execute("DELETE FROM dead")
         state.pending, state.deleted, state.filed, state.stop, state.file = 0, 0, 0, 0, None
         if index is not None and index.ntotal:
             path = self.folder / f"vectors-{state.changes + 1}.faiss"
-            ann.save(path, index)
-            state.file, state.bytes, state.sha256 = path.name, path.stat().st_size, sha256(path)
+            state.bytes, state.sha256 = ann.save(path, index)
+            state.file = path.name
             state.filed, state.stop = int(index.ntotal), state.next_key
         else:  # nothing is left that another index could be trained on
             state.factory, state.parameters = "Flat", None
@@ -235,7 +270,7 @@ def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
         # The numbers of files go on, and the old file stays until the new one counts.
         state, name = replace(fresh or before, changes=before.changes), before.file
         _sweep(store.folder, name)
-        for table in () if fresh is None else ("documents", "pending", "dead"):
+        for table in () if fresh is None else ("documents", "pending", "dead", "truncated"):
             tx.execute(f"DELETE FROM {table}")
         try:
             yield Writer(store, tx, state)
@@ -316,4 +351,6 @@ def take_in(
                 raise ValueError("there are no documents; an index needs at least one")
             else:
                 writer.fold(segments, factory, parameters)
+    taken = writer.counts["added"] + writer.counts["replaced"]
+    warn_of_truncation(store.folder, writer.counts["truncated"], taken, writer.state.max_seq_length)
     return Change(writer.state.documents, rejected=dict(writer.rejected), **counts, **writer.counts)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
-import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -18,14 +16,16 @@ from numpy.typing import NDArray
 
 from ..corpus.encode import longest_input
 from ..corpus.folder import Corpus, is_corpus
-from ..corpus.records import Document, Reject, beginning, clean_text
+from ..corpus.records import Document, Reject
 from ..corpus.source import Input, open_source
+from ..storage.files import parse_path
 from ..storage.probe import Probe, check, load, located, probe, remembered, version_of
+from .arguments import parse_count, parse_ids, parse_queries, resolve_folder
 from .changes import Change, changing, check_target, one_writer, take_in
 from .export import export, verify
 from .search import Snapshot
 from .store import State, Store, documents, documents_with, read_state
-from .vectors import METRICS, make_index, scaled_queries
+from .vectors import METRICS, scaled_queries, try_factory
 from .where import Where
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Index:
             >>> st_reba.Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
             Index('...my_index', 2 documents, dim 192, cosine)
         """
-        store, source = Store(Path(os.path.realpath(path))), input
+        store, source = Store(resolve_folder(path)), input
         running: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
         reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
         if isinstance(input, (str, PathLike)) and is_corpus(input):
@@ -132,7 +132,7 @@ class Index:
         if factory == "auto" and parameters is not None:
             raise ValueError(f"parameters={parameters!r}: name the factory that they are of")
         if factory != "auto":
-            make_index(factory, mark.dimension, parameters)
+            try_factory(factory, mark.dimension, parameters)
         about, length = remembered(model, mark, store.folder), longest_input(loaded)
         fresh = State(about, metric, mark.dimension, columns, passages, length)
         running |= {"factory": factory, "parameters": parameters, "show_progress_bar": show_progress_bar}
@@ -162,7 +162,7 @@ class Index:
             >>> st_reba.Index.open("my_index").search("Cats sleep", k=1)[0].text
             'Cats sleep.'
         """
-        index = cls(Store(Path(os.path.realpath(path))), None, loading)
+        index = cls(Store(resolve_folder(path)), None, loading)
         with index._store.reading() as tx:
             state = index._present(tx).state
         if model is not None:
@@ -196,18 +196,14 @@ class Index:
             >>> [result.id for result in index.search("Cats sleep.", where={"year": {">=": 2020}})]
             ['b']
         """
-        if (k := operator.index(k)) < 1:
-            raise ValueError(f"k={k} must be a whole number from 1 on")
+        k = parse_count(k, "k")
         single, known = isinstance(queries, str) or getattr(queries, "ndim", 2) == 1, None
         if isinstance(queries, np.ndarray):
             vectors, known = np.atleast_2d(queries), self._checked[1]
         else:
-            texts = [queries] if isinstance(queries, str) else list(queries)
+            texts = parse_queries(queries)
             if not texts:
                 return []
-            if not all(isinstance(one, str) and one.strip() for one in texts):
-                raise ValueError(f"queries={beginning(queries)}: give texts that are not empty, or an array of floats")
-            texts = [clean_text(one) for one in texts]
             vectors = np.asarray(self._its_model().encode_query(texts, show_progress_bar=False))
         with self._store.reading() as tx:
             snapshot = self._present(tx)
@@ -235,12 +231,17 @@ class Index:
                 raise OtherModelError(str(error)) from error
             self._checked = wanted
 
-    def _present(self, tx: Any) -> Snapshot:
+    def _present(self, tx: Any, *, check_digest: bool = False) -> Snapshot:
+        """The index as a transaction sees it; ``check_digest``: its FAISS file is compared with its SHA-256."""
         with self._lock:
             state = read_state(tx, self._store.path)
-            while self._snapshot is None or self._snapshot.state != state:
+            while True:
                 try:
-                    self._snapshot = Snapshot.read(tx, self._store, state, self._snapshot)
+                    if self._snapshot is None or self._snapshot.state != state:
+                        self._snapshot = Snapshot.read(tx, self._store, state, self._snapshot)
+                    if check_digest and self._snapshot.file is not None:
+                        self._snapshot.file.check_digest()
+                    return self._snapshot
                 except FileNotFoundError:
                     # A writer may have replaced the file since this transaction began: so it begins anew.
                     tx.execute("ROLLBACK")
@@ -248,11 +249,10 @@ class Index:
                     gone, state = state, read_state(tx, self._store.path)
                     if state.changes == gone.changes:
                         raise
-            return self._snapshot
 
     def get(self, ids: str | Sequence[str]) -> Any:
         """Documents by id; None in place of one that is not there."""
-        wanted = [ids] if isinstance(ids, str) else list(ids)
+        wanted = [ids] if isinstance(ids, str) else parse_ids(ids)
         with self._store.reading() as tx:
             there = {one.id: one.document() for one in documents_with(tx, "id", wanted)}
         return there.get(ids) if isinstance(ids, str) else [there.get(one) for one in wanted]
@@ -315,9 +315,7 @@ class Index:
 
         A warning names ids that are not there.
         """
-        wanted = dict.fromkeys(ids)
-        if isinstance(ids, str) or not all(isinstance(one, str) for one in wanted):
-            raise TypeError(f"ids={ids!r}: give a list of strings")
+        wanted = dict.fromkeys(parse_ids(ids))
         with changing(self._store) as writer:
             found = [one for one in documents_with(writer.tx, "id", wanted) if one.id in wanted]  # NUL ends it
             if absent := wanted.keys() - {one.id for one in found}:
@@ -341,7 +339,7 @@ class Index:
             writer.fold([], factory, parameters)
         if not self._store.clear_log():
             logger.warning("%s: being read, so what was deleted is on the disk until the next compact", self.path)
-        with suppress(BlockingIOError), one_writer(self.path):
+        with suppress(BlockingIOError), one_writer(self.path, patience=0):
             pass  # the texts of an addition that failed leave the disk too
         return Change(writer.state.documents, deleted=deleted)
 
@@ -353,8 +351,9 @@ class Index:
                 file of the vectors, its ids the keys. A quantized factory gives approximate vectors.
             overwrite: Replace a file.
         """
+        target = parse_path(out, "out")
         with self._store.reading() as tx:
-            return export(self._present(tx), tx, Path(out), overwrite=overwrite)
+            return export(self._present(tx, check_digest=True), tx, target, overwrite=overwrite)
 
     def rejects(self) -> list[Reject]:
         """Records that the last build or addition set aside."""
@@ -370,9 +369,13 @@ class Index:
         return {**found, "bytes": size, "model": str(model), "model_source": model.source, "revision": model.revision}
 
     def verify(self) -> dict[str, Any]:
-        """Compare every file with the digests that were kept, or raise a ValueError; returns the same as `info`."""
+        """Compare every file with the digests that were kept, and search; returns the same as `info`.
+
+        Raises:
+            ValueError: A file is not what was written, or no search can use the index's parameters.
+        """
         with self._store.reading() as tx:
-            verify(self._present(tx), tx)
+            verify(self._present(tx, check_digest=True), tx)
         return self.info()
 
     @property

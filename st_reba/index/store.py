@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..corpus.records import Document, to_json
+from ..storage import files
 
 FILE = "index.sqlite"
 FORMAT = 5
@@ -35,6 +36,7 @@ CREATE TABLE documents (
 CREATE INDEX documents_content ON documents (content) WHERE content IS NOT NULL;
 CREATE TABLE pending (key INTEGER PRIMARY KEY, crc INTEGER NOT NULL, vector BLOB NOT NULL);
 CREATE TABLE dead (key INTEGER PRIMARY KEY);
+CREATE TABLE truncated (key INTEGER PRIMARY KEY);
 CREATE TABLE rejects (place TEXT NOT NULL, reason TEXT NOT NULL, id TEXT, text TEXT);
 CREATE TABLE meta (state TEXT NOT NULL, sha256 TEXT NOT NULL)
 """
@@ -74,6 +76,7 @@ class State:
     stop: int = 0
     pending: int = 0
     deleted: int = 0
+    truncated: int = 0  # documents that are longer than the model reads
 
 
 class Store:
@@ -97,6 +100,7 @@ class Store:
             if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
                 for statement in _SCHEMA.split(";"):
                     connection.execute(statement)
+            connection.execute("CREATE TABLE IF NOT EXISTS truncated (key INTEGER PRIMARY KEY)")  # older indexes
             yield connection
             connection.execute("COMMIT")
 
@@ -115,7 +119,9 @@ class Store:
 
     def _connect(self, mode: str) -> sqlite3.Connection:
         uri = f"{self.path.absolute().as_uri()}?mode={mode}"
-        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=30)
+        return sqlite3.connect(
+            uri, uri=True, isolation_level=None, check_same_thread=False, timeout=files.WRITER_PATIENCE
+        )
 
     def _reader(self) -> sqlite3.Connection:
         # In a folder that cannot be written to, with no writer, the file is all there is.
@@ -135,6 +141,11 @@ class Store:
                 raise ValueError(damaged(self.path, error)) from error
             if not self.path.exists():
                 raise FileNotFoundError(_ABSENT.format(self.folder)) from error
+            if number == errno.EAGAIN:
+                raise BlockingIOError(files.waited_for("another process is changing the index", self.folder)) from error
+            if number == errno.ENOSPC:
+                why = "no room on the disk; make room, then run the same again: the index is as it was"
+                raise OSError(number, why, str(self.path)) from error
             raise OSError(number, str(error), str(self.path)) from error
 
     def state(self) -> State:
@@ -144,7 +155,8 @@ class Store:
 
 def damaged(path: Path, why: object) -> str:
     """Message about a file that is not what was written."""
-    return f"{path}: damaged, or not of an index ({why}); remove the folder, and build the index again"
+    remedy = "restore a copy of the folder, or remove it and build the index again"
+    return f"{path}: damaged, or not of an index ({why}); {remedy}"
 
 
 def read_state(tx: sqlite3.Connection, path: Path) -> State:
@@ -213,9 +225,14 @@ def content_of(text: str, metadata: str) -> int:
 
 
 def documents(tx: sqlite3.Connection, where: str = "1", *parameters: Any) -> Iterator[Stored]:
-    """Documents that meet a condition in SQL, in the order they were added."""
+    """Documents that meet a condition in SQL, in the order they were added, each compared with its checksum."""
     query = f"SELECT {', '.join(Stored._fields)} FROM documents WHERE {where} ORDER BY key"
-    return (Stored(*row) for row in tx.execute(query, parameters))
+    for row in tx.execute(query, parameters):
+        document = Stored(*row)
+        if document.crc != crc_of(document[:-1]):
+            # As SQLite says it of a damaged page: the store adds its path and the remedy.
+            raise sqlite3.DatabaseError(f"document {document.id!r:.80} is not what was written")
+        yield document
 
 
 def documents_with(tx: sqlite3.Connection, column: str, values: Iterable[Any]) -> Iterator[Stored]:
@@ -241,6 +258,33 @@ def read_pending(tx: sqlite3.Connection, state: State, path: Path) -> tuple[Keys
         raise ValueError(damaged(path, "its pending vectors are not what was written"))
     vectors = np.frombuffer(b"".join(one[2] for one in rows), "<f4").reshape(len(rows), state.dimension)
     return np.array([one[0] for one in rows], np.int64), np.asarray(vectors, np.float32)
+
+
+def check_keys(
+    tx: sqlite3.Connection, state: State, folder: Path, file_keys: Keys | None, *, before: int | None = None
+) -> None:
+    """Raise a ValueError unless documents, dead keys and vectors belong together.
+
+    Args:
+        tx: The transaction.
+        state: Its state.
+        folder: The folder of the index, to be named in an error.
+        file_keys: Keys of the FAISS file, ascending; None: not known (of inverted lists the SHA-256 stands for them).
+        before: Documents from this key on have no vectors yet; None: all have.
+    """
+    keys = vector_keys(tx, "key < ?", state.next_key if before is None else before)
+    dead = read_dead(tx)
+    pending = np.array([key for (key,) in tx.execute("SELECT key FROM pending ORDER BY key")], np.int64)
+    in_file = np.sort(np.concatenate([keys[keys < state.stop], dead]))
+    (document_count,) = tx.execute("SELECT COUNT(*) FROM documents").fetchone()
+    counts = (document_count, len(dead), len(np.unique(in_file)), len(in_file))
+    belong_together = (
+        counts == (state.documents, state.deleted, state.filed, state.filed)
+        and np.array_equal(keys[keys >= state.stop], pending)
+        and (file_keys is None or np.array_equal(file_keys, in_file))
+    )
+    if not belong_together:
+        raise ValueError(damaged(folder, "its documents and its vectors do not belong together"))
 
 
 def read_dead(tx: sqlite3.Connection) -> Keys:

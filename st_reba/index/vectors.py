@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from math import ceil, sqrt
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..corpus.folder import sha256
 from ..storage.files import whole_file
 from .store import Keys, Matrix, State, damaged
 
@@ -25,6 +28,10 @@ PROBED, FEWEST_PROBED = 1 / 32, 8
 _SAMPLED_PER_LIST, _FEWEST_SAMPLED = 64, 2**16
 # From so many queries on, comparing them together, with so many vectors at a time, is faster than one by one.
 _TOGETHER, _BLOCK = 5, 2**13
+# FAISS reserves memory for all lists at once: some hundred megabytes for so many, which are enough for 10⁹ vectors.
+_MAX_LISTS = 2**22
+# A factory is tried with a small index of the same kind. Graphs over the centroids need about a hundred of them.
+_TRIAL_LISTS, _TRIAL_VECTORS = 128, 256
 
 Segment = tuple[Keys, Callable[[], Matrix]]
 """Keys of some vectors, ascending, and a function that loads the vectors [keys, d]."""
@@ -33,17 +40,112 @@ Segment = tuple[Keys, Callable[[], Matrix]]
 def make_index(factory: str, dim: int, parameters: str | None = None) -> Any:
     """An empty FAISS index that compares by inner product: exact, or one of inverted lists."""
     try:
+        check_list_count(factory)
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+        if not isinstance(index, (faiss.IndexFlat, faiss.IndexIVF)) or isinstance(index, faiss.IndexIVFFastScan):
+            raise ValueError(f"{type(index).__name__} is not used here; export the vectors for others")
+        set_parameters(index, parameters)
+    except (RuntimeError, ValueError, TypeError, MemoryError) as error:
+        raise ValueError(
+            f"factory={factory!r}, parameters={parameters!r}, for {dim} dimensions: {error}. Use 'Flat' (exact), or "
+            "inverted lists, as 'IVF1024,Flat', 'IVF1024,SQ8' or 'IVF4096,PQ48np' with 'nprobe=16'"
+        ) from None
+    return index
+
+
+def check_list_count(factory: str) -> None:
+    """Raise a ValueError if a factory asks for no inverted list, or for more than memory holds."""
+    units = {"": 1, "k": 2**10, "M": 2**20}
+    for digits, unit in re.findall(r"IVF(\d+)([kM]?)", factory):
+        if not 1 <= int(digits[:20]) * units[unit] <= _MAX_LISTS:
+            raise ValueError(f"{digits}{unit} inverted lists, where 1 to {_MAX_LISTS:,} can be made")
+
+
+def set_parameters(index: Any, parameters: str | None) -> None:
+    """Set search parameters of FAISS, as "nprobe=16"; a ValueError if no search can use them."""
+    for name, value in re.findall(r"([^=,]*)=([^,]*)", parameters or ""):
+        least = 1 if name.endswith("nprobe") else 0  # a search of no list finds nothing
+        if not re.fullmatch(r"\d{1,9}", value) or int(value) < least:
+            raise ValueError(f"{name}={value} must be a whole number from {least} on, of at most nine digits")
+    try:
         faiss.ParameterSpace().set_index_parameters(index, parameters or "")
-        if isinstance(index, (faiss.IndexFlat, faiss.IndexIVF)) and not isinstance(index, faiss.IndexIVFFastScan):
-            return index
-        why = f"a {type(index).__name__} is not used here; export the vectors for others"
     except RuntimeError as error:
-        why = str(error)
-    raise ValueError(
-        f"factory={factory!r}, parameters={parameters!r}, for {dim} dimensions: {why}. Use 'Flat' (exact), or inverted "
-        "lists, as 'IVF1024,Flat', 'IVF1024,SQ8' or 'IVF4096,PQ48np' with 'nprobe=16'"
-    )
+        raise ValueError(str(error)) from None
+
+
+def try_factory(factory: str, dim: int, parameters: str | None = None) -> None:
+    """Fill, search and change a small index of the same kind; a ValueError if it does not find what it holds.
+
+    Example:
+        >>> try_factory("IVF1024,SQ8", 8, "nprobe=4")
+        >>> try_factory("IVF1024,FlatDedup", 8)
+        Traceback (most recent call last):
+        ...
+        ValueError: factory='IVF1024,FlatDedup', parameters=None: a small index of this kind ...
+    """
+    if isinstance(make_index(factory, dim, parameters), faiss.IndexFlat):
+        return
+    # Of the product quantizer, 16 centroids are trained in place of 256 or 65,536.
+    small = re.sub(r"PQ(\d+)(x\d+)?", r"PQ\1x4", re.sub(r"IVF\d+[kM]?", f"IVF{_TRIAL_LISTS}", factory))
+    vectors = np.random.default_rng(0).standard_normal((_TRIAL_VECTORS, dim)).astype(np.float32)
+    keys = np.arange(_TRIAL_VECTORS)
+    try:
+        index = make_index(small, dim, parameters)
+        _hasten_training(index)
+        index.train(vectors)
+        index.add_with_ids(vectors, keys)
+        scores, neighbours = search_lists(index, vectors[:4], 1, _bitmap(np.ones(len(keys), bool)))
+        index.set_direct_map_type(faiss.DirectMap.Hashtable)
+        index.reconstruct_batch(keys)
+        index.set_direct_map_type(faiss.DirectMap.NoMap)
+        index.remove_ids(faiss.IDSelectorBatch(keys[:4]))
+        if (neighbours < 0).any() or not np.isfinite(scores).all():
+            raise ValueError("a search finds nothing")
+    except (RuntimeError, ValueError, MemoryError) as error:
+        raise ValueError(
+            f"factory={factory!r}, parameters={parameters!r}: a small index of this kind cannot be searched or changed "
+            f"({error}); use 'Flat', or 'IVF1024,Flat', 'IVF1024,SQ8' or 'IVF4096,PQ48np' with 'nprobe=16'"
+        ) from None
+
+
+def _hasten_training(index: Any) -> None:
+    """One round of k-means and no warning of few vectors: the small index of a trial need not be a good one."""
+    quantizer = getattr(index, "pq", None)
+    for clustering in (index.cp, getattr(quantizer, "cp", None)):
+        if clustering is not None:
+            clustering.niter = 1
+            clustering.min_points_per_centroid = 1
+    if hasattr(index, "do_polysemous_training"):
+        index.do_polysemous_training = False
+
+
+def _bitmap(allowed: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    return np.packbits(allowed, bitorder="little")
+
+
+def search_lists(
+    index: Any, queries: Matrix, k: int, bitmap: NDArray[np.uint8] | None, widening: float = 1
+) -> tuple[Matrix, Keys]:
+    """Scores and keys [q, k] in inverted lists; all lists are probed for queries that the nearest lists leave short.
+
+    Args:
+        index: An index of inverted lists.
+        queries: [q, d].
+        k: Keys a query.
+        bitmap: Keys that may be found, a bit each; None: all.
+        widening: Factor of the number of lists that are probed.
+    """
+    selector = None
+    if bitmap is not None:
+        selector = faiss.IDSelectorBitmap(len(bitmap), faiss.swig_ptr(bitmap))
+    lists = min(index.nlist, ceil(index.nprobe * widening))
+    options = faiss.SearchParametersIVF(sel=selector, nprobe=lists)
+    scores, keys = index.search(queries, k, params=options)
+    is_short = (keys < 0).any(axis=1)
+    if is_short.any():
+        options = faiss.SearchParametersIVF(sel=selector, nprobe=index.nlist)
+        scores[is_short], keys[is_short] = index.search(queries[is_short], k, params=options)
+    return scores, keys
 
 
 def trained(factory: str, dim: int, parameters: str | None, segments: Sequence[Segment]) -> tuple[Any, str, str | None]:
@@ -75,10 +177,42 @@ def add(index: Any, segments: Iterable[Segment]) -> Any:
     return index
 
 
-def save(path: Path, index: Any) -> None:
-    """Write an index, whole or not at all."""
+def save(path: Path, index: Any) -> tuple[int, str]:
+    """Write an index, whole or not at all; returns the file's size and the SHA-256 of what was written."""
+    digest = hashlib.sha256()
+    size = 0
+    failures: list[OSError] = []
+
+    def write(block: bytes) -> int:
+        nonlocal size
+        try:
+            stream.write(block)
+        except OSError as error:  # FAISS would give its own words for it
+            failures.append(error)
+            return 0
+        digest.update(block)
+        size += len(block)
+        return len(block)
+
     with whole_file(path) as stream:
-        faiss.write_index(index, faiss.PyCallbackIOWriter(stream.write, 2**24))
+        try:
+            faiss.write_index(index, faiss.PyCallbackIOWriter(write, 2**24))
+        except RuntimeError:
+            if failures:
+                raise failures[0] from None
+            raise
+    return size, digest.hexdigest()
+
+
+def check_search(index: Any, parameters: str | None, segments: Iterable[Segment]) -> None:
+    """Raise a ValueError if a search of an index does not find vectors that were added to it."""
+    if not isinstance(index, faiss.IndexIVF):
+        return
+    set_parameters(index, parameters)
+    sample = next(load()[:4] for keys, load in segments if len(keys))
+    _, neighbours = search_lists(index, np.ascontiguousarray(sample, np.float32), 1, None)
+    if (neighbours < 0).any():
+        raise ValueError("a search of the new FAISS index does not find what it holds; name another factory")
 
 
 class VectorFile:
@@ -86,12 +220,18 @@ class VectorFile:
 
     def __init__(self, folder: Path, state: State, *, mmap: bool = True) -> None:
         path = folder / str(state.file)
-        if (size := path.stat().st_size) != state.bytes:
+        self.path = path
+        self._expected_digest = state.sha256
+        self._parameters = state.parameters
+        size = self._size()
+        if size != state.bytes:
             raise ValueError(damaged(path, f"{size} bytes, but {state.bytes} were written"))
+        if not mmap:  # it is read to be written anew
+            self.check_digest()
         try:
             self.whole = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
         except (RuntimeError, MemoryError) as error:
-            path.stat()  # a FileNotFoundError where a writer has replaced it meanwhile
+            self._size()  # a FileNotFoundError where a writer has replaced it meanwhile
             raise ValueError(damaged(path, error)) from None
         about = (self.whole.d, self.whole.ntotal, self.whole.metric_type)
         if about != (state.dimension, state.filed, faiss.METRIC_INNER_PRODUCT):
@@ -104,8 +244,27 @@ class VectorFile:
             self.flat = faiss.downcast_index(self.whole.index)
             shape = (self.flat.ntotal, self.flat.d)
             self.rows: Matrix = faiss.rev_swig_ptr(self.flat.get_xb(), shape[0] * shape[1]).reshape(shape)
-        else:
-            faiss.ParameterSpace().set_index_parameters(self.whole, state.parameters or "")
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            remedy = "restore a copy of the folder, or build the index again"
+            raise FileNotFoundError(f"{self.path}: the file of the vectors is missing; {remedy}") from None
+
+    def check_digest(self) -> None:
+        """Raise a ValueError if the file's SHA-256 is not that of what was written."""
+        self._size()
+        if sha256(self.path) != self._expected_digest:
+            raise ValueError(damaged(self.path, "its SHA-256 is not that of what was written"))
+
+    def check_search(self, keys: Keys) -> None:
+        """Search for some of the vectors, by their keys; a ValueError if nothing is found."""
+        if not len(keys):
+            return
+        _, neighbours = self.search(self.vectors(keys), 1)
+        if neighbours.shape != (len(keys), 1) or (neighbours < 0).any():
+            raise ValueError(damaged(self.path, "a search for its own vectors finds nothing"))
 
     def search(self, queries: Matrix, k: int, allowed: NDArray[np.bool_] | None = None) -> tuple[Matrix, Keys]:
         """Scores and keys [q, ≤ k] of the vectors nearest to queries [q, d], best first; a key of −1 is nothing."""
@@ -114,22 +273,30 @@ class VectorFile:
         count = total if mask is None else min(int(mask.sum()), total)
         if not (k := min(k, count)) or not len(queries):
             return compared(queries, k, [])
-        bits = None if mask is None else np.packbits(mask, bitorder="little")
-        selector = None if bits is None else faiss.IDSelectorBitmap(len(bits), faiss.swig_ptr(bits))
+        bits = None if mask is None else _bitmap(mask)
         if self.keys is None:
+            if self._parameters is not None:
+                self._apply_parameters()
             # The fewer vectors are allowed, the more lists are probed; all if there were too few in them.
-            probed = min(self.whole.nlist, ceil(self.whole.nprobe * total / count))
-            scores, found = self.whole.search(queries, k, params=faiss.SearchParametersIVF(sel=selector, nprobe=probed))
-            if (short := (found < 0).any(axis=1)).any():
-                options = faiss.SearchParametersIVF(sel=selector, nprobe=self.whole.nlist)
-                scores[short], found[short] = self.whole.search(queries[short], k, params=options)
-            return best(scores, found, k)
+            return best(*search_lists(self.whole, queries, k, bits, total / count), k)
         if len(queries) < _TOGETHER:
+            selector = None if bits is None else faiss.IDSelectorBitmap(len(bits), faiss.swig_ptr(bits))
             options = None if selector is None else faiss.SearchParameters(sel=selector)
             found = self.keys[self.flat.search(queries, k, params=options)[1]]
         else:
             found = compared(queries, k, self.segments(self.keys if mask is None else self.keys[mask]))[1]
         return best(rescored(queries, found, self.vectors), found, k)
+
+    def _apply_parameters(self) -> None:
+        """Set the search parameters, once. Not when the file is opened: `compact` must be able to replace them."""
+        try:
+            set_parameters(self.whole, self._parameters)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.path}: parameters={self._parameters!r}, which no search can use ({error}); "
+                "Index.compact(factory=…, parameters=…) writes the file anew, from the same vectors"
+            ) from None
+        self._parameters = None
 
     def segments(self, keys: Keys) -> Iterator[Segment]:
         """Vectors of ascending keys, a block at a time."""

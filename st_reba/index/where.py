@@ -8,7 +8,9 @@ from math import isfinite
 from types import NoneType
 from typing import Any
 
-from ..corpus.records import to_json
+import numpy as np
+
+from ..corpus.records import clean_text, to_json
 
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "in", "has", "exists")
 # What a value at a path is as one of a type, or NULL. Text that writes a truth value or a number, as in a .csv, is one.
@@ -33,16 +35,29 @@ def conditions(where: Where) -> tuple[str, list[Any]]:
     for name, wanted in where.items():
         if not isinstance(name, str) or '"' in name or "\\" in name or wanted == {}:
             raise ValueError(f"where: {name!r} is no name of a metadata value, or has no condition")
-        path = "'$." + to_json(name).replace("'", "''") + "'"
-        one = wanted if isinstance(wanted, Mapping) else {"=": wanted}
-        found += [_condition(path, operator, value) for operator, value in one.items()]
+        path = "'$." + to_json(clean_text(name)).replace("'", "''") + "'"
+        operands = wanted if isinstance(wanted, Mapping) else {"=": wanted}
+        found += [_condition(path, operator, _to_plain(value)) for operator, value in operands.items()]
     return " AND ".join(f"({sql})" for sql, _ in found) or "1", [value for _, values in found for value in values]
+
+
+def _to_plain(value: Any) -> Any:
+    """A value as Python has it, not NumPy; lone surrogates replaced, as in the metadata that is stored."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_to_plain(item) for item in value]
+    return value
 
 
 def _condition(path: str, operator: Any, value: Any) -> tuple[str, list[Any]]:
     kind = f"json_type(metadata, {path})"
     at = f"(SELECT json_extract(metadata, {path}) AS v, {kind} AS t)"
     if operator == "exists":
+        if not isinstance(value, bool):
+            raise ValueError(f"where: {path[3:-1]} exists {value!r:.200}: give True, or False for documents without it")
         return f"{kind} IS {'NOT ' if value else ''}NULL", []
     several = operator == "in" and isinstance(value, (list, tuple, set, frozenset))
     bound = [(_sql(one), _bound(one)) for one in (value if several else [value])]

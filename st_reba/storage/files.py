@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import uuid
@@ -14,7 +15,10 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+logger = logging.getLogger(__name__)
+
 LOCK_FILE = ".lock"
+WRITER_PATIENCE = 30.0  # seconds that a writer waits for another
 
 
 @contextmanager
@@ -30,13 +34,26 @@ def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, path)
+        with naming_full_disk(path):
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+@contextmanager
+def naming_full_disk(path: Path) -> Iterator[None]:
+    """Add the path and the remedy to an error of the system that names no file, as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        message = f"{error.strerror}; make room, then run the same again: what is finished stays"
+        raise type(error)(error.errno, message, str(path)) from error
 
 
 def write_npy(path: str | os.PathLike[str], array: NDArray[Any]) -> None:
@@ -52,6 +69,26 @@ def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of a killed writer; to be called under the writers' lock."""
     for file in folder.glob(".*.tmp*"):
         file.unlink(missing_ok=True)
+
+
+def parse_path(value: str | os.PathLike[str], option: str) -> Path:
+    """A path that a caller gave; a ValueError or TypeError, naming the option, if no file can have it.
+
+    Example:
+        >>> parse_path("", "path")
+        Traceback (most recent call last):
+        ValueError: path='' names no file or folder; give its path
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{option}={value!r:.80} is a {type(value).__name__}; give a path as a string")
+    text = os.fspath(value)
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise ValueError(f"{option}={text!r:.80} names no file or folder; give its path")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise ValueError(f"{option}={text!r:.80} holds a character that no file name can; give another path") from None
+    return Path(text)
 
 
 def make_folder(path: Path) -> bool:
@@ -83,32 +120,51 @@ def refuse_links(folder: Path) -> None:
 
 
 @contextmanager
-def sole_writer(folder: Path, kept: str) -> Iterator[None]:
+def sole_writer(folder: Path, kept: str, *, patience: float | None = None) -> Iterator[None]:
     """Make a folder and keep other writers out of it; the system releases the lock when the process ends.
 
     Args:
         folder: The folder; if it was made here, it is removed again after an error.
         kept: Pattern of a file; if one in the folder matches, the folder stays.
+        patience: Seconds to wait for another writer; None: ``WRITER_PATIENCE``.
 
     Raises:
-        BlockingIOError: Another process, or another thread of this one, is writing.
+        BlockingIOError: Another process, or another thread of this one, is still writing.
         OSError: Such as a full disk; of the block too, with the folder where an error names no file.
         ValueError: A link is in the folder.
     """
-    try:
+    with naming_full_disk(folder):
         made = make_folder(folder)
         refuse_links(folder)
-        with FileLock(folder / LOCK_FILE, timeout=0):
+        with _lock(folder, WRITER_PATIENCE if patience is None else patience):
             try:
                 yield
             except BaseException:
                 if made and not any(folder.glob(kept)):
                     shutil.rmtree(folder, ignore_errors=True)
                 raise
+
+
+@contextmanager
+def _lock(folder: Path, patience: float) -> Iterator[None]:
+    """Hold the folder's lock. Other writers are waited for, and a warning says so."""
+    lock = FileLock(folder / LOCK_FILE, timeout=0)
+    try:
+        lock.acquire()
     except Timeout:
-        raise BlockingIOError(f"{folder}: another process is writing here; wait, or give another path") from None
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        said = f"{error.strerror}; make room, then run the same again: what is finished stays"
-        raise type(error)(error.errno, said, str(folder)) from error
+        if patience > 0:
+            logger.warning("%s: waiting up to %g s for another process that writes here", folder, patience)
+        try:
+            lock.acquire(timeout=patience)
+        except Timeout:
+            raise BlockingIOError(waited_for("another process is encoding and writing", folder, patience)) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def waited_for(what: str, folder: Path, patience: float | None = None) -> str:
+    """The message about a writer that did not end in time."""
+    seconds = WRITER_PATIENCE if patience is None else patience
+    return f"{folder}: {what} here, and did not end within {seconds:g} s; when it has ended, run the same again"

@@ -55,7 +55,7 @@ def test_vectors_are_the_models(tmp_path: Path, capsys: Any) -> None:
     assert [(row.text, row.document().id) for row, _ in rows] == [(text, str(n)) for n, text in enumerate(TEXTS)]
     wanted = MODEL.encode_document(TEXTS, show_progress_bar=False)
     assert np.array_equal(np.concatenate([vectors for _, vectors in rows]), wanted)
-    assert corpus.header()["totals"] == {"parts": 4, "documents": 20, "vectors": 20, "rejected": 0}
+    assert corpus.header()["totals"] == {"parts": 4, "documents": 20, "vectors": 20, "truncated": 0, "rejected": 0}
     corpus.verify()
     np.save(corpus.vectors_path(0), wanted[0])
     with pytest.raises(ValueError, match="damaged"):
@@ -202,7 +202,8 @@ def test_refused(tmp_path: Path, options: dict[str, Any], error: type[Exception]
     assert not (tmp_path / "corpus").exists()
 
 
-def test_other_folders_are_left_alone(tmp_path: Path) -> None:
+def test_other_folders_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("st_reba.storage.files.WRITER_PATIENCE", 0.1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.txt").write_text("cat", encoding="utf-8")
     (tmp_path / "file").touch()
@@ -252,7 +253,13 @@ def test_damaged_headers(tmp_path: Path) -> None:
 
 def test_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    ray = SimpleNamespace(encode_on_ray=lambda model, corpus, parts, progress, workers: calls.append((parts, workers)))
+
+    def encode_on_ray(model: Any, corpus: Corpus, parts: list[int], progress: Any, workers: int) -> None:
+        calls.append((parts, workers))
+        for number in parts:
+            encoding.encode_part(model, corpus, number, progress)
+
+    ray = SimpleNamespace(encode_on_ray=encode_on_ray)
     monkeypatch.setitem(sys.modules, "st_reba.corpus.ray", ray)
     encode(tmp_path / "corpus", workers=2)
     assert calls == [([0, 1, 2, 3], 2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -28,7 +29,7 @@ def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
             Index.build(model, ["dog"], tmp_path / "index", **QUIET)
     assert [one.text for one in build(tmp_path / "index", ["dog"], overwrite=True)] == ["dog"]
     (tmp_path / "index" / "index.sqlite").write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="remove the folder"):
+    with pytest.raises(ValueError, match="build the index again"):
         build(tmp_path / "index", ["dog"], overwrite=True)
     mine = tmp_path / "folder" / "vectors-1.faiss"
     mine.parent.mkdir()
@@ -91,7 +92,8 @@ def test_what_fails_changes_nothing(tmp_path: Path) -> None:
     assert not (index.path / ".building").exists()
 
 
-def test_one_writer(tmp_path: Path) -> None:
+def test_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("st_reba.storage.files.WRITER_PATIENCE", 0.1)
     index = build(tmp_path / "index", documents(10))
     with sole_writer(tmp_path / "index", "*"):
         for change in (lambda: index.add(["cat"], **QUIET), lambda: build(tmp_path / "index", ["cat"], overwrite=True)):
@@ -145,6 +147,20 @@ def test_nothing_is_written_through_links(tmp_path: Path, place: str) -> None:
         with pytest.raises(ValueError, match="link"):
             change()
     assert (tmp_path / "mine" / "a").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = build(tmp_path / "index", documents(10))
+    index.delete(["d1"])
+
+    def is_full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="make room, then run the same again") as raised:
+        patch.setattr(os, "fsync", is_full)
+        index.compact()
+    assert raised.value.filename == str(index.path / "vectors-3.faiss")
+    assert index.verify()["documents"] == 9 and index.compact().deleted == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")

@@ -39,11 +39,11 @@ def test_a_compaction_at_the_same_time(tmp_path: Path, monkeypatch: pytest.Monke
     index.delete(["d4"])
     present = index._present
 
-    def meanwhile(tx: Any) -> Any:
+    def meanwhile(tx: Any, **options: Any) -> Any:
         tx.execute("SELECT * FROM meta").fetchone()
-        found = None if before else present(tx)
+        found = None if before else present(tx, **options)
         assert Index.open(index.path).compact().deleted == 1
-        found = found or present(tx)
+        found = found or present(tx, **options)
         assert tx.in_transaction
         return found
 

@@ -81,7 +81,15 @@ def test_documents(tmp_path: Path) -> None:
 def test_additions(tmp_path: Path) -> None:
     index = build(tmp_path / "index", documents(10))
     change = index.add([*documents(12), {"text": "gold"}], **QUIET)
-    assert vars(change) == {"count": 13, "added": 3, "replaced": 0, "deleted": 0, "unchanged": 10, "rejected": {}}
+    assert vars(change) == {
+        "count": 13,
+        "added": 3,
+        "replaced": 0,
+        "deleted": 0,
+        "unchanged": 10,
+        "rejected": {},
+        "truncated": 0,
+    }
     with pytest.raises(ValueError, match="upsert"):
         index.add([Document("moon", "d3")], **QUIET)
     change = index.add([Document("moon", "d3"), Document("moon", "e")], strict=False, **QUIET)

@@ -28,8 +28,9 @@ def opened(folder: Path, factory: str, parameters: str | None = None, *, mmap: b
 
 
 def saved(path: Path, index: Any, *, mmap: bool = True, **change: Any) -> VectorFile:
-    ann.save(path, index)
-    state = State({}, "cosine", DIM, {}, None, None, file=path.name, bytes=path.stat().st_size, filed=index.ntotal)
+    size, digest = ann.save(path, index)
+    file = {"file": path.name, "bytes": size, "sha256": digest, "filed": index.ntotal}
+    state = State({}, "cosine", DIM, {}, None, None, **file)
     return VectorFile(path.parent, replace(state, **change), mmap=mmap)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from indexes import build
 
@@ -41,8 +42,29 @@ def test_conditions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert len(index.search("cat", where={"n": {"<": 2**63}})) == len(index.search("cat", where={"n": {"<": 1e19}})) > 0
 
 
+def test_values_of_numpy_and_lone_surrogates(tmp_path: Path) -> None:
+    """They are compared as what is stored of them: plain numbers, and texts with U+FFFD."""
+    metadata = [{"n": 1, "on": True, "mark\ud800": "a\ud800"}, {"n": 2.5, "on": False}]
+    index = build(tmp_path / "index", [Document("cat", str(number), data) for number, data in enumerate(metadata)])
+    conditions_of_the_first: list[dict[str, Any]] = [
+        {"n": np.int64(1)}, {"n": {"<": np.float32(2)}}, {"n": {"in": np.array([1, 7])}}, {"on": np.bool_(True)},
+        {"n": {"in": [np.int8(1)]}}, {"mark\ud800": "a\ud800"}, {"mark\udcff": {"exists": np.bool_(True)}},
+    ]  # fmt: skip
+    for where in conditions_of_the_first:
+        assert [result.id for result in index.search("cat", where=where)] == ["0"], where
+    assert [result.text for result in index.search("cat\ud800", 1)] == ["cat"]
+
+
 WRONG: list[Any] = [{"n": {"~": 1}}, {"n": [1]}, {"n": {"in": "abc"}}, {'a"b': 1}, {1: 1}, {"n": {">": True}}, ["n"]]
-WRONG += [{"n": {}}, {"n": float("nan")}, {"n": {"has": None}}, {str(n): 1 for n in range(101)}]
+WRONG += [
+    {"n": {"exists": "false"}},
+    {"n": {"exists": 0}},
+    {"n": {"exists": None}},
+    {"n": {}},
+    {"n": float("nan")},
+    {"n": {"has": None}},
+    {str(n): 1 for n in range(101)},
+]
 
 
 @pytest.mark.parametrize("where", WRONG)

@@ -1,0 +1,46 @@
+"""Factories and parameters are tried, with a search, before anything is encoded or replaced."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from indexes import MODEL, build, documents
+
+from st_reba.index import Index
+from st_reba.index.changes import changing
+
+UNUSABLE = [
+    ("IVF0,Flat", None), ("IVF1000000000,Flat", None), ("IVF5M,Flat", None), ("IVF4,FlatDedup", None),
+    ("IVF2,Flat", "nprobe=0"), ("IVF2,Flat", "nprobe=0.5"), ("IVF2,Flat", "nprobe=-5"), ("IVF2,Flat", "nprobe=nan"),
+    ("IVF2,Flat", "nprobe=1e30"), ("IVF2,Flat", "nprobe=2,nprobe=0"), ("IVF2,Flat", "nprobe=3x"), (5, None),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    return build(tmp_path_factory.mktemp("factories") / "index", documents(12))
+
+
+@pytest.mark.parametrize(("factory", "parameters"), UNUSABLE)
+def test_what_cannot_be_searched_is_refused(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, parameters: str | None
+) -> None:
+    with pytest.raises(ValueError, match="factory="):
+        index.compact(factory=factory, parameters=parameters)
+    assert len(index.search("cat", 12)) == 12
+    monkeypatch.setattr(import_module("st_reba.corpus.encode"), "encode_texts", None)  # nothing is encoded
+    with pytest.raises(ValueError, match="factory="):
+        build(tmp_path / "new", factory=factory, parameters=parameters)
+
+
+def test_verify_searches_and_compact_mends(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", documents(12), factory="IVF2,Flat")
+    with changing(index._store) as writer:
+        writer.state.parameters = "nprobe=0"
+    index = Index.open(tmp_path / "index", MODEL)
+    with pytest.raises(ValueError, match="nprobe=0 must be a whole number from 1 on.*compact"):
+        index.verify()
+    index.compact(factory="IVF2,Flat", parameters="nprobe=2")
+    assert index.verify()["parameters"] == "nprobe=2" and len(index.search("cat", 12)) == 12
