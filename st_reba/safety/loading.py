@@ -1,0 +1,130 @@
+"""Load a saved model after its files are checked."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+
+from ..bases import EMBEDDED, HUB, check_device, weights_dtype
+from .configurations import check_model_files, check_processors
+from .module_types import check_modules
+from .numbers import limit_numbers
+from .repository import COPY_AGAIN, Repository, RepositoryRefused
+
+_MOST_DIMENSIONS = 1 << 20
+
+
+def load(
+    model: str | os.PathLike[str],
+    *,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    **kwargs: Any,
+) -> SentenceTransformer:
+    """Load a saved model as ``SentenceTransformer(model)`` does, after :func:`check_repository`.
+
+    Args:
+        model: A folder written by ``save_pretrained``, or a Hub id.
+        device: Where to run.
+        dtype: Number type of the weights; None: float32 on a CPU, as stored on a GPU.
+        trust_remote_code: Allow code from the repository.
+        **kwargs: All else that SentenceTransformer takes.
+
+    Returns:
+        The model.
+
+    Raises:
+        RepositoryRefused: It asks for what it may not have.
+        ValueError: It holds no model that sentence-transformers can load.
+    """
+    path = os.fspath(model)
+    check_device(device)
+    is_here = path in EMBEDDED or os.path.isdir(path)
+    if is_here and not os.path.isfile(os.path.join(path, "modules.json")):
+        remedy = f"Run: st-reba build {path} FOLDER"
+        raise ValueError(f"{path!r} holds no modules.json: it is no saved model. {remedy}")
+    hub_options = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
+    model_kwargs: dict[str, Any] = {"dtype": weights_dtype(dtype, device)}
+    if kwargs.get("backend", "torch") == "torch":
+        model_kwargs["use_safetensors"] = True
+    kwargs["model_kwargs"] = {**model_kwargs, **(kwargs.get("model_kwargs") or {})}
+    try:
+        folders = check_repository(path, trust_remote_code=trust_remote_code, **hub_options)
+        with limit_numbers(path, folders, **hub_options):
+            return SentenceTransformer(path, device=device, trust_remote_code=trust_remote_code, **kwargs)
+    except RepositoryRefused:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path!r} could not be loaded: {error}") from error
+    except BaseException as error:
+        # The tokenizers' library stops in this way at files that it does not expect.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{path!r} could not be loaded: {error}") from None
+
+
+def check_repository(
+    model: str | os.PathLike[str], *, trust_remote_code: bool = False, **hub_options: Any
+) -> list[str]:
+    """Refuse a sentence-transformers repository that asks for code or for more than it holds.
+
+    Refused before anything is loaded: files that are pipes or devices, module types that are not in
+    the list of those allowed, pickled weights, options that are the caller's alone, kernels by
+    name, configurations that lead elsewhere, and weights that are missing, cut, of another number
+    type, or smaller than their configuration says.
+
+    Args:
+        model: A folder or Hub id.
+        trust_remote_code: Allow module types and model types of the repository's own code.
+        **hub_options: How sentence-transformers finds it on the Hub.
+
+    Returns:
+        The folders of the modules.
+
+    Raises:
+        RepositoryRefused: It asks for what it may not have.
+    """
+    repository = Repository(os.fspath(model), hub_options)
+    repository.check_files()
+    _check_model_settings(repository, "config_sentence_transformers.json")
+    entries = repository.read_list("modules.json")
+    return check_modules(repository, entries, trusted=trust_remote_code)
+
+
+def _check_model_settings(repository: Repository, file: str) -> None:
+    values = repository.read_object(file)
+    model_type = values.get("model_type", "SentenceTransformer")
+    if model_type != "SentenceTransformer":
+        # sentence-transformers would load something else than what modules.json lists.
+        raise repository.refusal(file, f"it is a {model_type!r:.80}. Use another model.")
+    size = values.get("truncate_dim")
+    is_size = isinstance(size, int) and not isinstance(size, bool)
+    if size is not None and not (is_size and 1 <= size <= _MOST_DIMENSIONS):
+        reason = f"truncate_dim={size!r:.80} must be a whole number from 1 on. {COPY_AGAIN}"
+        raise repository.refusal(file, reason)
+
+
+def check_base(path: str, **hub_options: Any) -> None:
+    """Refuse a plain model, or an adapter, whose files ask for code or for what it may not have.
+
+    Args:
+        path: Its folder or Hub id.
+        **hub_options: How sentence-transformers finds it on the Hub.
+
+    Raises:
+        RepositoryRefused: It asks for what it may not have.
+    """
+    repository = Repository(path, hub_options)
+    repository.check_files()
+    check_model_files(repository, "")
+
+
+def check_tokenizer(path: str, **hub_options: Any) -> None:
+    """Refuse the files of a tokenizer that ask for more than a tokenizer; see :func:`check_base`."""
+    repository = Repository(path, hub_options)
+    repository.check_files()
+    check_processors(repository, "")
