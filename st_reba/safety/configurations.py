@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
-from transformers.utils import is_flash_attn_2_available
+from transformers.models.auto import modeling_auto
+from transformers.utils import DummyObject, is_flash_attn_2_available
 
 from .numbers import adapted_base, quantization
 from .repository import COPY_AGAIN, Repository
@@ -22,6 +23,9 @@ _MOST_POSITIONS = 1 << 24
 _MOST_PARTS = 1 << 17
 _MOST_SIZE = 1 << 24
 _COUNTS_OF_TRAINING = ("tokens", "params", "parameters", "steps", "samples", "examples", "epochs")
+# Tasks of models that read text; each is a table of model types in transformers.
+_TEXT_TASKS = ("CAUSAL_LM", "MASKED_LM", "TEXT_ENCODING", "MULTIMODAL_LM", "IMAGE_TEXT_TO_TEXT")
+_TEXT_TASKS += ("ZERO_SHOT_IMAGE_CLASSIFICATION", "SEQUENCE_CLASSIFICATION", "QUESTION_ANSWERING")
 # Types that load other models by the names in their configuration, from wherever.
 _MODEL_TYPES_OF_MODELS = {"timm_backbone", "timm_wrapper", "vision-encoder-decoder"}
 _MODEL_TYPES_OF_MODELS |= {"vision-text-dual-encoder", "encoder-decoder", "rag"}
@@ -189,7 +193,8 @@ def is_processor_name(name: str) -> bool:
     """Whether transformers knows no class of this name, or one that prepares inputs."""
     for spelling in (name, name.removesuffix("Fast"), name + "Fast"):
         kind = getattr(transformers, spelling, None)
-        if kind is None or getattr(kind, "__module__", "").startswith("transformers.utils.dummy"):
+        # A class whose packages are not installed stands for an error that names them.
+        if kind is None or isinstance(kind, DummyObject):
             continue
         if not isinstance(kind, type) or not issubclass(kind, _processor_classes()):
             return False
@@ -208,12 +213,24 @@ def _processor_classes() -> tuple[type, ...]:
     return FeatureExtractionMixin, ImageProcessingMixin, ProcessorMixin, PreTrainedTokenizerBase
 
 
+@cache
+def text_model_types() -> frozenset[str]:
+    """The model types that read text, and that AutoModel makes of their own weights alone."""
+    known_types = set(modeling_auto.MODEL_MAPPING_NAMES)
+    text_types = {name for name in known_types if "text" in name or "embedding" in name}
+    text_types.add("dpr")
+    for task in _TEXT_TASKS:
+        # Releases of transformers differ in the tasks that they know.
+        text_types |= set(getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES", ()))
+    return frozenset(text_types & known_types - _MODEL_TYPES_OF_MODELS)
+
+
 def _check_model_type(repository: Repository, file: str, values: Mapping[str, Any]) -> None:
-    """Only types that AutoModel makes of their own weights alone; others with their repository's code."""
-    has_code = isinstance(values.get("auto_map"), dict)
     model_type = values.get("model_type")
-    if model_type not in MODEL_MAPPING_NAMES and not has_code:
-        reason = f"model_type={model_type!r:.80} is none that can embed. {COPY_AGAIN}"
+    has_code = isinstance(values.get("auto_map"), dict)
+    is_known = isinstance(model_type, str) and model_type in text_model_types()
+    if not is_known and not has_code:
+        reason = f"model_type={model_type!r:.80} reads no text with a tokenizer. Use another model."
         raise repository.refusal(file, reason)
     for name, value in walk(values):
         if name == "model_type" and value in _MODEL_TYPES_OF_MODELS:

@@ -54,6 +54,8 @@ def check_modules(repository: Repository, entries: list[Any], *, trusted: bool) 
         raise repository.refusal(file, f"{len(entries)} modules: at most {_MOST_MODULES}.")
     folders: list[str] = []
     with repository.explaining(file):
+        if entries and module_class(entries[0]["type"]) in _NOT_FIRST:
+            raise repository.refusal(file, f"its first module reads no text. {COPY_AGAIN}")
         for entry in entries:
             folder = repository.check_folder_name(entry["path"], file)
             checked = check_module(repository, folder, entry["type"], file, trusted=trusted)
@@ -267,3 +269,6 @@ _CHECKS: dict[Any, Callable[[ModulePlace], None]] = {
     modules.ChunkedReBAPooling: _check_computing,
     modules.PromptEnsemble: _check_computing,
 }
+# Modules that read what others give, not text.
+_NOT_FIRST = {kind for kind, check in _CHECKS.items() if check in (_check_sized, _check_computing)}
+_NOT_FIRST |= {st_modules.Dense, st_modules.WordWeights}

@@ -86,7 +86,7 @@ def read_header(repository: Repository, file: str) -> StoredTensors:
     try:
         # Sizes, and offsets that overlap or lead out of the file, are checked here.
         with safe_open(path, framework="numpy") as stored:
-            for name in stored.keys():
+            for name in sorted(stored.keys()):
                 header = stored.get_slice(name)
                 tensors[name] = StoredTensor(header.get_dtype(), tuple(header.get_shape()))
     except (SafetensorError, OSError) as error:
