@@ -22,7 +22,7 @@ from .modules import RepeatTransformer
 from .modules.selfcheck import check_capture, check_masks, check_padding, hidden_states, is_causal
 from .modules.settings import masks_of
 from .optional import required
-from .safety import check_base, check_tokenizer, limit_numbers, load
+from .safety import check_base, check_tokenizer, limit_numbers, load, panics_as_errors
 
 # What sentence-transformers' constructor takes, but for what `build` itself names.
 _LOADING = set(signature(SentenceTransformer).parameters)
@@ -209,10 +209,15 @@ class Assembly:
         elif self.adapted is not None and any(load_file_path(self.path, name, **self.place) for name in _TOKENIZER):
             kwargs["tokenizer_name_or_path"], processor_kwargs["revision"] = self.path, self.hub.get("revision")
         try:
-            with limit_numbers(self.path, **self.place):
+            with limit_numbers(self.path, **self.place), panics_as_errors():
                 base: Any = RepeatTransformer(path, **kwargs)
         except OSError as error:
             raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub. {error}") from error
+        except (ValueError, ImportError, RuntimeError, MemoryError):
+            raise
+        except Exception as error:
+            detail = f"{type(error).__name__}: {error}"
+            raise ValueError(f"base={self.name!r} could not be loaded. {detail}") from error
         if self.gguf is not None and self.dtype is None:
             base.stored_dtype = torch.bfloat16
             for weight in base.model.parameters():

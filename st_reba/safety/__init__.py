@@ -9,3 +9,4 @@ from .loading import load as load
 from .numbers import limit_numbers as limit_numbers
 from .repository import Repository as Repository
 from .repository import RepositoryRefused as RepositoryRefused
+from .repository import panics_as_errors as panics_as_errors

@@ -22,6 +22,7 @@ _MOST_LAYERS = 1000
 _MOST_POSITIONS = 1 << 24
 _MOST_PARTS = 1 << 17
 _MOST_SIZE = 1 << 24
+_MOST_SETTING = 1 << 20
 _COUNTS_OF_TRAINING = ("tokens", "params", "parameters", "steps", "samples", "examples", "epochs")
 # Tasks of models that read text; each is a table of model types in transformers.
 _TEXT_TASKS = ("CAUSAL_LM", "MASKED_LM", "TEXT_ENCODING", "MULTIMODAL_LM", "IMAGE_TEXT_TO_TEXT")
@@ -112,7 +113,11 @@ def _check_settings(repository: Repository, file: str) -> None:
     if values.get("tokenizer_name_or_path"):
         reason = "tokenizer_name_or_path names files elsewhere. Remove it."
         raise repository.refusal(file, reason)
-    _check_configuration(repository, file, values, most_size=1 << 20)
+    _check_configuration(repository, file, values)
+    for name, value in walk(values):
+        is_large = isinstance(value, int) and abs(value) > _MOST_SETTING
+        if is_large and name not in ("max_seq_length", "model_max_length"):
+            raise repository.refusal(file, f"{name}={value:.4g}: at most {_MOST_SETTING}. Correct it.")
     with repository.explaining(file):
         for name in _PASSED_ON:
             for option, value in (values.get(name) or {}).items():
@@ -131,12 +136,10 @@ def _check_settings(repository: Repository, file: str) -> None:
                 raise repository.refusal(file, reason)
 
 
-def _check_configuration(
-    repository: Repository, file: str, values: Mapping[str, Any], *, most_size: int = _MOST_SIZE
-) -> None:
+def _check_configuration(repository: Repository, file: str, values: Mapping[str, Any]) -> None:
     for name, value in walk(values):
-        if isinstance(value, int) and abs(value) > _most(name, most_size):
-            reason = f"{name}={value:.4g}: at most {_most(name, most_size):.0f}. Correct it."
+        if isinstance(value, int) and abs(value) > largest_number(name):
+            reason = f"{name}={value}: at most {largest_number(name)}. Correct it."
             raise repository.refusal(file, reason)
         if value and _is_unchecked(name):
             reason = f"{name}={value!r:.80} names code or files elsewhere. Remove it."
@@ -149,7 +152,7 @@ def _is_unchecked(name: str) -> bool:
     return name in _UNCHECKED or (name.endswith("name_or_path") and name not in _OWN_NAMES)
 
 
-def _most(name: str, most_size: int) -> float:
+def largest_number(name: str) -> float:
     """The largest number that a configuration may give this name."""
     if name.endswith(("layer", "layers")):
         return _MOST_LAYERS
@@ -160,7 +163,7 @@ def _most(name: str, most_size: int) -> float:
     if name.startswith(("num_", "n_")) or name.endswith(("heads", "experts", "labels")):
         return _MOST_PARTS
     if name.endswith(("size", "dim", "rank", "length", "repeats", "chunk")) and "max" not in name:
-        return most_size
+        return _MOST_SIZE
     return float("inf")
 
 

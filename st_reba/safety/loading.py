@@ -12,7 +12,7 @@ from ..bases import EMBEDDED, HUB, check_device, weights_dtype
 from .configurations import check_model_files, check_processors
 from .module_types import check_modules
 from .numbers import limit_numbers
-from .repository import COPY_AGAIN, Repository, RepositoryRefused
+from .repository import COPY_AGAIN, Repository, RepositoryRefused, panics_as_errors
 
 _MOST_DIMENSIONS = 1 << 20
 
@@ -54,17 +54,12 @@ def load(
     kwargs["model_kwargs"] = {**model_kwargs, **(kwargs.get("model_kwargs") or {})}
     try:
         folders = check_repository(path, trust_remote_code=trust_remote_code, **hub_options)
-        with limit_numbers(path, folders, **hub_options):
+        with limit_numbers(path, folders, **hub_options), panics_as_errors():
             return SentenceTransformer(path, device=device, trust_remote_code=trust_remote_code, **kwargs)
     except RepositoryRefused:
         raise
     except Exception as error:
         raise ValueError(f"{path!r} could not be loaded: {error}") from error
-    except BaseException as error:
-        # The tokenizers' library stops in this way at files that it does not expect.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise ValueError(f"{path!r} could not be loaded: {error}") from None
 
 
 def check_repository(

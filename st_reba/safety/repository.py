@@ -141,3 +141,15 @@ class Repository:
             detail = f"{type(error).__name__}: {str(error)[:200]}"
             reason = f"a value is missing or of a wrong type ({detail}). {COPY_AGAIN}"
             raise self.refusal(file, reason) from error
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Inside the ``with`` block, a tokenizer file that its library does not expect is a ValueError."""
+    try:
+        yield
+    except BaseException as error:
+        # It stops with an error that is no Exception, and whose class it does not export.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"a tokenizer's file is damaged: {error}") from None
