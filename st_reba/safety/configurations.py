@@ -1,219 +1,213 @@
-"""What configurations of transformers and of tokenizers may say, and what they may not."""
+"""What the configurations of transformers and of tokenizers may say, and what they may not."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import transformers
 from transformers.models.auto import modeling_auto
-from transformers.utils import DummyObject, is_flash_attn_2_available
+from transformers.utils.import_utils import DummyObject, is_flash_attn_2_available
 
+from . import names
 from .numbers import adapted_base, quantization
-from .repository import COPY_AGAIN, Repository
-from .weights import check_number_types, read_header, read_headers
+from .repository import COPY_AGAIN, Configuration, JsonObject, JsonValue, Repository
+from .weights import StoredTensors, check_number_types, read_header, read_headers
 
-# Whole numbers, by the ends of their names: each takes time or memory before weights are compared.
-_MOST_LAYERS = 1000
-_MOST_POSITIONS = 1 << 24
-_MOST_PARTS = 1 << 17
-_MOST_SIZE = 1 << 24
 _MOST_SETTING = 1 << 20
-_COUNTS_OF_TRAINING = ("tokens", "params", "parameters", "steps", "samples", "examples", "epochs")
-# Tasks of models that read text; each is a table of model types in transformers.
-_TEXT_TASKS = ("CAUSAL_LM", "MASKED_LM", "TEXT_ENCODING", "MULTIMODAL_LM", "IMAGE_TEXT_TO_TEXT")
-_TEXT_TASKS += ("ZERO_SHOT_IMAGE_CLASSIFICATION", "SEQUENCE_CLASSIFICATION", "QUESTION_ANSWERING")
-# Types that load other models by the names in their configuration, from wherever.
-_MODEL_TYPES_OF_MODELS = {"timm_backbone", "timm_wrapper", "vision-encoder-decoder"}
-_MODEL_TYPES_OF_MODELS |= {"vision-text-dual-encoder", "encoder-decoder", "rag"}
-_MODEL_TYPES_OF_MODELS |= {"speech-encoder-decoder"}
-# Settings by which transformers reads other files than those that are checked, or replaces classes.
-_UNCHECKED = {"configuration_files", "transformers_weights", "fusion_config", "megatron_config"}
-_UNCHECKED |= {"use_timm_backbone", "use_pretrained_backbone", "audio_tokenizer", "init_inputs"}
-_UNCHECKED |= {"use_kernels", "kernel_config", "gguf_file", "layer_replication"}
-_OWN_NAMES = {"name_or_path", "_name_or_path", "_model_name_or_path", "base_model_name_or_path"}
-_ATTENTION = {"", "eager", "sdpa", "flex_attention"}
-_EXPERTS = {"", "eager", "grouped_mm", "batched_mm"}
-_QUANTIZATIONS = {"bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", "gptq", "awq", "torchao"}
-_QUANTIZATIONS |= {"compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4", "hqq", "quanto", "eetq"}
-_QUANTIZATIONS |= {"auto-round", "aqlm", "bitnet"}
-# What a stored configuration may pass on to transformers; all else is the caller's to say.
-_STORABLE = {"dtype", "torch_dtype", "attn_implementation", "low_cpu_mem_usage", "use_cache"}
-_STORABLE |= {"add_pooling_layer", "reference_compile", "output_hidden_states", "is_causal"}
-_STORABLE |= {"output_attentions", "is_decoder", "padding_side", "truncation_side", "max_length"}
-_STORABLE |= {"model_max_length", "do_lower_case", "use_fast", "add_eos_token", "add_bos_token"}
-_STORABLE |= {"add_prefix_space", "clean_up_tokenization_spaces", "strip_accents", "min_pixels"}
-_STORABLE |= {"tokenize_chinese_chars", "max_pixels", "fix_mistral_regex", "unpad_inputs"}
-_PASSED_ON = ("model_kwargs", "processor_kwargs", "config_kwargs")
-_PASSED_ON += ("model_args", "tokenizer_args", "config_args", "processor_args")
-_TASKS = {"feature-extraction", "fill-mask", "text-generation", "sequence-classification"}
-_TASKS |= {"any-to-any"}
-_METHOD = re.compile(r"forward|get_(text|image|vision|audio|video|multimodal)_features")
-_CLASS_NAME = re.compile(r"\w*(tokenizer|processor|extractor)\w*_(class|type)")
-_PROCESSOR_FILES = ("tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
-_PROCESSOR_FILES += ("video_preprocessor_config.json", "special_tokens_map.json")
-_PROCESSOR_FILES += ("audio_tokenizer_config.json",)
-_RANKS = ("r", "rank", "init_r", "target_r")
 # A group that repeats, and more repetitions than this, can take a regular expression for ever.
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
+_REPETITION = re.compile(r"[*+{]")
 _MOST_REPETITIONS = 4
 
 
-def walk(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All values of a configuration at any depth, with the names that they have."""
-    waiting = [(name, values)]
-    while waiting:
-        name, value = waiting.pop()
-        yield name, value
-        if isinstance(value, dict):
-            waiting += value.items()
-        elif isinstance(value, list):
-            waiting += [(name, item) for item in value]
-
-
-def check_transformer(repository: Repository, folder: str, settings_files: list[str]) -> None:
-    """Check all that a Transformer reads: its settings, its configuration, its tokenizer, its base.
+def check_transformer(
+    repository: Repository,
+    folder: str,
+    settings_files: Sequence[str],
+) -> None:
+    """Check all that a Transformer reads: settings, configuration, tokenizer, weights, base.
 
     Args:
         repository: The files.
         folder: Where its configuration and its weights are.
-        settings_files: Those that sentence-transformers reads, of which the first that says anything counts.
+        settings_files: Those that sentence-transformers reads; the first that says anything counts.
     """
-    for file in settings_files:
-        _check_settings(repository, file)
+    for settings_file in settings_files:
+        _check_settings(repository.configuration(settings_file))
     check_model_files(repository, folder)
 
 
-def check_model_files(repository: Repository, folder: str, *, is_adapted: bool = False) -> None:
-    """Check the files of a model of transformers, or of an adapter and the model that it adapts."""
-    file = os.path.join(folder, "config.json")
-    values = repository.read_object(file)
-    _check_configuration(repository, file, values)
-    if values:
-        _check_model_type(repository, file, values)
+def check_model_files(
+    repository: Repository,
+    folder: str,
+    *,
+    is_adapted: bool = False,
+) -> None:
+    """Check the files of a model of transformers, or of an adapter and the model that it adapts.
+
+    Args:
+        repository: The files.
+        folder: Where they are in it.
+        is_adapted: Whether an adapter named it.
+    """
+    model_config = repository.configuration(os.path.join(folder, "config.json"))
+    _check_values(model_config)
+    if model_config.values:
+        _check_model_type(model_config)
     tensors = read_headers(repository, folder)
     if tensors and not quantization(repository, folder):
         check_number_types(repository, folder, tensors)
     check_processors(repository, folder)
-    file = os.path.join(folder, "adapter_config.json")
-    adapter = repository.read_object(file)
-    if adapter and is_adapted:
-        raise repository.refusal(file, "an adapter of an adapter is not read. Merge it first.")
-    if adapter:
-        _check_adapter(repository, folder, file, adapter)
+    adapter_config = repository.configuration(os.path.join(folder, "adapter_config.json"))
+    if not adapter_config.values:
+        return
+    if is_adapted:
+        raise adapter_config.refusal("an adapter of an adapter is not read. Merge it first.")
+    _check_adapter(adapter_config, folder)
 
 
-def _check_settings(repository: Repository, file: str) -> None:
+def check_processors(repository: Repository, folder: str) -> None:
+    """Check the configurations of a tokenizer and of what prepares images and sounds.
+
+    Args:
+        repository: The files.
+        folder: Where they are in it.
+    """
+    for file_name in names.PROCESSOR_FILES:
+        processor_config = repository.configuration(os.path.join(folder, file_name))
+        for setting, value in processor_config.walk():
+            _check_class_name(processor_config, setting, value)
+            _check_origin(processor_config, setting, value)
+            is_path = setting.endswith("_file") and isinstance(value, str)
+            if is_path and _leads_elsewhere(value):
+                reason = "is a file elsewhere on this machine. Remove it."
+                raise processor_config.refusal_of(setting, value, reason)
+
+
+def _leads_elsewhere(file_name: str) -> bool:
+    file_path = Path(file_name)
+    leaves_folder = file_path.is_absolute() or ".." in file_path.parts
+    return leaves_folder and file_path.exists()
+
+
+def _check_settings(settings: Configuration) -> None:
     """Settings of sentence-transformers' Transformer, and what they pass on to transformers."""
-    values = repository.read_object(file)
-    if values.get("tokenizer_name_or_path"):
-        reason = "tokenizer_name_or_path names files elsewhere. Remove it."
-        raise repository.refusal(file, reason)
-    _check_configuration(repository, file, values)
-    for name, value in walk(values):
+    if settings.values.get("tokenizer_name_or_path"):
+        raise settings.refusal("tokenizer_name_or_path names files elsewhere. Remove it.")
+    _check_values(settings)
+    for setting, value in settings.walk():
         is_large = isinstance(value, int) and abs(value) > _MOST_SETTING
-        if is_large and name not in ("max_seq_length", "model_max_length"):
-            raise repository.refusal(file, f"{name}={value:.4g}: at most {_MOST_SETTING}. Correct it.")
-    with repository.explaining(file):
-        for name in _PASSED_ON:
-            for option, value in (values.get(name) or {}).items():
-                is_storable = option in _STORABLE and not isinstance(value, (dict, list))
-                if not is_storable and value is not None:
-                    reason = f"{name}: {option} may not be stored. Pass it to load."
-                    raise repository.refusal(file, reason)
-        task = values.get("transformer_task", "feature-extraction")
-        if task not in _TASKS:
-            reason = f"transformer_task={task!r:.80} is none of {sorted(_TASKS)}. Correct it."
-            raise repository.refusal(file, reason)
-        for modality in (values.get("modality_config") or {}).values():
-            method = modality["method"]
-            if not _METHOD.fullmatch(method):
-                reason = f"method={method!r:.80} is none that embeds. Correct it."
-                raise repository.refusal(file, reason)
+        if is_large and setting not in ("max_seq_length", "model_max_length"):
+            reason = f"must be at most {_MOST_SETTING}. Correct it."
+            raise settings.refusal_of(setting, value, reason)
+    with settings.explaining():
+        for passed_on in names.PASSED_ON:
+            _check_passed_on(settings, passed_on, settings.values.get(passed_on) or {})
+        task = settings.values.get("transformer_task", "feature-extraction")
+        if task not in names.TRANSFORMER_TASKS:
+            reason = f"is none of {sorted(names.TRANSFORMER_TASKS)}. Correct it."
+            raise settings.refusal_of("transformer_task", task, reason)
+        _check_methods(settings, settings.values.get("modality_config") or {})
 
 
-def _check_configuration(repository: Repository, file: str, values: Mapping[str, Any]) -> None:
-    for name, value in walk(values):
-        if isinstance(value, int) and abs(value) > largest_number(name):
-            reason = f"{name}={value}: at most {largest_number(name)}. Correct it."
-            raise repository.refusal(file, reason)
-        if value and _is_unchecked(name):
-            reason = f"{name}={value!r:.80} names code or files elsewhere. Remove it."
-            raise repository.refusal(file, reason)
-        _check_implementation(repository, file, name, value)
-        _check_class_name(repository, file, name, value)
+def _check_passed_on(
+    settings: Configuration,
+    passed_on: str,
+    options: JsonObject,
+) -> None:
+    for option, value in options.items():
+        is_scalar = not isinstance(value, (dict, list))
+        is_storable = option in names.STORABLE_OPTIONS and is_scalar
+        if value is not None and not is_storable:
+            raise settings.refusal(f"{passed_on}: {option} may not be stored. Pass it to load.")
 
 
-def _is_unchecked(name: str) -> bool:
-    return name in _UNCHECKED or (name.endswith("name_or_path") and name not in _OWN_NAMES)
+def _check_methods(settings: Configuration, modalities: JsonObject) -> None:
+    """sentence-transformers calls a method of the model by its name."""
+    for modality in modalities.values():
+        method = modality["method"]
+        if not names.FEATURE_METHOD.fullmatch(method):
+            raise settings.refusal_of("method", method, "is none that embeds. Correct it.")
 
 
-def largest_number(name: str) -> float:
-    """The largest number that a configuration may give this name."""
-    if name.endswith(("layer", "layers")):
-        return _MOST_LAYERS
-    if name.endswith(("positions", "position_embeddings", "n_ctx", "max_seq_len")):
-        return _MOST_POSITIONS
-    if name.endswith(_COUNTS_OF_TRAINING):
-        return float("inf")
-    if name.startswith(("num_", "n_")) or name.endswith(("heads", "experts", "labels")):
-        return _MOST_PARTS
-    if name.endswith(("size", "dim", "rank", "length", "repeats", "chunk")) and "max" not in name:
-        return _MOST_SIZE
-    return float("inf")
+def _check_values(configuration: Configuration) -> None:
+    """Numbers, implementations, classes and origins at any depth."""
+    for setting, value in configuration.walk():
+        largest_number = names.largest_number(setting)
+        if isinstance(value, int) and abs(value) > largest_number:
+            reason = f"must be at most {largest_number}. Correct it."
+            raise configuration.refusal_of(setting, value, reason)
+        _check_origin(configuration, setting, value)
+        _check_implementation(configuration, setting, value)
+        _check_class_name(configuration, setting, value)
 
 
-def _check_implementation(repository: Repository, file: str, name: str, value: Any) -> None:
-    """transformers would fetch and run a kernel that stands in place of an implementation's name."""
-    if "attn_implementation" in name:
-        allowed = _ATTENTION
+def _check_origin(configuration: Configuration, setting: str, value: JsonValue) -> None:
+    names_repository = setting.endswith("name_or_path") and setting not in names.ORIGINS
+    is_unchecked = setting in names.UNCHECKED_SETTINGS
+    if value and (is_unchecked or names_repository):
+        reason = "names code or files elsewhere. Remove it."
+        raise configuration.refusal_of(setting, value, reason)
+
+
+def _check_implementation(configuration: Configuration, setting: str, value: JsonValue) -> None:
+    """transformers fetches and runs a kernel that stands in place of an implementation's name."""
+    if "attn_implementation" in setting:
+        allowed_names = set(names.ATTENTION_IMPLEMENTATIONS)
         if is_flash_attn_2_available():
-            allowed = _ATTENTION | {"flash_attention_2"}
-    elif "experts_implementation" in name:
-        allowed = _EXPERTS
+            allowed_names.add("flash_attention_2")
+    elif "experts_implementation" in setting:
+        allowed_names = names.EXPERTS_IMPLEMENTATIONS
     else:
         return
-    for _, choice in walk(value):
-        if choice is not None and not isinstance(choice, (dict, list)) and choice not in allowed:
-            reason = f"{name}={choice!r:.80} may name code elsewhere. Use one of {sorted(allowed)[1:]}."
-            raise repository.refusal(file, reason)
+    implementations = value if isinstance(value, dict) else {setting: value}
+    for implementation in implementations.values():
+        if implementation is not None and str(implementation) not in allowed_names:
+            reason = f"may name code elsewhere. Use one of {sorted(allowed_names)[1:]}."
+            raise configuration.refusal_of(setting, implementation, reason)
 
 
-def _check_class_name(repository: Repository, file: str, name: str, value: Any) -> None:
-    """A class of transformers that is named as a tokenizer or processor must be one: others load more."""
-    if not _CLASS_NAME.fullmatch(name):
+def _check_class_name(configuration: Configuration, setting: str, value: JsonValue) -> None:
+    """What is named as a tokenizer or a processor must be one: other classes load more."""
+    if not names.PROCESSOR_CLASS_SETTING.fullmatch(setting):
         return
     if isinstance(value, str) and not is_processor_name(value):
-        reason = f"{name}={value!r:.80} is no tokenizer or processor of transformers. Correct it."
-        raise repository.refusal(file, reason)
+        reason = "is no tokenizer or processor of transformers. Correct it."
+        raise configuration.refusal_of(setting, value, reason)
 
 
-def is_processor_name(name: str) -> bool:
+def is_processor_name(class_name: str) -> bool:
     """Whether transformers knows no class of this name, or one that prepares inputs."""
-    for spelling in (name, name.removesuffix("Fast"), name + "Fast"):
-        kind = getattr(transformers, spelling, None)
+    for spelling in (class_name, class_name.removesuffix("Fast"), class_name + "Fast"):
+        named_class = getattr(transformers, spelling, None)
         # A class whose packages are not installed stands for an error that names them.
-        if kind is None or isinstance(kind, DummyObject):
+        if named_class is None or isinstance(named_class, DummyObject):
             continue
-        if not isinstance(kind, type) or not issubclass(kind, _processor_classes()):
+        if not isinstance(named_class, type) or not issubclass(named_class, _processor_classes()):
             return False
         # It loads a whole repository of parts.
-        if kind.__name__.startswith("Rag"):
+        if named_class.__name__.startswith("Rag"):
             return False
     return True
 
 
+@cache
 def _processor_classes() -> tuple[type, ...]:
     from transformers.feature_extraction_utils import FeatureExtractionMixin
     from transformers.image_processing_base import ImageProcessingMixin
     from transformers.processing_utils import ProcessorMixin
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-    return FeatureExtractionMixin, ImageProcessingMixin, ProcessorMixin, PreTrainedTokenizerBase
+    return (
+        FeatureExtractionMixin,
+        ImageProcessingMixin,
+        PreTrainedTokenizerBase,
+        ProcessorMixin,
+    )
 
 
 @cache
@@ -222,93 +216,73 @@ def text_model_types() -> frozenset[str]:
     known_types = set(modeling_auto.MODEL_MAPPING_NAMES)
     text_types = {name for name in known_types if "text" in name or "embedding" in name}
     text_types.add("dpr")
-    for task in _TEXT_TASKS:
+    for task in names.TEXT_TASKS:
         # Releases of transformers differ in the tasks that they know.
         text_types |= set(getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES", ()))
-    return frozenset(text_types & known_types - _MODEL_TYPES_OF_MODELS)
+    return frozenset(text_types & known_types - names.TYPES_OF_SEVERAL_MODELS)
 
 
-def _check_model_type(repository: Repository, file: str, values: Mapping[str, Any]) -> None:
-    model_type = values.get("model_type")
-    has_code = isinstance(values.get("auto_map"), dict)
+def _check_model_type(model_config: Configuration) -> None:
+    model_type = model_config.values.get("model_type")
+    has_code = isinstance(model_config.values.get("auto_map"), dict)
     is_known = isinstance(model_type, str) and model_type in text_model_types()
     if not is_known and not has_code:
-        reason = f"model_type={model_type!r:.80} reads no text with a tokenizer. Use another model."
-        raise repository.refusal(file, reason)
-    for name, value in walk(values):
-        if name == "model_type" and value in _MODEL_TYPES_OF_MODELS:
-            reason = f"model_type={value!r} puts models together from elsewhere. Use a single model."
-            raise repository.refusal(file, reason)
-        if name == "quantization_config" and isinstance(value, dict):
-            _check_quantization(repository, file, value)
+        reason = "reads no text with a tokenizer. Use another model."
+        raise model_config.refusal_of("model_type", model_type, reason)
+    for setting, value in model_config.walk():
+        if setting == "model_type" and value in names.TYPES_OF_SEVERAL_MODELS:
+            reason = "puts models together from elsewhere. Use a single model."
+            raise model_config.refusal_of(setting, value, reason)
+        if setting == "quantization_config" and isinstance(value, dict):
+            _check_quantization(model_config, value)
 
 
-def _check_quantization(repository: Repository, file: str, values: Mapping[str, Any]) -> None:
-    method = values.get("quant_method")
+def _check_quantization(model_config: Configuration, values: JsonObject) -> None:
+    quant_method = values.get("quant_method")
     is_bitsandbytes = values.get("load_in_4bit") or values.get("load_in_8bit")
-    if method is None and is_bitsandbytes:
+    if quant_method is None and is_bitsandbytes:
         return
-    if method not in _QUANTIZATIONS:
-        reason = f"quant_method={method!r:.80} is none of {sorted(_QUANTIZATIONS)}. Correct it."
-        raise repository.refusal(file, reason)
+    if quant_method not in names.QUANTIZATIONS:
+        reason = f"is none of {sorted(names.QUANTIZATIONS)}. Correct it."
+        raise model_config.refusal_of("quant_method", quant_method, reason)
 
 
-def check_processors(repository: Repository, folder: str) -> None:
-    """Check the configurations of a tokenizer and of what prepares images and sounds."""
-    for name in _PROCESSOR_FILES:
-        file = os.path.join(folder, name)
-        for key, value in walk(repository.read_object(file)):
-            _check_class_name(repository, file, key, value)
-            if value and _is_unchecked(key):
-                reason = f"{key}={value!r:.80} names code or files elsewhere. Remove it."
-                raise repository.refusal(file, reason)
-            if key.endswith("_file") and isinstance(value, str) and _leads_elsewhere(value):
-                reason = f"{key}={value!r:.80} is a file elsewhere on this machine. Remove it."
-                raise repository.refusal(file, reason)
-
-
-def _leads_elsewhere(name: str) -> bool:
-    path = Path(name)
-    return (path.is_absolute() or ".." in path.parts) and path.exists()
-
-
-def _check_adapter(repository: Repository, folder: str, file: str, values: Mapping[str, Any]) -> None:
-    _check_configuration(repository, file, values)
-    for name, value in walk(values):
-        is_pattern = name in ("target_modules", "exclude_modules") and isinstance(value, str)
-        if is_pattern or name.endswith("_pattern"):
-            _check_patterns(repository, file, name, value)
-    _check_ranks(repository, folder, file, values)
-    base_path = values.get("base_model_name_or_path")
+def _check_adapter(adapter_config: Configuration, folder: str) -> None:
+    repository = adapter_config.repository
+    _check_values(adapter_config)
+    for setting, value in adapter_config.walk():
+        is_pattern = setting in ("target_modules", "exclude_modules") and isinstance(value, str)
+        if is_pattern or setting.endswith("_pattern"):
+            _check_patterns(adapter_config, setting, value)
+    weights_file = os.path.join(folder, "adapter_model.safetensors")
+    if repository.find(weights_file) is not None:
+        tensors = read_header(repository, weights_file)
+        check_number_types(repository, folder, tensors)
+        _check_ranks(adapter_config, tensors)
+    base_path = adapter_config.values.get("base_model_name_or_path")
     if isinstance(base_path, str):
         base = adapted_base(repository, base_path)
         base.check_files()
         check_model_files(base, "", is_adapted=True)
 
 
-def _check_patterns(repository: Repository, file: str, name: str, value: Any) -> None:
+def _check_patterns(adapter_config: Configuration, setting: str, value: JsonValue) -> None:
     """Regular expressions that peft searches the names of all layers for."""
-    patterns = list(value) if isinstance(value, (dict, list)) else [value]
-    for pattern in patterns:
-        text = str(pattern)
-        repetitions = len(re.findall(r"[*+{]", text))
-        if _REPEATED_GROUP.search(text) or repetitions > _MOST_REPETITIONS:
-            reason = f"{name}={text!r:.80} can take for ever. List the names."
-            raise repository.refusal(file, reason)
+    patterns = value if isinstance(value, (dict, list)) else [value]
+    for pattern in map(str, patterns):
+        repetition_count = len(_REPETITION.findall(pattern))
+        if _REPEATED_GROUP.search(pattern) or repetition_count > _MOST_REPETITIONS:
+            reason = "can take for ever to search for. List the names."
+            raise adapter_config.refusal_of(setting, pattern, reason)
 
 
-def _check_ranks(repository: Repository, folder: str, file: str, values: Mapping[str, Any]) -> None:
+def _check_ranks(adapter_config: Configuration, tensors: StoredTensors) -> None:
     """An adapter is made as large as its ranks say; the smaller side of its matrices is a rank."""
-    weights_file = os.path.join(folder, "adapter_model.safetensors")
-    if repository.find(weights_file) is None:
-        return
-    tensors = read_header(repository, weights_file)
-    check_number_types(repository, folder, tensors)
-    stored_rank = max((min(t.shape) for t in tensors.values() if t.shape), default=0)
-    ranks = [values.get(name) for name in _RANKS]
-    with repository.explaining(file):
-        ranks += (values.get("rank_pattern") or {}).values()
+    stored_rank = max((tensor.smaller_side for tensor in tensors.values()), default=0)
+    ranks = [adapter_config.values.get(setting) for setting in names.RANK_SETTINGS]
+    with adapter_config.explaining():
+        ranks += (adapter_config.values.get("rank_pattern") or {}).values()
     for rank in ranks:
         if isinstance(rank, int) and rank > stored_rank:
-            reason = f"r={rank:.4g} is more than the rank of the weights, {stored_rank}. {COPY_AGAIN}"
-            raise repository.refusal(file, reason)
+            reason = f"is more than the rank of the weights, {stored_rank}. {COPY_AGAIN}"
+            raise adapter_config.refusal_of("r", rank, reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -12,7 +11,15 @@ from ..bases import EMBEDDED, HUB, check_device, weights_dtype
 from .configurations import check_model_files, check_processors
 from .module_types import check_modules
 from .numbers import limit_numbers
-from .repository import COPY_AGAIN, Repository, RepositoryRefused, panics_as_errors
+from .repository import (
+    COPY_AGAIN,
+    Configuration,
+    JsonObject,
+    JsonValue,
+    Repository,
+    RepositoryRefused,
+    panics_as_errors,
+)
 
 _MOST_DIMENSIONS = 1 << 20
 
@@ -23,7 +30,7 @@ def load(
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
     trust_remote_code: bool = False,
-    **kwargs: Any,
+    **kwargs: JsonValue,
 ) -> SentenceTransformer:
     """Load a saved model as ``SentenceTransformer(model)`` does, after :func:`check_repository`.
 
@@ -48,7 +55,7 @@ def load(
         remedy = f"Run: st-reba build {path} FOLDER"
         raise ValueError(f"{path!r} holds no modules.json: it is no saved model. {remedy}")
     hub_options = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
-    model_kwargs: dict[str, Any] = {"dtype": weights_dtype(dtype, device)}
+    model_kwargs: JsonObject = {"dtype": weights_dtype(dtype, device)}
     if kwargs.get("backend", "torch") == "torch":
         model_kwargs["use_safetensors"] = True
     kwargs["model_kwargs"] = {**model_kwargs, **(kwargs.get("model_kwargs") or {})}
@@ -63,7 +70,7 @@ def load(
 
 
 def check_repository(
-    model: str | os.PathLike[str], *, trust_remote_code: bool = False, **hub_options: Any
+    model: str | os.PathLike[str], *, trust_remote_code: bool = False, **hub_options: JsonValue
 ) -> list[str]:
     """Refuse a sentence-transformers repository that asks for code or for more than it holds.
 
@@ -85,25 +92,28 @@ def check_repository(
     """
     repository = Repository(os.fspath(model), hub_options)
     repository.check_files()
-    _check_model_settings(repository, "config_sentence_transformers.json")
+    settings = repository.configuration("config_sentence_transformers.json")
+    _check_model_settings(settings)
     entries = repository.read_list("modules.json")
     return check_modules(repository, entries, trusted=trust_remote_code)
 
 
-def _check_model_settings(repository: Repository, file: str) -> None:
-    values = repository.read_object(file)
-    model_type = values.get("model_type", "SentenceTransformer")
+def _check_model_settings(settings: Configuration) -> None:
+    model_type = settings.values.get("model_type", "SentenceTransformer")
     if model_type != "SentenceTransformer":
         # sentence-transformers would load something else than what modules.json lists.
-        raise repository.refusal(file, f"it is a {model_type!r:.80}. Use another model.")
-    size = values.get("truncate_dim")
-    is_size = isinstance(size, int) and not isinstance(size, bool)
-    if size is not None and not (is_size and 1 <= size <= _MOST_DIMENSIONS):
-        reason = f"truncate_dim={size!r:.80} must be a whole number from 1 on. {COPY_AGAIN}"
-        raise repository.refusal(file, reason)
+        raise settings.refusal(f"it is a {model_type!r:.80}. Use another model.")
+    truncate_dim = settings.values.get("truncate_dim")
+    if truncate_dim is None:
+        return
+    # A boolean is a number to Python.
+    is_number = type(truncate_dim) is int
+    if not is_number or not 1 <= truncate_dim <= _MOST_DIMENSIONS:
+        reason = f"must be a whole number from 1 on. {COPY_AGAIN}"
+        raise settings.refusal_of("truncate_dim", truncate_dim, reason)
 
 
-def check_base(path: str, **hub_options: Any) -> None:
+def check_base(path: str, **hub_options: JsonValue) -> None:
     """Refuse a plain model, or an adapter, whose files ask for code or for what it may not have.
 
     Args:
@@ -118,7 +128,7 @@ def check_base(path: str, **hub_options: Any) -> None:
     check_model_files(repository, "")
 
 
-def check_tokenizer(path: str, **hub_options: Any) -> None:
+def check_tokenizer(path: str, **hub_options: JsonValue) -> None:
     """Refuse the files of a tokenizer that ask for more than a tokenizer; see :func:`check_base`."""
     repository = Repository(path, hub_options)
     repository.check_files()

@@ -8,12 +8,12 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
-import torch
+from torch import Tensor
+from torch.nn import Module
 from torch.nn.modules import module as torch_module
 
-from .repository import Repository
+from .repository import JsonValue, Repository
 from .weights import PICKLE_SUFFIXES, read_headers
 
 # What small models have beside their weights: tables of positions, masks.
@@ -38,10 +38,10 @@ class NumberLimit:
         self.real_budget = 1.4 * stored_numbers + _FREE_NUMBERS
         self.table_budget = 2 * stored_numbers + _FREE_TABLE_NUMBERS
         self.module_budget = 20 * stored_tensors + _FREE_MODULES
-        self.counted: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.counted: dict[int, weakref.ref[Tensor]] = {}
         self.thread = threading.get_ident()
 
-    def count_weight(self, module: Any, name: str, weight: Any) -> None:
+    def count_weight(self, module: Module, name: str, weight: Tensor | None) -> None:
         """Called by torch before a module takes a weight."""
         if weight is None or threading.get_ident() != self.thread:
             return
@@ -52,11 +52,11 @@ class NumberLimit:
             self.real_budget -= weight.numel()
         self._refuse_beyond(min(self.meta_budget, self.real_budget))
 
-    def _is_counted(self, weight: torch.Tensor) -> bool:
+    def _is_counted(self, weight: Tensor) -> bool:
         reference = self.counted.get(id(weight))
         return reference is not None and reference() is weight
 
-    def count_table(self, module: Any, name: str, table: Any) -> None:
+    def count_table(self, module: Module, name: str, table: Tensor | None) -> None:
         """Called by torch before a module takes a buffer."""
         if table is None or threading.get_ident() != self.thread:
             return
@@ -64,7 +64,7 @@ class NumberLimit:
             self.table_budget -= table.numel()
         self._refuse_beyond(self.table_budget)
 
-    def count_module(self, module: Any, name: str, submodule: Any) -> None:
+    def count_module(self, module: Module, name: str, submodule: Module | None) -> None:
         """Called by torch before a module takes another."""
         if threading.get_ident() == self.thread:
             self.module_budget -= 1
@@ -77,7 +77,7 @@ class NumberLimit:
 
 
 @contextmanager
-def limit_numbers(path: str, folders: Sequence[str] = ("",), **hub_options: Any) -> Iterator[None]:
+def limit_numbers(path: str, folders: Sequence[str] = ("",), **hub_options: JsonValue) -> Iterator[None]:
     """Inside the ``with`` block, refuse a model that is larger than its stored weights.
 
     Args:
@@ -99,7 +99,7 @@ def limit_numbers(path: str, folders: Sequence[str] = ("",), **hub_options: Any)
             (torch_module.register_module_buffer_registration_hook, limit.count_table),
             (torch_module.register_module_module_registration_hook, limit.count_module),
         ):
-            handle: Any = register(hook)
+            handle = register(hook)
             hooks.callback(handle.remove)
         yield
 
@@ -120,28 +120,31 @@ def _stored_in_files(repository: Repository, folder: str) -> tuple[float, float]
     headers = read_headers(repository, folder)
     if headers is not None:
         is_quantized = bool(quantization(repository, folder))
-        sizes = [t.unpacked_size if is_quantized else t.size for t in headers.values()]
-        return float(sum(sizes)), float(len(sizes))
-    here = repository.local_folder(folder)
-    if here is None:
+        stored_numbers = 0
+        for tensor in headers.values():
+            stored_numbers += tensor.unpacked_size if is_quantized else tensor.size
+        return float(stored_numbers), float(len(headers))
+    local_folder = repository.local_folder(folder)
+    if local_folder is None:
         # On the Hub, without safetensors: nothing is known before it is fetched.
         return math.inf, math.inf
     numbers = 0.0
-    for file in here.iterdir():
-        if file.suffix in PICKLE_SUFFIXES:
-            numbers += file.stat().st_size
-        elif file.suffix == ".gguf":
-            numbers += file.stat().st_size * _GGUF_NUMBERS_PER_BYTE
+    for weights_path in local_folder.iterdir():
+        if weights_path.suffix in PICKLE_SUFFIXES:
+            numbers += weights_path.stat().st_size
+        elif weights_path.suffix == ".gguf":
+            numbers += weights_path.stat().st_size * _GGUF_NUMBERS_PER_BYTE
     return numbers, numbers
 
 
-def quantization(repository: Repository, folder: str) -> Any:
+def quantization(repository: Repository, folder: str) -> JsonValue:
     """How config.json says that weights are packed."""
-    values = repository.read_object(os.path.join(folder, "config.json"))
-    return values.get("quantization_config") or values.get("compression_config")
+    model_config = repository.read_object(os.path.join(folder, "config.json"))
+    return model_config.get("quantization_config") or model_config.get("compression_config")
 
 
 def adapted_base(repository: Repository, path: str) -> Repository:
     """The repository of the model that an adapter adapts; a revision is that of the adapter."""
-    options = {name: value for name, value in repository.hub_options.items() if name != "revision"}
-    return Repository(path, options)
+    hub_options = dict(repository.hub_options)
+    hub_options.pop("revision", None)
+    return Repository(path, hub_options)
