@@ -230,7 +230,7 @@ def _check_model_type(model_config: Configuration) -> None:
         reason = "reads no text with a tokenizer. Use another model."
         raise model_config.refusal_of("model_type", model_type, reason)
     for setting, value in model_config.walk():
-        if setting == "model_type" and value in names.TYPES_OF_SEVERAL_MODELS:
+        if setting == "model_type" and str(value) in names.TYPES_OF_SEVERAL_MODELS:
             reason = "puts models together from elsewhere. Use a single model."
             raise model_config.refusal_of(setting, value, reason)
         if setting == "quantization_config" and isinstance(value, dict):
@@ -242,7 +242,7 @@ def _check_quantization(model_config: Configuration, values: JsonObject) -> None
     is_bitsandbytes = values.get("load_in_4bit") or values.get("load_in_8bit")
     if quant_method is None and is_bitsandbytes:
         return
-    if quant_method not in names.QUANTIZATIONS:
+    if str(quant_method) not in names.QUANTIZATIONS:
         reason = f"is none of {sorted(names.QUANTIZATIONS)}. Correct it."
         raise model_config.refusal_of("quant_method", quant_method, reason)
 
@@ -250,6 +250,10 @@ def _check_quantization(model_config: Configuration, values: JsonObject) -> None
 def _check_adapter(adapter_config: Configuration, folder: str) -> None:
     repository = adapter_config.repository
     _check_values(adapter_config)
+    adapter_type = adapter_config.values.get("peft_type")
+    if str(adapter_type) not in names.ADAPTER_TYPES:
+        reason = f"is none of {sorted(names.ADAPTER_TYPES)}. Use another adapter."
+        raise adapter_config.refusal_of("peft_type", adapter_type, reason)
     for setting, value in adapter_config.walk():
         is_pattern = setting in ("target_modules", "exclude_modules") and isinstance(value, str)
         if is_pattern or setting.endswith("_pattern"):

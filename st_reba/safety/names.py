@@ -125,6 +125,23 @@ PROCESSOR_FILES = (
     "tokenizer_config.json",
     "video_preprocessor_config.json",
 )
+# Adapters whose sizes follow from ranks and from the model's own, and those of prompts, which `build`
+# refuses with a reason of its own.
+ADAPTER_TYPES = {
+    "ADALORA",
+    "ADAPTION_PROMPT",
+    "IA3",
+    "LN_TUNING",
+    "LOHA",
+    "LOKR",
+    "LORA",
+    "MULTITASK_PROMPT_TUNING",
+    "OFT",
+    "PREFIX_TUNING",
+    "PROMPT_TUNING",
+    "P_TUNING",
+    "VERA",
+}
 # How large an adapter is made.
 RANK_SETTINGS = ("init_r", "r", "rank", "target_r")
 # Settings of any size.

@@ -22,6 +22,7 @@ HubOptions: TypeAlias = Mapping[str, JsonValue]
 COPY_AGAIN = "Copy all files of the model, or build it again."
 _MAX_CONFIGURATION_BYTES = 1 << 24
 _MAX_VALUES = 200_000
+_MAX_LETTERS = 1 << 20
 # A model with more files than these is a disk, reached through a link.
 _MAX_FILES = 100_000
 # Text that libraries read whole; tokenizers are as large as these, or as a quarter of the weights.
@@ -171,6 +172,8 @@ class Configuration:
             value_count += 1
             if value_count > _MAX_VALUES:
                 raise self.refusal(f"more than {_MAX_VALUES:,} values. {COPY_AGAIN}")
+            if isinstance(value, str) and len(value) > _MAX_LETTERS:
+                raise self.refusal(f"{setting}: {len(value):,} letters are too many. {COPY_AGAIN}")
             yield setting, value
             if isinstance(value, dict):
                 waiting += value.items()
