@@ -23,7 +23,7 @@ from .modules import RepeatTransformer
 from .modules.selfcheck import check_capture, check_masks, check_padding, hidden_states, is_causal
 from .modules.settings import masks_of
 from .optional import required
-from .safety import load, sized
+from .safety import check_base, check_tokenizer, limit_numbers, load, panics_as_errors
 
 # What sentence-transformers' constructor takes, but for what `build` itself names.
 _LOADING = set(signature(SentenceTransformer).parameters)
@@ -61,6 +61,8 @@ class Assembly:
             self.path, self.name = "", os.path.basename(os.path.normpath(name)) if os.path.isdir(name) else name
         else:
             self.path, self.name, self.gguf = bases.locate(base, gguf_file)
+            if self.gguf is None:
+                check_base(self.path, **self.place)
             self.adapted = None if self.gguf else bases.adapted_model(self.path, self.name, self.hub)
 
     def run(self) -> SentenceTransformer:
@@ -207,15 +209,21 @@ class Assembly:
             if not isinstance(self.tokenizer, (str, os.PathLike)) or os.path.isfile(self.tokenizer):
                 raise ValueError(f"tokenizer={self.tokenizer!r:.80} must be a folder or Hub id.")
             kwargs["tokenizer_name_or_path"] = bases.place_of(os.fspath(self.tokenizer))
+            check_tokenizer(kwargs["tokenizer_name_or_path"])
             processor_kwargs["revision"] = None
             processor_kwargs.pop("gguf_file", None)
         elif self.adapted is not None and any(load_file_path(self.path, name, **self.place) for name in _TOKENIZER):
             kwargs["tokenizer_name_or_path"], processor_kwargs["revision"] = self.path, self.hub.get("revision")
         try:
-            with sized(self.path, **self.place):
+            with limit_numbers(self.path, **self.place), panics_as_errors():
                 base: Any = RepeatTransformer(path, **kwargs)
         except OSError as error:
             raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub. {error}") from error
+        except (ValueError, ImportError, RuntimeError, MemoryError):
+            raise
+        except Exception as error:
+            detail = f"{type(error).__name__}: {error}"
+            raise ValueError(f"base={self.name!r} could not be loaded. {detail}") from error
         if self.gguf is not None and self.tokenizer is None:
             complete_tokenizer(base.tokenizer, gguf_file)
         if self.gguf is not None and self.dtype is None:

@@ -22,13 +22,15 @@ from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm,
 
 import st_reba
 from st_reba.bases import EMBEDDED
-from st_reba.safety import RepositoryRefused, _Files, check_repository, load, sized
+from st_reba.safety import Repository, RepositoryRefused, check_base, check_repository, limit_numbers, load
+from st_reba.safety.weights import read_headers
 
 METHODS = ("reba", "echo:template=echo", "nosink:setting=mask0&bidir,k=2,k0=1", "prompteol:template=contrastive")
 MINI = str(EMBEDDED["mini"])
 FIRST, CONFIG, WEIGHTS = "sentence_bert_config.json", "config.json", "model.safetensors"
 APART, DENSE, KERNEL = "0_Transformer", "2_Dense/config.json", "evil/kernel"
-ASKS, SHARDS, ROUTES = {"attn_implementation": KERNEL}, {"x": "a", "y": "b"}, "router_config.json"
+ASKS, ROUTES = {"attn_implementation": KERNEL}, "router_config.json"
+SHARDS = {"x": "a.safetensors", "y": "b.safetensors"}
 ROUTER, TRANSFORMER, NORM = (f"{each.__module__}.{each.__name__}" for each in (Router, Transformer, LayerNorm))
 # Code that writes the marker, also as a pickle.
 PLANTED = "import os, pathlib; pathlib.Path(os.environ['PLANTED_MARKER']).write_text('ran')"
@@ -123,7 +125,7 @@ def test_sound(models: dict[str, Path], kind: str) -> None:
 
 
 def test_what_is_passed_on(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("st_reba.safety.SentenceTransformer", made := Mock())
+    monkeypatch.setattr("st_reba.safety.loading.SentenceTransformer", made := Mock())
     for backend, weights in (("torch", {"use_safetensors": True}), ("onnx", {})):
         load(models["plain"], device="cpu", backend=backend, model_kwargs={"a": 1})
         options = {"trust_remote_code": False, "model_kwargs": {"dtype": torch.float32, **weights, "a": 1}}
@@ -146,8 +148,8 @@ def test_from_the_hub(models: dict[str, Path], tmp_path: Path) -> None:
     # As the base of an adapter, whose revision is its own.
     put("adapter_config.json", base_model_name_or_path="a/b")(adapter := tmp_path / "adapter")
     on_the_hub(tmp_path, "a/c", adapter, "v1")
-    with pytest.raises(RepositoryRefused, match=KERNEL), sized("a/c", **{**options, "revision": "v1"}):
-        pass
+    with pytest.raises(RepositoryRefused, match=KERNEL):
+        check_base("a/c", **{**options, "revision": "v1"})
 
 
 def elsewhere(place: Path) -> None:
@@ -175,8 +177,8 @@ CASES: dict[tuple[str, type[ValueError]], list[tuple[Damage, str]]] = {
         (edit(WEIGHTS, lambda whole: whole[: len(whole) // 2]), f"{WEIGHTS}: it is no"),
         (edit(WEIGHTS, lambda _: PICKLE), f"{WEIGHTS}: it is no"),
         (edit("modules.json", lambda _: b"[" * 200_000), "modules.json: it is not"),
-        (both(lambda place: (place / WEIGHTS).rename(place / "a"), put(f"{WEIGHTS}.index.json", weight_map=SHARDS)),
-         "b: it is missing"),
+        (both(lambda place: (place / WEIGHTS).rename(place / "a.safetensors"), put(f"{WEIGHTS}.index.json", weight_map=SHARDS)),
+         "b.safetensors: it is missing"),
         (pickled(WEIGHTS, "pytorch_model.bin"), "pytorch_model.bin"), (pickled(WEIGHTS, "MODEL.PTH"), "MODEL.PTH"),
         (put(CONFIG, _attn_implementation=KERNEL), KERNEL),
         (put(FIRST, tokenizer_name_or_path="/etc"), "tokenizer_name_or_path"),
@@ -189,8 +191,8 @@ CASES: dict[tuple[str, type[ValueError]], list[tuple[Damage, str]]] = {
         (put(CONFIG, vocab_size=10**13), CONFIG), (put(CONFIG, num_hidden_layers=1001), "num_hidden_layers=1001"),
         (put(CONFIG, max_position_embeddings=1 << 25), "max_position_embeddings"),
         # A module that has no weights.
-        (both(listed({"idx": 9, "name": "9", "path": "9", "type": NORM}), put("9/config.json", dimension=4 * 10**7)),
-         "it asks for far more"),
+        (both(listed({"idx": 9, "name": "9", "path": "9", "type": NORM}), put("9/config.json", dimension=10**7)),
+         "9/model.safetensors: it is missing"),
         (put(CONFIG, text_config={"attn_implementation": {"": KERNEL}}), KERNEL),
     ],
     ("apart", RepositoryRefused): [(put(f"{APART}/{CONFIG}", num_hidden_layers=900), "it asks for far more")],
@@ -225,25 +227,29 @@ def test_refused(repository: Copy, kind: str, error: type[ValueError], damage: D
 def test_kernel_and_size_of_a_base(repository: Copy) -> None:
     for damage in (put(CONFIG, _attn_implementation=KERNEL), put(CONFIG, num_hidden_layers=10**6), elsewhere):
         damage(place := repository("reba"))
-        with pytest.raises(RepositoryRefused), sized(str(place)):
-            pass
-    with sized(MINI), pytest.raises(RepositoryRefused):
+        with pytest.raises(RepositoryRefused):
+            check_base(str(place))
+    with limit_numbers(MINI), pytest.raises(RepositoryRefused):
         torch.nn.Linear(10**6, 10**6, device="meta")
 
 
 def test_numbers(tmp_path: Path) -> None:
-    """Those of every module count, and packed ones as many."""
+    """Those of every module count, and as many as are packed where a configuration says so."""
     for folder, size in (("", 3), ("1", 1000), ("2", 1)):
         (tmp_path / folder).mkdir(exist_ok=True)
         kept = {"a": torch.zeros(size, 2, dtype=torch.int32), "b": torch.zeros(5, dtype=torch.uint8)}
         save_file({**kept, "c": torch.zeros(4), "d": torch.zeros(7).half()}, tmp_path / folder / "model.safetensors")
-    assert _Files(str(tmp_path), {}).numbers("") == 3 * 2 * 16 + 5 * 4 + 4 + 7
-    assert _Files(str(tmp_path), {}).numbers("3") is None
-    with sized(str(tmp_path), ["", "1", "2"]):
-        torch.nn.Linear(1200, 1000, device="meta")
+        put(CONFIG, quantization_config={"quant_method": "gptq"})(tmp_path / folder)
+    headers = read_headers(Repository(str(tmp_path)), "")
+    assert headers is not None and read_headers(Repository(str(tmp_path)), "3") is None
+    assert sum(tensor.unpacked_size for tensor in headers.values()) == 3 * 2 * 16 + 5 * 4 + 4 + 7
+    assert sum(tensor.size for tensor in headers.values()) == 3 * 2 + 5 + 4 + 7
+    # 1000 · 2 · 16 numbers in folder 1.
+    with limit_numbers(str(tmp_path), ["", "1", "2"]):
+        torch.nn.Linear(1140, 1000, device="meta")
     for folders in ([""], ["", "2"]):
-        with sized(str(tmp_path), folders), pytest.raises(RepositoryRefused):
-            torch.nn.Linear(1200, 1000, device="meta")
+        with limit_numbers(str(tmp_path), folders), pytest.raises(RepositoryRefused):
+            torch.nn.Linear(1140, 1000, device="meta")
 
 
 TYPES = [

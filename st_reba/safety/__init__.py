@@ -1,0 +1,12 @@
+"""Load a model, once its files are seen to ask for no foreign code and for no more than they hold."""
+
+from __future__ import annotations
+
+from .loading import check_base as check_base
+from .loading import check_repository as check_repository
+from .loading import check_tokenizer as check_tokenizer
+from .loading import load as load
+from .numbers import limit_numbers as limit_numbers
+from .repository import Repository as Repository
+from .repository import RepositoryRefused as RepositoryRefused
+from .repository import panics_as_errors as panics_as_errors

@@ -1,0 +1,292 @@
+"""What the configurations of transformers and of tokenizers may say, and what they may not."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import transformers
+from transformers.models.auto import modeling_auto
+from transformers.utils.import_utils import DummyObject, is_flash_attn_2_available
+
+from . import names
+from .numbers import adapted_base, quantization
+from .repository import COPY_AGAIN, Configuration, JsonObject, JsonValue, Repository
+from .weights import StoredTensors, check_number_types, read_header, read_headers
+
+_MOST_SETTING = 1 << 20
+# A group that repeats, and more repetitions than this, can take a regular expression for ever.
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_REPETITION = re.compile(r"[*+{]")
+_MOST_REPETITIONS = 4
+
+
+def check_transformer(
+    repository: Repository,
+    folder: str,
+    settings_files: Sequence[str],
+) -> None:
+    """Check all that a Transformer reads: settings, configuration, tokenizer, weights, base.
+
+    Args:
+        repository: The files.
+        folder: Where its configuration and its weights are.
+        settings_files: Those that sentence-transformers reads; the first that says anything counts.
+    """
+    for settings_file in settings_files:
+        _check_settings(repository.configuration(settings_file))
+    check_model_files(repository, folder)
+
+
+def check_model_files(
+    repository: Repository,
+    folder: str,
+    *,
+    is_adapted: bool = False,
+) -> None:
+    """Check the files of a model of transformers, or of an adapter and the model that it adapts.
+
+    Args:
+        repository: The files.
+        folder: Where they are in it.
+        is_adapted: Whether an adapter named it.
+    """
+    model_config = repository.configuration(os.path.join(folder, "config.json"))
+    _check_values(model_config)
+    if model_config.values:
+        _check_model_type(model_config)
+    tensors = read_headers(repository, folder)
+    if tensors and not quantization(repository, folder):
+        check_number_types(repository, folder, tensors)
+    check_processors(repository, folder)
+    adapter_config = repository.configuration(os.path.join(folder, "adapter_config.json"))
+    if not adapter_config.values:
+        return
+    if is_adapted:
+        raise adapter_config.refusal("an adapter of an adapter is not read. Merge it first.")
+    _check_adapter(adapter_config, folder)
+
+
+def check_processors(repository: Repository, folder: str) -> None:
+    """Check the configurations of a tokenizer and of what prepares images and sounds.
+
+    Args:
+        repository: The files.
+        folder: Where they are in it.
+    """
+    for file_name in names.PROCESSOR_FILES:
+        processor_config = repository.configuration(os.path.join(folder, file_name))
+        for setting, value in processor_config.walk():
+            _check_class_name(processor_config, setting, value)
+            _check_origin(processor_config, setting, value)
+            is_path = setting.endswith("_file") and isinstance(value, str)
+            if is_path and _leads_elsewhere(value):
+                reason = "is a file elsewhere on this machine. Remove it."
+                raise processor_config.refusal_of(setting, value, reason)
+
+
+def _leads_elsewhere(file_name: str) -> bool:
+    file_path = Path(file_name)
+    leaves_folder = file_path.is_absolute() or ".." in file_path.parts
+    return leaves_folder and file_path.exists()
+
+
+def _check_settings(settings: Configuration) -> None:
+    """Settings of sentence-transformers' Transformer, and what they pass on to transformers."""
+    if settings.values.get("tokenizer_name_or_path"):
+        raise settings.refusal("tokenizer_name_or_path names files elsewhere. Remove it.")
+    _check_values(settings)
+    for setting, value in settings.walk():
+        is_large = isinstance(value, int) and abs(value) > _MOST_SETTING
+        if is_large and setting not in ("max_seq_length", "model_max_length"):
+            reason = f"must be at most {_MOST_SETTING}. Correct it."
+            raise settings.refusal_of(setting, value, reason)
+    with settings.explaining():
+        for passed_on in names.PASSED_ON:
+            _check_passed_on(settings, passed_on, settings.values.get(passed_on) or {})
+        task = settings.values.get("transformer_task", "feature-extraction")
+        if task not in names.TRANSFORMER_TASKS:
+            reason = f"is none of {sorted(names.TRANSFORMER_TASKS)}. Correct it."
+            raise settings.refusal_of("transformer_task", task, reason)
+        _check_methods(settings, settings.values.get("modality_config") or {})
+
+
+def _check_passed_on(
+    settings: Configuration,
+    passed_on: str,
+    options: JsonObject,
+) -> None:
+    for option, value in options.items():
+        is_scalar = not isinstance(value, (dict, list))
+        is_storable = option in names.STORABLE_OPTIONS and is_scalar
+        if value is not None and not is_storable:
+            raise settings.refusal(f"{passed_on}: {option} may not be stored. Pass it to load.")
+
+
+def _check_methods(settings: Configuration, modalities: JsonObject) -> None:
+    """sentence-transformers calls a method of the model by its name."""
+    for modality in modalities.values():
+        method = modality["method"]
+        if not names.FEATURE_METHOD.fullmatch(method):
+            raise settings.refusal_of("method", method, "is none that embeds. Correct it.")
+
+
+def _check_values(configuration: Configuration) -> None:
+    """Numbers, implementations, classes and origins at any depth."""
+    for setting, value in configuration.walk():
+        largest_number = names.largest_number(setting)
+        if isinstance(value, int) and abs(value) > largest_number:
+            reason = f"must be at most {largest_number}. Correct it."
+            raise configuration.refusal_of(setting, value, reason)
+        _check_origin(configuration, setting, value)
+        _check_implementation(configuration, setting, value)
+        _check_class_name(configuration, setting, value)
+
+
+def _check_origin(configuration: Configuration, setting: str, value: JsonValue) -> None:
+    names_repository = setting.endswith("name_or_path") and setting not in names.ORIGINS
+    is_unchecked = setting in names.UNCHECKED_SETTINGS
+    if value and (is_unchecked or names_repository):
+        reason = "names code or files elsewhere. Remove it."
+        raise configuration.refusal_of(setting, value, reason)
+
+
+def _check_implementation(configuration: Configuration, setting: str, value: JsonValue) -> None:
+    """transformers fetches and runs a kernel that stands in place of an implementation's name."""
+    if "attn_implementation" in setting:
+        allowed_names = set(names.ATTENTION_IMPLEMENTATIONS)
+        if is_flash_attn_2_available():
+            allowed_names.add("flash_attention_2")
+    elif "experts_implementation" in setting:
+        allowed_names = names.EXPERTS_IMPLEMENTATIONS
+    else:
+        return
+    implementations = value if isinstance(value, dict) else {setting: value}
+    for implementation in implementations.values():
+        if implementation is not None and str(implementation) not in allowed_names:
+            reason = f"may name code elsewhere. Use one of {sorted(allowed_names)[1:]}."
+            raise configuration.refusal_of(setting, implementation, reason)
+
+
+def _check_class_name(configuration: Configuration, setting: str, value: JsonValue) -> None:
+    """What is named as a tokenizer or a processor must be one: other classes load more."""
+    if not names.PROCESSOR_CLASS_SETTING.fullmatch(setting):
+        return
+    if isinstance(value, str) and not is_processor_name(value):
+        reason = "is no tokenizer or processor of transformers. Correct it."
+        raise configuration.refusal_of(setting, value, reason)
+
+
+def is_processor_name(class_name: str) -> bool:
+    """Whether transformers knows no class of this name, or one that prepares inputs."""
+    for spelling in (class_name, class_name.removesuffix("Fast"), class_name + "Fast"):
+        named_class = getattr(transformers, spelling, None)
+        # A class whose packages are not installed stands for an error that names them.
+        if named_class is None or isinstance(named_class, DummyObject):
+            continue
+        if not isinstance(named_class, type) or not issubclass(named_class, _processor_classes()):
+            return False
+        # It loads a whole repository of parts.
+        if named_class.__name__.startswith("Rag"):
+            return False
+    return True
+
+
+@cache
+def _processor_classes() -> tuple[type, ...]:
+    from transformers.feature_extraction_utils import FeatureExtractionMixin
+    from transformers.image_processing_base import ImageProcessingMixin
+    from transformers.processing_utils import ProcessorMixin
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    return (
+        FeatureExtractionMixin,
+        ImageProcessingMixin,
+        PreTrainedTokenizerBase,
+        ProcessorMixin,
+    )
+
+
+@cache
+def text_model_types() -> frozenset[str]:
+    """The model types that read text, and that AutoModel makes of their own weights alone."""
+    known_types = set(modeling_auto.MODEL_MAPPING_NAMES)
+    text_types = {name for name in known_types if "text" in name or "embedding" in name}
+    text_types.add("dpr")
+    for task in names.TEXT_TASKS:
+        # Releases of transformers differ in the tasks that they know.
+        text_types |= set(getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES", ()))
+    return frozenset(text_types & known_types - names.TYPES_OF_SEVERAL_MODELS)
+
+
+def _check_model_type(model_config: Configuration) -> None:
+    model_type = model_config.values.get("model_type")
+    has_code = isinstance(model_config.values.get("auto_map"), dict)
+    is_known = isinstance(model_type, str) and model_type in text_model_types()
+    if not is_known and not has_code:
+        reason = "reads no text with a tokenizer. Use another model."
+        raise model_config.refusal_of("model_type", model_type, reason)
+    for setting, value in model_config.walk():
+        if setting == "model_type" and str(value) in names.TYPES_OF_SEVERAL_MODELS:
+            reason = "puts models together from elsewhere. Use a single model."
+            raise model_config.refusal_of(setting, value, reason)
+        if setting == "quantization_config" and isinstance(value, dict):
+            _check_quantization(model_config, value)
+
+
+def _check_quantization(model_config: Configuration, values: JsonObject) -> None:
+    quant_method = values.get("quant_method")
+    is_bitsandbytes = values.get("load_in_4bit") or values.get("load_in_8bit")
+    if quant_method is None and is_bitsandbytes:
+        return
+    if str(quant_method) not in names.QUANTIZATIONS:
+        reason = f"is none of {sorted(names.QUANTIZATIONS)}. Correct it."
+        raise model_config.refusal_of("quant_method", quant_method, reason)
+
+
+def _check_adapter(adapter_config: Configuration, folder: str) -> None:
+    repository = adapter_config.repository
+    _check_values(adapter_config)
+    adapter_type = adapter_config.values.get("peft_type")
+    if str(adapter_type) not in names.ADAPTER_TYPES:
+        reason = f"is none of {sorted(names.ADAPTER_TYPES)}. Use another adapter."
+        raise adapter_config.refusal_of("peft_type", adapter_type, reason)
+    for setting, value in adapter_config.walk():
+        is_pattern = setting in ("target_modules", "exclude_modules") and isinstance(value, str)
+        if is_pattern or setting.endswith("_pattern"):
+            _check_patterns(adapter_config, setting, value)
+    weights_file = os.path.join(folder, "adapter_model.safetensors")
+    if repository.find(weights_file) is not None:
+        tensors = read_header(repository, weights_file)
+        check_number_types(repository, folder, tensors)
+        _check_ranks(adapter_config, tensors)
+    base_path = adapter_config.values.get("base_model_name_or_path")
+    if isinstance(base_path, str):
+        base = adapted_base(repository, base_path)
+        base.check_files()
+        check_model_files(base, "", is_adapted=True)
+
+
+def _check_patterns(adapter_config: Configuration, setting: str, value: JsonValue) -> None:
+    """Regular expressions that peft searches the names of all layers for."""
+    patterns = value if isinstance(value, (dict, list)) else [value]
+    for pattern in map(str, patterns):
+        repetition_count = len(_REPETITION.findall(pattern))
+        if _REPEATED_GROUP.search(pattern) or repetition_count > _MOST_REPETITIONS:
+            reason = "can take for ever to search for. List the names."
+            raise adapter_config.refusal_of(setting, pattern, reason)
+
+
+def _check_ranks(adapter_config: Configuration, tensors: StoredTensors) -> None:
+    """An adapter is made as large as its ranks say; the smaller side of its matrices is a rank."""
+    stored_rank = max((tensor.smaller_side for tensor in tensors.values()), default=0)
+    ranks = [adapter_config.values.get(setting) for setting in names.RANK_SETTINGS]
+    with adapter_config.explaining():
+        ranks += (adapter_config.values.get("rank_pattern") or {}).values()
+    for rank in ranks:
+        if isinstance(rank, int) and rank > stored_rank:
+            reason = f"is more than the rank of the weights, {stored_rank}. {COPY_AGAIN}"
+            raise adapter_config.refusal_of("r", rank, reason)

@@ -1,0 +1,136 @@
+"""Load a saved model after its files are checked."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from sentence_transformers import SentenceTransformer
+
+from ..bases import EMBEDDED, HUB, check_device, requested_dtype, weights_dtype, without_dtype
+from .configurations import check_model_files, check_processors
+from .module_types import check_modules
+from .numbers import limit_numbers
+from .repository import (
+    COPY_AGAIN,
+    Configuration,
+    JsonObject,
+    JsonValue,
+    Repository,
+    RepositoryRefused,
+    panics_as_errors,
+)
+
+_MOST_DIMENSIONS = 1 << 20
+
+
+def load(
+    model: str | os.PathLike[str],
+    *,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    **kwargs: JsonValue,
+) -> SentenceTransformer:
+    """Load a saved model as ``SentenceTransformer(model)`` does, after :func:`check_repository`.
+
+    Args:
+        model: A folder written by ``save_pretrained``, or a Hub id.
+        device: Where to run.
+        dtype: Number type of the weights; None: float32 on a CPU, as stored on a GPU.
+        trust_remote_code: Allow code from the repository.
+        **kwargs: All else that SentenceTransformer takes.
+
+    Returns:
+        The model.
+
+    Raises:
+        RepositoryRefused: It asks for what it may not have.
+        ValueError: It holds no model that sentence-transformers can load.
+    """
+    path = os.fspath(model)
+    check_device(device)
+    is_here = path in EMBEDDED or os.path.isdir(path)
+    if is_here and not os.path.isfile(os.path.join(path, "modules.json")):
+        remedy = f"Run: st-reba build {path} FOLDER"
+        raise ValueError(f"{path!r} holds no modules.json: it is no saved model. {remedy}")
+    hub_options = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
+    dtype = requested_dtype(dtype, kwargs.get("model_kwargs"))
+    model_kwargs: JsonObject = {"dtype": weights_dtype(dtype, device)}
+    if kwargs.get("backend", "torch") == "torch":
+        model_kwargs["use_safetensors"] = True
+    kwargs["model_kwargs"] = {**model_kwargs, **without_dtype(kwargs.get("model_kwargs"))}
+    try:
+        folders = check_repository(path, trust_remote_code=trust_remote_code, **hub_options)
+        with limit_numbers(path, folders, **hub_options), panics_as_errors():
+            return SentenceTransformer(path, device=device, trust_remote_code=trust_remote_code, **kwargs)
+    except RepositoryRefused:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path!r} could not be loaded: {error}") from error
+
+
+def check_repository(
+    model: str | os.PathLike[str], *, trust_remote_code: bool = False, **hub_options: JsonValue
+) -> list[str]:
+    """Refuse a sentence-transformers repository that asks for code or for more than it holds.
+
+    Refused before anything is loaded: files that are pipes or devices, module types that are not in
+    the list of those allowed, pickled weights, options that are the caller's alone, kernels by
+    name, configurations that lead elsewhere, and weights that are missing, cut, of another number
+    type, or smaller than their configuration says.
+
+    Args:
+        model: A folder or Hub id.
+        trust_remote_code: Allow module types and model types of the repository's own code.
+        **hub_options: How sentence-transformers finds it on the Hub.
+
+    Returns:
+        The folders of the modules.
+
+    Raises:
+        RepositoryRefused: It asks for what it may not have.
+    """
+    repository = Repository(os.fspath(model), hub_options)
+    repository.check_files()
+    settings = repository.configuration("config_sentence_transformers.json")
+    _check_model_settings(settings)
+    entries = repository.read_list("modules.json")
+    return check_modules(repository, entries, trusted=trust_remote_code)
+
+
+def _check_model_settings(settings: Configuration) -> None:
+    model_type = settings.values.get("model_type", "SentenceTransformer")
+    if model_type != "SentenceTransformer":
+        # sentence-transformers would load something else than what modules.json lists.
+        raise settings.refusal(f"it is a {model_type!r:.80}. Use another model.")
+    truncate_dim = settings.values.get("truncate_dim")
+    if truncate_dim is None:
+        return
+    # A boolean is a number to Python.
+    is_number = type(truncate_dim) is int
+    if not is_number or not 1 <= truncate_dim <= _MOST_DIMENSIONS:
+        reason = f"must be a whole number from 1 on. {COPY_AGAIN}"
+        raise settings.refusal_of("truncate_dim", truncate_dim, reason)
+
+
+def check_base(path: str, **hub_options: JsonValue) -> None:
+    """Refuse a plain model, or an adapter, whose files ask for code or for what it may not have.
+
+    Args:
+        path: Its folder or Hub id.
+        **hub_options: How sentence-transformers finds it on the Hub.
+
+    Raises:
+        RepositoryRefused: It asks for what it may not have.
+    """
+    repository = Repository(path, hub_options)
+    repository.check_files()
+    check_model_files(repository, "")
+
+
+def check_tokenizer(path: str, **hub_options: JsonValue) -> None:
+    """Refuse the files of a tokenizer that ask for more than a tokenizer; see :func:`check_base`."""
+    repository = Repository(path, hub_options)
+    repository.check_files()
+    check_processors(repository, "")

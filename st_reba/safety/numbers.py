@@ -1,0 +1,150 @@
+"""A limit on what a model is made of while a library constructs it."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.modules import module as torch_module
+
+from .repository import JsonValue, Repository
+from .weights import PICKLE_SUFFIXES, read_headers
+
+# What small models have beside their weights: tables of positions, masks.
+_FREE_NUMBERS = 1 << 20
+_FREE_TABLE_NUMBERS = 1 << 24
+_FREE_MODULES = 4096
+# The most numbers in a byte of a GGUF file, whose smallest types have 1.5 bits a number.
+_GGUF_NUMBERS_PER_BYTE = 6
+
+
+class NumberLimit:
+    """Counts the numbers that a model in construction takes, and refuses more than a few times those stored.
+
+    transformers makes a model without memory first, on the device "meta". There some weights are
+    made several times, and stored once (T5's embeddings). With memory, each is counted once.
+    """
+
+    def __init__(self, repository: Repository, stored_numbers: float, stored_tensors: float) -> None:
+        self.repository = repository
+        self.stored_numbers = stored_numbers
+        self.meta_budget = 3 * stored_numbers + _FREE_NUMBERS
+        self.real_budget = 1.4 * stored_numbers + _FREE_NUMBERS
+        self.table_budget = 2 * stored_numbers + _FREE_TABLE_NUMBERS
+        self.module_budget = 20 * stored_tensors + _FREE_MODULES
+        self.counted: dict[int, weakref.ref[Tensor]] = {}
+        self.thread = threading.get_ident()
+
+    def count_weight(self, module: Module, name: str, weight: Tensor | None) -> None:
+        """Called by torch before a module takes a weight."""
+        if weight is None or threading.get_ident() != self.thread:
+            return
+        if weight.is_meta:
+            self.meta_budget -= weight.numel()
+        elif not self._is_counted(weight):
+            self.counted[id(weight)] = weakref.ref(weight)
+            self.real_budget -= weight.numel()
+        self._refuse_beyond(min(self.meta_budget, self.real_budget))
+
+    def _is_counted(self, weight: Tensor) -> bool:
+        reference = self.counted.get(id(weight))
+        return reference is not None and reference() is weight
+
+    def count_table(self, module: Module, name: str, table: Tensor | None) -> None:
+        """Called by torch before a module takes a buffer."""
+        if table is None or threading.get_ident() != self.thread:
+            return
+        if table.is_meta:
+            self.table_budget -= table.numel()
+        self._refuse_beyond(self.table_budget)
+
+    def count_module(self, module: Module, name: str, submodule: Module | None) -> None:
+        """Called by torch before a module takes another."""
+        if threading.get_ident() == self.thread:
+            self.module_budget -= 1
+        self._refuse_beyond(self.module_budget)
+
+    def _refuse_beyond(self, budget: float) -> None:
+        if budget < 0:
+            reason = f"it asks for far more than the {self.stored_numbers:,} numbers of the weights."
+            raise self.repository.refusal("config.json", reason)
+
+
+@contextmanager
+def limit_numbers(path: str, folders: Sequence[str] = ("",), **hub_options: JsonValue) -> Iterator[None]:
+    """Inside the ``with`` block, refuse a model that is larger than its stored weights.
+
+    Args:
+        path: Folder or Hub id of the model.
+        folders: Those of its modules.
+        **hub_options: How it is found on the Hub.
+    """
+    repository = Repository(path, hub_options)
+    stored_numbers = 0.0
+    stored_tensors = 0.0
+    for folder in dict.fromkeys(folders):
+        numbers, tensors = _stored(repository, folder)
+        stored_numbers += numbers
+        stored_tensors += tensors
+    limit = NumberLimit(repository, stored_numbers, stored_tensors)
+    with ExitStack() as hooks:
+        for register, hook in (
+            (torch_module.register_module_parameter_registration_hook, limit.count_weight),
+            (torch_module.register_module_buffer_registration_hook, limit.count_table),
+            (torch_module.register_module_module_registration_hook, limit.count_module),
+        ):
+            handle = register(hook)
+            hooks.callback(handle.remove)
+        yield
+
+
+def _stored(repository: Repository, folder: str) -> tuple[float, float]:
+    """Numbers and tensors that the files of a module hold, with those of the model that it adapts."""
+    numbers, tensors = _stored_in_files(repository, folder)
+    adapter = repository.read_object(os.path.join(folder, "adapter_config.json"))
+    base_path = adapter.get("base_model_name_or_path")
+    if not isinstance(base_path, str):
+        return numbers, tensors
+    base_numbers, base_tensors = _stored_in_files(adapted_base(repository, base_path), "")
+    # An adapter is made of as many numbers as its ranks say, which are checked with its file.
+    return base_numbers + numbers, 8 * base_tensors + tensors
+
+
+def _stored_in_files(repository: Repository, folder: str) -> tuple[float, float]:
+    headers = read_headers(repository, folder)
+    if headers is not None:
+        is_quantized = bool(quantization(repository, folder))
+        stored_numbers = 0
+        for tensor in headers.values():
+            stored_numbers += tensor.unpacked_size if is_quantized else tensor.size
+        return float(stored_numbers), float(len(headers))
+    local_folder = repository.local_folder(folder)
+    if local_folder is None:
+        # On the Hub, without safetensors: nothing is known before it is fetched.
+        return math.inf, math.inf
+    numbers = 0.0
+    for weights_path in local_folder.iterdir():
+        if weights_path.suffix in PICKLE_SUFFIXES:
+            numbers += weights_path.stat().st_size
+        elif weights_path.suffix == ".gguf":
+            numbers += weights_path.stat().st_size * _GGUF_NUMBERS_PER_BYTE
+    return numbers, numbers
+
+
+def quantization(repository: Repository, folder: str) -> JsonValue:
+    """How config.json says that weights are packed."""
+    model_config = repository.read_object(os.path.join(folder, "config.json"))
+    return model_config.get("quantization_config") or model_config.get("compression_config")
+
+
+def adapted_base(repository: Repository, path: str) -> Repository:
+    """The repository of the model that an adapter adapts; a revision is that of the adapter."""
+    hub_options = dict(repository.hub_options)
+    hub_options.pop("revision", None)
+    return Repository(path, hub_options)

@@ -1,0 +1,205 @@
+"""The files of a model, in a folder or on the Hub, read before any library reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
+from typing import Any, TypeAlias
+
+from sentence_transformers.util import load_file_path
+
+# What JSON holds; nothing is known of it before it is checked.
+JsonValue: TypeAlias = Any
+JsonObject: TypeAlias = dict[str, JsonValue]
+# How sentence-transformers finds a model on the Hub: revision, token, cache_folder, local_files_only.
+HubOptions: TypeAlias = Mapping[str, JsonValue]
+
+COPY_AGAIN = "Copy all files of the model, or build it again."
+_MAX_CONFIGURATION_BYTES = 1 << 24
+_MAX_VALUES = 200_000
+_MAX_LETTERS = 1 << 20
+# A model with more files than these is a disk, reached through a link.
+_MAX_FILES = 100_000
+# Text that libraries read whole; tokenizers are as large as these, or as a quarter of the weights.
+_TEXT_SUFFIXES = (".json", ".jinja", ".md", ".txt", ".yaml", ".yml", ".model")
+_MAX_TEXT_BYTES = 40 << 20
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
+
+
+class RepositoryRefused(ValueError):
+    """A repository asks for what it may not have; nothing of it was loaded or run."""
+
+
+class Repository:
+    """The files of a model.
+
+    Args:
+        path: Its folder or Hub id.
+        hub_options: How it is found on the Hub.
+    """
+
+    def __init__(self, path: str, hub_options: HubOptions | None = None) -> None:
+        self.path = path
+        self.hub_options = dict(hub_options or {})
+
+    def refusal(self, file_name: str, reason: str) -> RepositoryRefused:
+        """The error that names a file and what is wrong with it."""
+        return RepositoryRefused(f"{self.path!r}: {file_name}: {reason}")
+
+    def local_folder(self, folder: str = "") -> Path | None:
+        """A folder of the repository on this machine, if it has that one here."""
+        path = Path(self.path, folder)
+        return path if path.is_dir() else None
+
+    def check_folder_name(self, folder: JsonValue, file_name: str) -> str:
+        """A folder named in a file, if it lies in the repository."""
+        if not isinstance(folder, str):
+            raise self.refusal(file_name, f"{folder!r:.80} is no name of a folder. {COPY_AGAIN}")
+        path = PureWindowsPath(folder)
+        if path.anchor or ".." in path.parts or "\0" in folder:
+            raise self.refusal(file_name, f"{folder!r:.80} leads out of the model's folder. Remove it.")
+        return folder
+
+    def check_files(self, folder: str = "") -> None:
+        """Refuse pipes, devices and texts larger than a model's, which libraries would read."""
+        root = self.local_folder(folder)
+        if root is None:
+            return
+        text_bytes: dict[str, int] = {}
+        weight_bytes = 0
+        for path, size in self._walk(root):
+            if path.endswith(_TEXT_SUFFIXES):
+                text_bytes[path] = size
+            elif path.endswith(_WEIGHT_SUFFIXES):
+                weight_bytes += size
+        limit = max(_MAX_TEXT_BYTES, weight_bytes // 4)
+        for path, size in text_bytes.items():
+            if size > limit:
+                name = os.path.relpath(path, root)
+                raise self.refusal(name, f"{size:,} bytes: at most {limit:,} here. Remove it.")
+
+    def _walk(self, root: Path) -> Iterator[tuple[str, int]]:
+        file_count = 0
+        for parent, _, names in os.walk(root):
+            file_count += len(names)
+            if file_count > _MAX_FILES:
+                raise self.refusal(str(root), f"more than {_MAX_FILES:,} files. Name the model's.")
+            for name in names:
+                path = os.path.join(parent, name)
+                yield path, self._regular_size(path, os.path.relpath(path, root))
+
+    def _regular_size(self, path: str, name: str) -> int:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return 0  # a link to nothing, as good as no file
+        if not stat.S_ISREG(status.st_mode):
+            raise self.refusal(name, "it is a pipe or a device, not a file. Remove it.")
+        return status.st_size
+
+    def find(self, file_name: str) -> str | None:
+        """Path of a file on this machine, fetched from the Hub if need be; None: there is none."""
+        path = load_file_path(self.path, file_name, **self.hub_options)
+        if path is None:
+            return None
+        self._regular_size(path, file_name)
+        return str(path)
+
+    def read_object(self, file_name: str) -> JsonObject:
+        """Values of a JSON file that holds an object; empty if there is no such file."""
+        value = self._read_json(file_name, default={})
+        if isinstance(value, dict):
+            return value
+        raise self.refusal(file_name, f"it holds a {type(value).__name__}, not an object. {COPY_AGAIN}")
+
+    def read_list(self, file_name: str) -> list[JsonValue]:
+        """Values of a JSON file that holds a list; empty if there is no such file."""
+        value = self._read_json(file_name, default=[])
+        if isinstance(value, list):
+            return value
+        raise self.refusal(file_name, f"it holds a {type(value).__name__}, not a list. {COPY_AGAIN}")
+
+    def _read_json(self, file_name: str, default: JsonValue) -> JsonValue:
+        path = self.find(file_name)
+        if path is None:
+            return default
+        try:
+            size = os.path.getsize(path)
+            if size > _MAX_CONFIGURATION_BYTES:
+                reason = f"{size:,} bytes are more than a configuration has. {COPY_AGAIN}"
+                raise self.refusal(file_name, reason)
+            return json.loads(Path(path).read_text(encoding="utf-8"))
+        except RepositoryRefused:
+            raise
+        except (OSError, ValueError, RecursionError) as error:
+            reason = f"it is not JSON ({str(error)[:200]}). {COPY_AGAIN}"
+            raise self.refusal(file_name, reason) from error
+
+    def configuration(self, file_name: str) -> Configuration:
+        """A JSON file that holds an object, with its values."""
+        return Configuration(self, file_name, self.read_object(file_name))
+
+    @contextmanager
+    def explaining(self, file_name: str) -> Iterator[None]:
+        """Inside the ``with`` block, a value that is missing or of a wrong type is refused."""
+        try:
+            yield
+        except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            detail = f"{type(error).__name__}: {str(error)[:200]}"
+            reason = f"a value is missing or of a wrong type ({detail}). {COPY_AGAIN}"
+            raise self.refusal(file_name, reason) from error
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A JSON file of a repository, and its values."""
+
+    repository: Repository
+    file_name: str
+    values: JsonObject
+
+    def walk(self) -> Iterator[tuple[str, JsonValue]]:
+        """All values at any depth, with the names of the settings that they belong to."""
+        waiting: list[tuple[str, JsonValue]] = [*self.values.items()]
+        value_count = 0
+        while waiting:
+            setting, value = waiting.pop()
+            value_count += 1
+            if value_count > _MAX_VALUES:
+                raise self.refusal(f"more than {_MAX_VALUES:,} values. {COPY_AGAIN}")
+            if isinstance(value, str) and len(value) > _MAX_LETTERS:
+                raise self.refusal(f"{setting}: {len(value):,} letters are too many. {COPY_AGAIN}")
+            yield setting, value
+            if isinstance(value, dict):
+                waiting += value.items()
+            elif isinstance(value, list):
+                waiting += [(setting, item) for item in value]
+
+    def refusal(self, reason: str) -> RepositoryRefused:
+        """The error that names the file and what is wrong with it."""
+        return self.repository.refusal(self.file_name, reason)
+
+    def refusal_of(self, setting: str, value: JsonValue, reason: str) -> RepositoryRefused:
+        """The error that names a setting, its value and what is wrong with it."""
+        return self.refusal(f"{setting}={value!r:.80} {reason}")
+
+    def explaining(self) -> AbstractContextManager[None]:
+        """Inside the ``with`` block, a value that is missing or of a wrong type is refused."""
+        return self.repository.explaining(self.file_name)
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Inside the ``with`` block, a tokenizer file that its library does not expect is a ValueError."""
+    try:
+        yield
+    except BaseException as error:
+        # It stops with an error that is no Exception, and whose class it does not export.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"a tokenizer's file is damaged: {error}") from None

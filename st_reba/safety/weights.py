@@ -1,0 +1,159 @@
+"""What files of weights hold, by their headers alone."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from .repository import COPY_AGAIN, Repository
+
+PICKLE_SUFFIXES = (
+    ".bin",
+    ".ckpt",
+    ".joblib",
+    ".pickle",
+    ".pkl",
+    ".pt",
+    ".pth",
+)
+_FLOATS = ("F64", "F32", "F16", "BF16")
+# Tables of whole numbers that models keep beside their weights.
+_INTEGER_TABLES = {
+    "mapping",
+    "num_batches_tracked",
+    "position_ids",
+    "relative_position_index",
+    "tid2eid",
+    "token_type_ids",
+}
+# Masks of attention, [1, 1, T, T], which bear the name of a bias.
+_MASKS = {"bias", "masked_bias"}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as the header of its file describes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def unpacked_size(self) -> int:
+        """How many numbers it holds at most if whole numbers are packed, down to 2 bits a number."""
+        if self.dtype[0] not in "IU":
+            return self.size
+        return self.size * int(self.dtype[1:]) // 2
+
+    @property
+    def smaller_side(self) -> int:
+        """The shorter of its sides."""
+        return min(self.shape, default=0)
+
+    def is_integer_table(self, name: str) -> bool:
+        """Whether a tensor of this name may hold whole numbers."""
+        last_name = name.rpartition(".")[2]
+        is_mask = last_name in _MASKS and len(self.shape) == 4
+        return is_mask or last_name in _INTEGER_TABLES
+
+
+StoredTensors = dict[str, StoredTensor]
+
+
+def read_headers(repository: Repository, folder: str) -> StoredTensors | None:
+    """The tensors of a module's safetensors files by name; None: it has no such file."""
+    weights_file = os.path.join(folder, "model.safetensors")
+    if repository.find(weights_file) is not None:
+        return read_header(repository, weights_file)
+    index_file = os.path.join(folder, "model.safetensors.index.json")
+    shard_names = _shard_names(repository, index_file)
+    if not shard_names:
+        return None
+    tensors: StoredTensors = {}
+    for shard_name in shard_names:
+        tensors |= read_header(repository, os.path.join(folder, shard_name))
+    return tensors
+
+
+def _shard_names(repository: Repository, index_file: str) -> list[str]:
+    values = repository.read_object(index_file)
+    if not values:
+        return []
+    with repository.explaining(index_file):
+        shard_names = sorted(set(values["weight_map"].values()))
+        for shard_name in shard_names:
+            is_beside = os.path.basename(shard_name) == shard_name
+            if not is_beside or not shard_name.endswith(".safetensors"):
+                reason = f"{shard_name!r:.80} is no safetensors file beside it. {COPY_AGAIN}"
+                raise repository.refusal(index_file, reason)
+    return shard_names
+
+
+def read_header(repository: Repository, file_name: str) -> StoredTensors:
+    """The tensors of one safetensors file by name."""
+    path = repository.find(file_name)
+    if path is None:
+        raise repository.refusal(file_name, f"it is missing. {COPY_AGAIN}")
+    tensors: StoredTensors = {}
+    try:
+        # Sizes, and offsets that overlap or lead out of the file, are checked here.
+        with safe_open(path, framework="numpy") as stored:
+            for name in sorted(stored.keys()):
+                header = stored.get_slice(name)
+                tensors[name] = StoredTensor(header.get_dtype(), tuple(header.get_shape()))
+    except (SafetensorError, OSError) as error:
+        reason = f"it is no safetensors file, or cut ({str(error)[:200]})."
+        raise repository.refusal(file_name, reason) from error
+    return tensors
+
+
+def check_number_types(repository: Repository, folder: str, tensors: StoredTensors) -> None:
+    """Refuse weights that would be read as other numbers than they are: whole ones for floating."""
+    for name, tensor in tensors.items():
+        if tensor.dtype in _FLOATS or tensor.is_integer_table(name):
+            continue
+        file_name = os.path.join(folder, "model.safetensors")
+        reason = f"{name} is stored as {tensor.dtype}, but config.json has no quantization_config."
+        raise repository.refusal(file_name, f"{reason} {COPY_AGAIN}")
+
+
+def check_shapes(
+    repository: Repository, folder: str, tensors: StoredTensors, expected: Mapping[str, torch.Tensor]
+) -> None:
+    """Refuse a module's weights if they are not those that its configuration asks for."""
+    file_name = os.path.join(folder, "model.safetensors")
+    stored_shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    expected_shapes = {name: tuple(weight.shape) for name, weight in expected.items()}
+    for name in sorted(stored_shapes.keys() | expected_shapes.keys()):
+        stored_shape = stored_shapes.get(name)
+        expected_shape = expected_shapes.get(name)
+        if stored_shape != expected_shape:
+            reason = f"{name} is {stored_shape}, but the configuration asks for {expected_shape}."
+            raise repository.refusal(file_name, f"{reason} {COPY_AGAIN}")
+
+
+def check_pickles(repository: Repository, folder: str) -> None:
+    """Refuse weights of a module that exist as pickles only."""
+    local_folder = repository.local_folder(folder)
+    if local_folder is None:
+        return
+    file_names = os.listdir(local_folder)
+    for file_name in file_names:
+        is_openvino = file_name.startswith("openvino_model")
+        if not file_name.lower().endswith(PICKLE_SUFFIXES) or is_openvino:
+            continue
+        safe_suffix = ".safetensors"
+        if file_name == "adapter_model.bin":
+            safe_suffix = "adapter_model.safetensors"
+        if not any(safe_name.endswith(safe_suffix) for safe_name in file_names):
+            reason = "it is a pickle, which can run code. Ask for safetensors."
+            raise repository.refusal(os.path.join(folder, file_name), reason)

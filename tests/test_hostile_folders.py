@@ -1,0 +1,327 @@
+"""What a stranger's folder may not do: name code, lead elsewhere, or ask for more than it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
+from sentence_transformers.sentence_transformer.modules import (
+    Dense,
+    LayerNorm,
+    Pooling,
+    StaticEmbedding,
+    Transformer,
+    WordEmbeddings,
+)
+from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
+from transformers import AutoTokenizer
+
+import st_reba
+from st_reba.bases import EMBEDDED
+from st_reba.safety import RepositoryRefused
+
+MINI = str(EMBEDDED["mini"])
+TYPES = "sentence_transformers.models."
+KERNEL = "evil/kernel"
+SETTINGS = "sentence_bert_config.json"
+MODEL_SETTINGS = "config_sentence_transformers.json"
+Change = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sound saved model; not to be changed."""
+    folder = tmp_path_factory.mktemp("models") / "sound"
+    modules = [Transformer(MINI), Pooling(192, "mean"), Dense(192, 16, bias=False)]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(sound: Path, tmp_path: Path) -> Path:
+    """A copy of the sound model."""
+    return Path(shutil.copytree(sound, tmp_path / "model"))
+
+
+@pytest.fixture(autouse=True)
+def time_limit() -> Iterator[None]:
+    """A test that hangs fails after 20 seconds."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("loading does not end")
+
+    previous_handler = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous_handler)
+
+
+def write_json(file: Path, **values: Any) -> None:
+    """Change values of a JSON file, which need not be there."""
+    file.parent.mkdir(exist_ok=True, parents=True)
+    stored_values = {}
+    if file.exists():
+        stored_values = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**stored_values, **values}), encoding="utf-8")
+
+
+def list_modules(folder: Path, *entries: tuple[str, str]) -> None:
+    """Write modules.json of types and folders."""
+    modules = []
+    for number, (type_name, path) in enumerate(entries):
+        modules.append({"idx": number, "name": str(number), "path": path, "type": type_name})
+        (folder / path).mkdir(exist_ok=True)
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+
+
+def assert_refused(folder: Path, message: str) -> None:
+    """Loading refuses the folder before anything of it is loaded."""
+    with pytest.raises(RepositoryRefused, match=message):
+        st_reba.load(folder, device="cpu")
+
+
+@pytest.mark.parametrize("tokenizer_class", ["sentence_transformers.SentenceTransformer", "os.system"])
+def test_a_model_inside_a_model_is_refused(folder: Path, tokenizer_class: str) -> None:
+    shutil.copytree(folder, folder / "0_Words")
+    write_json(folder / "0_Words" / "config.json", _attn_implementation=KERNEL)
+    write_json(folder / "0_Words" / "wordembedding_config.json", tokenizer_class=tokenizer_class)
+    list_modules(folder, (TYPES + "WordEmbeddings", "0_Words"), (TYPES + "Pooling", "1_Pooling"))
+    assert_refused(folder, "tokenizer_class")
+
+
+def test_the_tokenizer_of_word_embeddings_is_checked(folder: Path) -> None:
+    wrapper = f"{TYPES}tokenizer.TransformersTokenizerWrapper"
+    embeddings = {"emb_layer.weight": torch.zeros(3, 192)}
+    write_json(folder / "0_Words" / "wordembedding_config.json", tokenizer_class=wrapper)
+    write_json(folder / "0_Words" / "tokenizer_config.json", tokenizer_class="AutoModel")
+    save_file(embeddings, folder / "0_Words" / "model.safetensors")
+    list_modules(folder, (TYPES + "WordEmbeddings", "0_Words"), (TYPES + "Pooling", "1_Pooling"))
+    assert_refused(folder, "AutoModel")
+
+
+LARGE_MODULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "LSTM": ("lstm_config.json", {"embedding_dimension": 9000, "hidden_dim": 9000, "num_layers": 4}),
+    "LayerNorm": ("config.json", {"dimension": 1_500_000_000}),
+    "CNN": ("cnn_config.json", {"in_embedding_dimension": 9000, "out_channels": 9000}),
+    "WeightedLayerPooling": ("config.json", {"embedding_dimension": 1, "layer_start": -(10**9)}),
+    "Dense": ("config.json", {"in_features": 20000, "out_features": 20000}),
+}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("name", LARGE_MODULES)
+def test_a_module_larger_than_its_weights_is_refused(folder: Path, name: str, is_first: bool) -> None:
+    """Also where it stands in place of the model, so that nothing tells how large that is."""
+    file, values = LARGE_MODULES[name]
+    write_json(folder / "8_Module" / file, **values)
+    save_file({"weight": torch.zeros(3)}, folder / "8_Module" / "model.safetensors")
+    modules = [(TYPES + "Transformer", ""), (TYPES + name, "8_Module")]
+    list_modules(folder, *modules[is_first:])
+    assert_refused(folder, "8_Module|reads no text")
+
+
+def test_a_layer_norm_of_other_sizes_than_its_weights_is_refused(folder: Path) -> None:
+    (folder / "8_Norm").mkdir()
+    LayerNorm(7).save(str(folder / "8_Norm"))
+    write_json(folder / "8_Norm" / "config.json", dimension=8)
+    list_modules(folder, (TYPES + "Transformer", ""), (TYPES + "LayerNorm", "8_Norm"))
+    assert_refused(folder, r"norm.bias is \(7,\)")
+
+
+def test_one_folder_for_many_modules_is_refused(folder: Path) -> None:
+    copies = [(TYPES + "Dense", "2_Dense")] * 2
+    list_modules(folder, (TYPES + "Transformer", ""), (TYPES + "Pooling", "1_Pooling"), *copies)
+    assert_refused(folder, "folder of several modules")
+
+
+@pytest.mark.parametrize("name", ["..", "/etc", "a/../../b", "C:\\x"])
+def test_a_module_outside_the_folder_is_refused(folder: Path, name: str) -> None:
+    """In the list of modules, and in a Router."""
+    list_modules(folder, (TYPES + "Router", "0_Router"))
+    write_json(folder / "0_Router" / "router_config.json", types={name: TYPES + "Pooling"})
+    assert_refused(folder, "leads out of")
+    modules = [{"idx": 0, "name": "0", "path": name, "type": TYPES + "Transformer"}]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    assert_refused(folder, "leads out of")
+
+
+@pytest.mark.parametrize("type_name", ["SparseStaticEmbedding", "SpladePooling", "MLMTransformer"])
+def test_a_module_type_that_is_not_in_the_list_is_refused(folder: Path, type_name: str) -> None:
+    full_name = f"sentence_transformers.sparse_encoder.modules.{type_name}"
+    list_modules(folder, (TYPES + "Transformer", ""), (full_name, "1_Pooling"))
+    assert_refused(folder, "that is checked")
+
+
+def link_to_device(file: Path) -> None:
+    """A link to an endless device."""
+    file.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, link_to_device])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "README.md"])
+def test_a_pipe_or_device_is_refused(folder: Path, tmp_path: Path, name: str, make: Change) -> None:
+    base = Path(shutil.copytree(MINI, tmp_path / "base"))
+    for place in (folder, base):
+        (place / name).unlink()
+        make(place / name)
+    assert_refused(folder, f"{name}: it is a pipe or a device")
+    with pytest.raises(RepositoryRefused, match="it is a pipe or a device"):
+        st_reba.build(base, "echo", device="cpu")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "README.md"])
+def test_a_text_of_hundreds_of_megabytes_is_refused(folder: Path, name: str) -> None:
+    with (folder / name).open("wb") as stream:
+        stream.truncate(300 << 20)
+    assert_refused(folder, f"{name}: 314,572,800 bytes")
+
+
+CONFIGURATIONS: list[dict[str, Any]] = [
+    {"num_labels": 10**9},
+    {"model_type": "rag"},
+    {"model_type": "detr"},
+    {"vision_config": {"model_type": "timm_wrapper"}},
+    {"fusion_config": {"patch": True}},
+    {"transformers_weights": "adapter_model.bin"},
+    {"_attn_implementation": "flash_attention_3"},
+    {"_experts_implementation": "sonicmoe"},
+    {"quantization_config": {"quant_method": "quark"}},
+    {"tokenizer_class": "AutoModel"},
+    {"num_attention_heads": 10**9},
+]
+
+
+@pytest.mark.parametrize("values", CONFIGURATIONS, ids=str)
+def test_a_configuration_is_refused(folder: Path, tmp_path: Path, values: dict[str, Any]) -> None:
+    """In a saved model, and in a base."""
+    name = next(iter(values))
+    base = Path(shutil.copytree(MINI, tmp_path / "base"))
+    for place in (folder, base):
+        write_json(place / "config.json", **values)
+    assert_refused(folder, f"{name}|model_type|quant_method")
+    with pytest.raises(RepositoryRefused):
+        st_reba.build(base, "echo", device="cpu")
+
+
+STORED_SETTINGS: list[tuple[str, Any]] = [
+    ("model_kwargs", {"file_name": "../model.onnx"}),
+    ("processor_kwargs", {"tokenizer_file": "/dev/zero"}),
+    ("transformer_task", "retrieval"),
+    ("modality_config", {"text": {"method": "save_pretrained", "method_output_name": "x"}}),
+    ("processing_kwargs", {"text": {"padding": "max_length", "max_length": 10**12}}),
+    ("query_expansion", {"strategy": "fixed", "length": 10**9}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), STORED_SETTINGS)
+def test_a_stored_setting_is_refused(folder: Path, name: str, value: Any) -> None:
+    write_json(folder / SETTINGS, **{name: value})
+    assert_refused(folder, SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["processor_class", "image_processor_type", "feature_extractor_type"])
+def test_a_model_named_as_a_processor_is_refused(folder: Path, name: str) -> None:
+    write_json(folder / "preprocessor_config.json", **{name: "LlamaModel"})
+    assert_refused(folder, "LlamaModel")
+
+
+def test_a_model_named_as_an_audio_tokenizer_is_refused(folder: Path) -> None:
+    write_json(folder / "processor_config.json", audio_tokenizer={"audio_tokenizer_class": "DacModel"})
+    assert_refused(folder, "audio_tokenizer")
+
+
+@pytest.mark.parametrize("size", [-5, 0, 10**9, True, "5", 2.5])
+def test_a_truncate_dim_that_is_no_size_is_refused(folder: Path, size: Any) -> None:
+    write_json(folder / MODEL_SETTINGS, truncate_dim=size)
+    assert_refused(folder, "truncate_dim")
+
+
+def rename_number_types(file: Path, number_type: str) -> None:
+    """Say in a header that all numbers of two bytes are of another type."""
+    content = file.read_bytes()
+    header_size = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + header_size].decode()
+    for stored_type in ("BF16", "F16"):
+        header = header.replace(f'"{stored_type}"', f'"{number_type}"')
+    encoded_header = header.encode()
+    size = len(encoded_header).to_bytes(8, "little")
+    file.write_bytes(size + encoded_header + content[8 + header_size :])
+
+
+@pytest.mark.parametrize("number_type", ["I16", "U16"])
+def test_weights_that_claim_to_be_whole_numbers_are_refused(tmp_path: Path, number_type: str) -> None:
+    base = Path(shutil.copytree(MINI, tmp_path / "base"))
+    rename_number_types(base / "model.safetensors", number_type)
+    with pytest.raises(RepositoryRefused, match=f"is stored as {number_type}"):
+        st_reba.build(base, "echo", device="cpu")
+
+
+def test_a_shard_that_is_no_safetensors_file_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "weights.bin")
+    (folder / "other.safetensors").touch()
+    index = folder / "model.safetensors.index.json"
+    write_json(index, metadata={}, weight_map={"layer": "weights.bin"})
+    assert_refused(folder, "no safetensors file beside it")
+
+
+ADAPTERS: list[dict[str, Any]] = [
+    {"r": 10**5},
+    {"rank_pattern": {"q_proj": 10**5}},
+    {"layer_replication": [[0, 6]] * 100},
+    {"target_modules": "(([a-z_.0-9]*)*)*X"},
+    {"peft_type": "POLY"},
+]
+
+
+@pytest.mark.parametrize("values", ADAPTERS, ids=str)
+def test_an_adapter_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
+    """One that asks for more than its weights hold, or whose pattern takes for ever."""
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": MINI, "target_modules": ["q_proj"], "r": 4}
+    write_json(tmp_path / "adapter_config.json", **{**adapter, **values})
+    weights = {}
+    for layer in range(6):
+        name = f"base_model.model.layers.{layer}.self_attn.q_proj.lora"
+        weights[f"{name}_A.weight"] = torch.zeros(4, 192)
+        weights[f"{name}_B.weight"] = torch.zeros(192, 4)
+    save_file(weights, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(RepositoryRefused, match=next(iter(values)) + "|r=1"):
+        st_reba.build(tmp_path, "echo", device="cpu")
+
+
+def test_weights_that_are_missing_take_no_memory(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = max(weights, key=lambda key: weights[key].numel())
+    save_file({name: weights[name]}, folder / "model.safetensors")
+    write_json(folder / "config.json", num_hidden_layers=30)
+    assert_refused(folder, "asks for far more")
+
+
+def test_sound_modules_of_every_kind_load(tmp_path: Path) -> None:
+    """Embeddings of words and of tokens, and a Router of them."""
+    tokenizer = WhitespaceTokenizer(["hi", "there"])
+    words = [WordEmbeddings(tokenizer, torch.rand(3, 6)), Pooling(6), LayerNorm(6)]
+    tokens = StaticEmbedding(AutoTokenizer.from_pretrained(MINI), torch.rand(8192, 6))
+    for name, modules in {
+        "words": words,
+        "tokens": [tokens],
+        "router": [Router.for_query_document([tokens], words), Dense(6, 4)],
+    }.items():
+        model = SentenceTransformer(modules=modules, device="cpu")
+        model.save_pretrained(str(tmp_path / name))
+        loaded = st_reba.load(tmp_path / name, device="cpu")
+        options = {"task": "query"} if name == "router" else {}
+        assert torch.equal(
+            loaded.encode("hi", convert_to_tensor=True, **options),
+            model.encode("hi", convert_to_tensor=True, **options),
+        )
