@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .modules.masks import NoSinkTransformer as NoSinkTransformer
     from .modules.pieces import ChunkedReBAPooling as ChunkedReBAPooling
     from .modules.pooling import ReBAPooling as ReBAPooling
+    from .modules.shift import QueryShift as QueryShift
     from .modules.transformer import RepeatTransformer as RepeatTransformer
     from .safety import load as load
     from .words import encode_tokens as encode_tokens
@@ -42,7 +43,9 @@ _HOMES = {
     "filters": "Filter fit_filter",
     "index": "Index",
     "evaluation.tune": "tune",
-    "modules": "RepeatTransformer NoSinkTransformer ReBAPooling AuthorsReBAPooling ChunkedReBAPooling PromptEnsemble",
+    "modules": (
+        "RepeatTransformer NoSinkTransformer ReBAPooling AuthorsReBAPooling ChunkedReBAPooling PromptEnsemble QueryShift"
+    ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
