@@ -44,7 +44,8 @@ _HOMES = {
     "index": "Index",
     "evaluation.tune": "tune",
     "modules": (
-        "RepeatTransformer NoSinkTransformer ReBAPooling AuthorsReBAPooling ChunkedReBAPooling PromptEnsemble QueryShift"
+        "RepeatTransformer NoSinkTransformer ReBAPooling AuthorsReBAPooling ChunkedReBAPooling PromptEnsemble "
+        "QueryShift"
     ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

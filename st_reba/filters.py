@@ -1,11 +1,11 @@
-"""A linear filter behind the pooling, fitted on vectors of unlabelled texts."""
+"""Linear filters behind the pooling, fitted on vectors of unlabelled texts."""
 
 from __future__ import annotations
 
 import copy
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,37 +16,57 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 
-from .encode import encode_texts
+from .encode import Task, encode_texts
+from .modules import QueryShift, RepeatTransformer
+from .modules.layout import PARTS, SIMILARITY, TASKS
+from .sentences import sample_sentences
 from .storage.files import whole_file
 from .storage.probe import Probe, check, probe
 
 Kind = Literal["center", "abtt", "whiten"]
+Vectors = NDArray[np.floating]
 Array = NDArray[np.float64]
-# How many times larger a filter may make the difference of two vectors: rounding stays below 1e-5.
+
+# A filter may make the difference of two vectors at most this many times larger, for vectors
+# of length 1: so what rounding adds stays below 1e-5.
 MOST_GAIN = 200.0
-# Texts of a sample: a mean of fewer is a chance one.
-_FEWEST = 100
+# Sentences of the documents that stand for queries when the queries' mean is measured.
+QUERY_SAMPLE = 200
+# The mean of fewer texts is a chance one.
+_FEWEST_TEXTS = 100
+_FEWEST_QUERIES = 20
+# Texts a dimension that full whitening needs.
+_TEXTS_PER_DIMENSION = 4
+_FULL_POWER = 0.5
+# Partial whitening takes this share of each variance from the mean of all: of few texts, the
+# smallest variances are too small, or 0.
+_SHRINKAGE = 0.1
+_DEFAULT_REMOVED_DIRECTIONS = 3
 # A smaller standard deviation, in parts of the vectors' length, is mostly rounding of float32.
-_LEAST = 1e-5
+_LEAST_DEVIATION = 1e-5
+# Rows whose float64 copies exist at a time.
+_ROWS_AT_A_TIME = 4096
 _FORMAT = "st_reba.filter"
 
 
 @dataclass(frozen=True, eq=False)
 class Filter:
-    """y = W (x − mean), fitted on a sample of vectors.
+    """y = W (x − mean), fitted on a sample of vectors; a query's mean may be another than a document's.
 
     Args:
-        kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W takes away ``r`` principal directions, by default 3.
-            ``"whiten"``: W gives the coordinates along ``dimensions`` of them, by default all, each divided by its
-            standard deviation, but by no less than the vectors' root mean square length over ``MOST_GAIN``.
-        mean: The sample's, [d].
+        kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W takes away ``r`` principal directions,
+            by default 3. ``"whiten"``: W gives the coordinates along ``dimensions`` principal directions, by
+            default all, each divided by a power of its variance: 0.5, by default, gives each the standard
+            deviation 1; 0.25 is what search wants, as it leaves frequent differences larger than rare ones.
+        mean: The documents' mean, [d].
         weight: W, [d', d].
-        about: What it was fitted with, as ``"whiten:dimensions=64,texts=2000"``.
+        query_mean: The queries' mean, [d]; None: that of the documents.
+        description: What it was fitted with, as ``"whiten:dimensions=64,texts=2000"``.
         probe: Probe of the model that gave the vectors; None: not known.
 
     Source:
-        Mu and Viswanath (2018), All-but-the-Top, algorithm 1 (whose projection leaves one constant vector more in y);
-        whitening as in Su et al. (2021).
+        Mu and Viswanath (2018), All-but-the-Top, algorithm 1 (whose projection leaves one constant vector
+        more in y); whitening as in Su et al. (2021).
 
     Example:
         >>> import numpy as np
@@ -58,102 +78,296 @@ class Filter:
     kind: Kind
     mean: Array = field(repr=False)
     weight: Array = field(repr=False)
-    about: str = ""
+    query_mean: Array | None = field(default=None, repr=False)
+    description: str = ""
     probe: Probe | None = field(default=None, repr=False)
 
     @classmethod
     def fit(
         cls,
-        vectors: NDArray[Any],
+        document_vectors: Vectors,
         kind: Kind = "abtt",
         *,
         r: int | None = None,
         dimensions: int | None = None,
+        power: float | None = None,
+        query_vectors: Vectors | None = None,
         model: SentenceTransformer | None = None,
     ) -> Filter:
         """Fit a filter on vectors, in float64.
 
         Args:
-            vectors: [N, d], as the model gives them without a filter.
-            kind, r, dimensions: See the class.
+            document_vectors: [N, d], as the model gives them without a filter. Whitening by the power 0.5
+                needs four a dimension; all else 100.
+            kind, r, dimensions, power: See the class.
+            query_vectors: [M, d], of queries or of what stands for them, 20 or more; only their mean is used.
             model: The model that gave the vectors, so that the filter knows it again.
-        """
-        count, width = vectors.shape
-        kept = _checked(kind, r, dimensions, count, width)
-        if not np.isfinite(vectors).all():
-            raise ValueError("vectors hold NaN or infinity. Load the model in float32 or bfloat16.")
-        given = {"r": kept if kind == "abtt" else None, "dimensions": dimensions, "texts": count}
-        about = f"{kind}:" + ",".join(f"{name}={value}" for name, value in given.items() if value)
-        mark = None if model is None else probe(_whole(model))
-        mean = vectors.mean(axis=0, dtype=np.float64)
-        if kind == "center":
-            return cls(kind, mean, np.eye(width), about, mark)
-        # Rows whose float64 copies exist at a time.
-        parts = (vectors[start : start + 4096].astype(np.float64) - mean for start in range(0, count, 4096))
-        covariance = np.asarray(sum(part.T @ part for part in parts) / count)
-        squared_length = float(covariance.trace()) + float(mean @ mean)
-        variances, directions = np.linalg.eigh(covariance)
-        values, rows = variances[::-1][:kept], directions.T[::-1][:kept]
-        if values.min() <= _LEAST**2 * squared_length:
-            raise ValueError(f"{kind}: the vectors hardly vary in some of the {kept} directions that were asked for.")
-        # Either sign is an eigenvector's; the same one has to come out on every machine.
-        rows = np.ascontiguousarray(rows * np.sign(rows[np.arange(kept), np.abs(rows).argmax(axis=1)])[:, None])
-        divided = rows / np.sqrt(np.maximum(values, squared_length / MOST_GAIN**2))[:, None]
-        return cls(kind, mean, divided if kind == "whiten" else np.eye(width) - rows.T @ rows, about, mark)
 
-    def apply(self, vectors: NDArray[Any]) -> Array:
-        """The filtered vectors in float64, [N, d'] or [d'], not scaled to length 1."""
-        return np.asarray((np.asarray(vectors, np.float64) - self.mean) @ self.weight.T)
+        Raises:
+            ValueError: An option of another kind, too few vectors, NaN, or a direction in which they hardly vary.
+        """
+        text_count, width = document_vectors.shape
+        options = _Options.check(kind, r, dimensions, power, text_count, width)
+        mean = _finite_mean(document_vectors)
+        query_mean = None
+        if query_vectors is not None:
+            query_mean = _mean_of_queries(query_vectors, width)
+        model_probe = None
+        if model is not None:
+            model_probe = probe(_without_truncation(model))
+        return cls(
+            kind=kind,
+            mean=mean,
+            weight=_fit_weight(document_vectors, mean, options),
+            query_mean=query_mean,
+            description=options.describe(text_count, query_vectors),
+            probe=model_probe,
+        )
+
+    def apply(self, vectors: Vectors, task: Task | None = None) -> Array:
+        """Filter vectors.
+
+        Args:
+            vectors: [N, d] or [d].
+            task: ``"query"``: the queries' mean is taken away; else the documents'.
+
+        Returns:
+            Filtered vectors in float64, [N, d'] or [d'], not scaled to length 1.
+        """
+        mean = self.mean
+        if task == "query" and self.query_mean is not None:
+            mean = self.query_mean
+        centered_vectors = np.asarray(vectors, np.float64) - mean
+        return np.asarray(centered_vectors @ self.weight.T)
 
     def dense(self, dtype: torch.dtype = torch.float32) -> Dense:
-        """The filter as sentence-transformers' own ``Dense``, W x − W·mean."""
+        """The filter of documents as sentence-transformers' own ``Dense``, W x − W·mean."""
         weight = torch.from_numpy(self.weight).to(dtype)
         # By the rounded W, so that the mean still becomes zero.
         bias = -(weight.double() @ torch.from_numpy(self.mean)).to(dtype)
-        width, kept = self.weight.shape[::-1]
-        return Dense(width, kept, activation_function=torch.nn.Identity(), init_weight=weight, init_bias=bias).eval()
+        out_features, in_features = self.weight.shape
+        dense = Dense(
+            in_features,
+            out_features,
+            activation_function=torch.nn.Identity(),
+            init_weight=weight,
+            init_bias=bias,
+        )
+        return dense.eval()
+
+    def query_shift(self, dtype: torch.dtype = torch.float32) -> QueryShift | None:
+        """What makes the filter of documents that of queries, in front of it; None: they are the same."""
+        if self.query_mean is None:
+            return None
+        shift = torch.from_numpy(self.mean - self.query_mean).to(dtype)
+        return QueryShift(self.mean.size, shift)
+
+    def to_bytes(self) -> bytes:
+        """The filter as the content of a .safetensors file."""
+        from safetensors.numpy import save
+
+        arrays = {"mean": self.mean, "weight": self.weight}
+        if self.query_mean is not None:
+            arrays["query_mean"] = self.query_mean
+        metadata = {"kind": self.kind, "description": self.description, "probe": self.probe}
+        return save(arrays, metadata={_FORMAT: json.dumps(metadata, default=Probe.to_json)})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Filter:
+        """Read what :meth:`to_bytes` gave; a ValueError where it is no filter, or damaged."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        try:
+            arrays = load(content)
+            metadata = json.loads(_metadata_of(content)[_FORMAT])
+            stored_filter = cls._from_stored(arrays, metadata)
+        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"it is no filter, or damaged: {error}. Fit it again.") from error
+        return stored_filter
+
+    @classmethod
+    def _from_stored(cls, arrays: dict[str, Array], metadata: dict[str, Any]) -> Filter:
+        model_probe = None
+        if metadata["probe"] is not None:
+            model_probe = Probe.from_json(metadata["probe"])
+        stored_filter = cls(
+            kind=metadata["kind"],
+            mean=arrays["mean"],
+            weight=arrays["weight"],
+            query_mean=arrays.get("query_mean"),
+            description=str(metadata["description"]),
+            probe=model_probe,
+        )
+        if stored_filter.kind not in get_args(Kind):
+            raise ValueError(f"kind={stored_filter.kind!r:.80} is not known")
+        zeros = np.zeros_like(stored_filter.mean)
+        filtered_zeros = np.stack([stored_filter.apply(zeros), stored_filter.apply(zeros, "query")])
+        if not np.isfinite(filtered_zeros).all():
+            raise ValueError("it holds NaN or infinity")
+        return stored_filter
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one .safetensors file, whole or not at all."""
-        from safetensors.numpy import save
-
         if Path(path).suffix != ".safetensors":
             raise ValueError(f"{str(path)!r} must end in .safetensors.")
-        about = json.dumps({"kind": self.kind, "about": self.about, "probe": self.probe}, default=Probe.to_json)
         with whole_file(path) as stream:
-            stream.write(save({"mean": self.mean, "weight": self.weight}, metadata={_FORMAT: about}))
+            stream.write(self.to_bytes())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Filter:
         """Read what :meth:`save` wrote; a ValueError where it is no filter, or damaged."""
-        from safetensors import SafetensorError, safe_open
-
         try:
-            with safe_open(path, framework="numpy") as stored:
-                about = json.loads((stored.metadata() or {})[_FORMAT])
-                mean, weight = stored.get_tensor("mean"), stored.get_tensor("weight")
-            mark = None if about["probe"] is None else Probe.from_json(about["probe"])
-            found = cls(about["kind"], mean, weight, str(about["about"]), mark)
-            if found.kind not in get_args(Kind) or not np.isfinite(found.apply(np.zeros_like(mean))).all():
-                raise ValueError("its numbers do not fit together")
-            return found
-        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"filter={str(path)!r} is no filter, or damaged: {error}. Fit it again.") from error
+            return cls.from_bytes(Path(path).read_bytes())
+        except ValueError as error:
+            raise ValueError(f"filter={str(path)!r}: {error}") from error
 
 
-def _checked(kind: str, r: int | None, dimensions: int | None, count: int, width: int) -> int:
-    if kind not in get_args(Kind):
-        raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}.")
-    r = 3 if r is None and kind == "abtt" else r
-    dimensions = width if dimensions is None and kind == "whiten" else dimensions
-    for name, value, of, most in (("r", r, "abtt", width - 1), ("dimensions", dimensions, "whiten", width)):
-        if value is not None and (kind != of or type(value) is not int or not 1 <= value <= most):
-            raise ValueError(f"{name}={value!r} belongs to {of} alone, and must be a whole number from 1 to {most}.")
-    kept = r or dimensions or 0
-    needed = max(_FEWEST, {"center": 0, "abtt": width, "whiten": 4 * kept}[kind])
-    if count < needed:
-        raise ValueError(f"{kind}: {count} different texts are too few for {width} dimensions. Give {needed} or more.")
-    return kept
+@dataclass(frozen=True)
+class _Options:
+    """Options of a filter, checked: principal directions that are removed or kept, and the power of whitening."""
+
+    kind: Kind
+    r: int | None
+    dimensions: int | None
+    power: float
+    direction_count: int
+
+    @classmethod
+    def check(
+        cls,
+        kind: Kind,
+        r: int | None,
+        dimensions: int | None,
+        power: float | None,
+        text_count: int,
+        width: int,
+    ) -> _Options:
+        if kind not in get_args(Kind):
+            raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}.")
+        _check_directions("r", r, "abtt", kind, width - 1)
+        _check_directions("dimensions", dimensions, "whiten", kind, width)
+        _check_power(power, kind)
+        direction_count = 0
+        if kind == "abtt":
+            r = r or _DEFAULT_REMOVED_DIRECTIONS
+            direction_count = r
+        if kind == "whiten":
+            direction_count = dimensions or width
+        options = cls(kind, r, dimensions, power or _FULL_POWER, direction_count)
+        needed_count = options.needed_texts(width)
+        if text_count < needed_count:
+            raise ValueError(
+                f"{kind}: {text_count} different texts are too few for {width} dimensions. Give {needed_count} or more."
+            )
+        return options
+
+    def needed_texts(self, width: int) -> int:
+        if self.kind == "abtt":
+            return max(_FEWEST_TEXTS, width)
+        if self.kind == "whiten" and self.power == _FULL_POWER:
+            return max(_FEWEST_TEXTS, _TEXTS_PER_DIMENSION * self.direction_count)
+        return _FEWEST_TEXTS
+
+    def describe(self, text_count: int, query_vectors: Vectors | None) -> str:
+        facts: dict[str, object] = {"r": self.r, "dimensions": self.dimensions}
+        if self.power != _FULL_POWER:
+            facts["power"] = self.power
+        facts["texts"] = text_count
+        if query_vectors is not None:
+            facts["queries"] = len(query_vectors)
+        written_facts = [f"{name}={value}" for name, value in facts.items() if value is not None]
+        return f"{self.kind}:" + ",".join(written_facts)
+
+
+def _check_directions(
+    name: str,
+    value: int | None,
+    kind_of_option: Kind,
+    kind: Kind,
+    most: int,
+) -> None:
+    if value is None:
+        return
+    if kind != kind_of_option:
+        raise ValueError(f"{name}={value!r} belongs to kind={kind_of_option!r}, not to {kind!r}. Drop it.")
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(f"{name}={value!r} must be a whole number from 1 to {most}.")
+
+
+def _check_power(power: float | None, kind: Kind) -> None:
+    if power is None:
+        return
+    if kind != "whiten":
+        raise ValueError(f"power={power!r} belongs to kind='whiten', not to {kind!r}. Drop it.")
+    if type(power) not in (int, float) or not 0 < power <= _FULL_POWER:
+        raise ValueError(f"power={power!r} must be a number above 0, and {_FULL_POWER} at most.")
+
+
+def _finite_mean(vectors: Vectors) -> Array:
+    if not np.isfinite(vectors).all():
+        raise ValueError("vectors hold NaN or infinity. Load the model in float32 or bfloat16.")
+    return np.asarray(vectors.mean(axis=0, dtype=np.float64))
+
+
+def _mean_of_queries(query_vectors: Vectors, width: int) -> Array:
+    query_count, query_width = query_vectors.shape
+    if query_width != width:
+        raise ValueError(f"query_vectors have {query_width} dimensions, document_vectors {width}. Use one model.")
+    if query_count < _FEWEST_QUERIES:
+        raise ValueError(
+            f"query_vectors: the mean of {query_count} is a chance one. "
+            f"Give {_FEWEST_QUERIES} or more, as sentences of the documents."
+        )
+    return _finite_mean(query_vectors)
+
+
+def _fit_weight(vectors: Vectors, mean: Array, options: _Options) -> Array:
+    """W, [d', d], of vectors [N, d]."""
+    width = mean.size
+    if options.kind == "center":
+        return np.eye(width)
+    covariance = _covariance(vectors, mean)
+    squared_length = float(covariance.trace() + mean @ mean)
+    variances, directions = _principal_directions(covariance, options.direction_count)
+    if options.power < _FULL_POWER:
+        mean_variance = float(covariance.trace()) / width
+        variances = (1 - _SHRINKAGE) * variances + _SHRINKAGE * mean_variance
+    if variances.min() <= _LEAST_DEVIATION**2 * squared_length:
+        raise ValueError(
+            f"{options.kind}: the vectors hardly vary in some of the {options.direction_count} "
+            "directions that were asked for. Ask for fewer, or give other texts."
+        )
+    if options.kind == "abtt":
+        return np.eye(width) - directions.T @ directions
+    bounded_variances = np.maximum(variances, squared_length / MOST_GAIN**2)
+    return directions / bounded_variances[:, None] ** options.power
+
+
+def _covariance(vectors: Vectors, mean: Array) -> Array:
+    width = mean.size
+    sum_of_products = np.zeros((width, width))
+    for start in range(0, len(vectors), _ROWS_AT_A_TIME):
+        centered_vectors = vectors[start : start + _ROWS_AT_A_TIME].astype(np.float64) - mean
+        sum_of_products += centered_vectors.T @ centered_vectors
+    return sum_of_products / len(vectors)
+
+
+def _principal_directions(covariance: Array, count: int) -> tuple[Array, Array]:
+    """The largest variances [count], falling, and their directions [count, d]."""
+    variances, columns = np.linalg.eigh(covariance)
+    directions = np.ascontiguousarray(columns.T[::-1][:count])
+    # Either sign is an eigenvector's; the same one has to come out on every machine.
+    largest_columns = np.abs(directions).argmax(axis=1)
+    signs = np.sign(directions[np.arange(count), largest_columns])
+    return variances[::-1][:count], directions * signs[:, None]
+
+
+def _metadata_of(content: bytes) -> dict[str, str]:
+    """Metadata of a .safetensors file, whose form is known to be right."""
+    header_length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + header_length])
+    return dict(header.get("__metadata__") or {})
 
 
 def fit_filter(
@@ -163,19 +377,29 @@ def fit_filter(
     *,
     r: int | None = None,
     dimensions: int | None = None,
+    power: float | None = None,
+    queries: bool = False,
     **encoding: Any,
 ) -> SentenceTransformer:
     """Fit a linear filter of sentence vectors (not of words) on unlabelled texts, and append it to a model.
 
+    A model has one filter, for vectors of one kind. Of a template with wordings for queries, for documents and for
+    what ``encode`` takes, the filtered model keeps those that its filter was fitted for: with ``queries`` the first
+    two, so that ``encode`` is ``encode_document``; else the third alone.
+
     Args:
         model: A model from :func:`st_reba.build`, or one loaded; not changed.
         texts: Texts like those to be embedded, without labels. Blank and repeated ones are left out.
-        kind, r, dimensions: See :class:`Filter`.
-        **encoding: As for :func:`st_reba.encode.encode_texts`: ``task``, ``prompt``, ``batch_tokens``.
+        kind, r, dimensions, power: See :class:`Filter`. For search: ``kind="whiten", power=0.25, queries=True``.
+        queries: The texts are documents, and queries have a mean of their own: that of up to 200 sentences of the
+            documents, which are encoded as queries.
+        **encoding: As for :func:`st_reba.encode.encode_texts`: ``task``, ``prompt``, ``batch_tokens``, and the
+            fields of the template. With ``queries``, no ``task`` and no ``prompt``: each task has its own.
 
     Returns:
-        A new model that shares the weights of ``model``, with sentence-transformers' own ``Dense`` behind them, and a
-        ``Normalize`` behind that where ``model`` ended with one.
+        A new model that shares the weights of ``model``, with sentence-transformers' own ``Dense`` behind them, in
+        front of it a :class:`st_reba.QueryShift` if ``queries``, and behind it a ``Normalize`` where ``model`` ended
+        with one.
 
     Raises:
         ValueError: An option of another kind, too few texts, a direction in which they (nearly) do not vary, or
@@ -187,45 +411,149 @@ def fit_filter(
         >>> texts = [f"{name} sells {number} books." for name in ("Ann", "王芳", "Tom", "Li") for number in range(27)]
         >>> [type(module).__name__ for module in st_reba.fit_filter(model, texts, "center")]
         ['RepeatTransformer', 'Pooling', 'Normalize', 'Dense', 'Normalize']
+        >>> search_model = st_reba.fit_filter(model, texts, "whiten", power=0.25, queries=True)
+        >>> [type(module).__name__ for module in search_model][2:]
+        ['Normalize', 'QueryShift', 'Dense', 'Normalize']
     """
+    unfiltered_model = _without_truncation(model)
+    sample = _distinct_texts(texts)
+    # Before the work of encoding.
+    width = unfiltered_model.get_embedding_dimension()
+    _Options.check(kind, r, dimensions, power, len(sample), int(width or 0))
+    query_vectors = None
+    if queries:
+        sentences = _sentences_for_queries(sample)
+        query_vectors = _encode_as(unfiltered_model, sentences, "query", encoding)
+        vectors = _encode_as(unfiltered_model, sample, "document", encoding)
+    else:
+        _check_task(unfiltered_model, encoding)
+        vectors = encode_texts(unfiltered_model, sample, **encoding)
+    fitted_filter = Filter.fit(
+        vectors,
+        kind,
+        r=r,
+        dimensions=dimensions,
+        power=power,
+        query_vectors=query_vectors,
+    )
+    return with_filter(model, fitted_filter)
+
+
+def with_filter(model: SentenceTransformer, fitted_filter: Filter) -> SentenceTransformer:
+    """Append a filter to the model that it was fitted for; a ValueError where it is another."""
+    filtered_model = _without_truncation(model)
+    width = filtered_model.get_embedding_dimension()
+    if width not in (None, fitted_filter.mean.size):
+        raise ValueError(
+            f"The filter takes {fitted_filter.mean.size} dimensions, but the model gives {width}. Fit another."
+        )
+    if fitted_filter.probe is not None:
+        check(fitted_filter.probe, filtered_model, "the filter")
+    transformer = copy.copy(filtered_model[0])
+    _keep_fitted_templates(transformer, fitted_filter)
+    transformer.recipe = {**(transformer.recipe or {}), "filter": fitted_filter.description}
+    # sentence-transformers gives all modules the first one's dtype.
+    dtype = model.dtype or torch.float32
+    modules = [transformer, *list(filtered_model)[1:]]
+    is_normalized = isinstance(modules[-1], Normalize)
+    query_shift = fitted_filter.query_shift(dtype)
+    if query_shift is not None:
+        modules.append(query_shift.to(model.device))
+    modules.append(fitted_filter.dense(dtype).to(model.device))
+    if is_normalized:
+        modules.append(Normalize())
+    filtered_model._modules = {str(number): module for number, module in enumerate(modules)}
+    filtered_model.truncate_dim = model.truncate_dim
+    filtered_model.prompts = dict(model.prompts)
+    filtered_model.model_card_data = copy.copy(model.model_card_data)
+    filtered_model.model_card_data.register_model(filtered_model)
+    return filtered_model
+
+
+def _keep_fitted_templates(transformer: RepeatTransformer, fitted_filter: Filter) -> None:
+    """Drop the wordings that the filter was not fitted for, where a template has three."""
+    if SIMILARITY not in transformer.templates[0]:
+        return
+    if fitted_filter.query_mean is None:
+        source_of_task = dict.fromkeys(TASKS, SIMILARITY)
+    else:
+        source_of_task = {task: task for task in TASKS}
+    transformer.template = _select_wordings(transformer.template, source_of_task)
+    transformer.templates = PARTS["templates"](transformer.template)
+    transformer._frames = {}
+
+
+def _select_wordings(template: Any, source_of_task: Mapping[str, str]) -> Any:
+    """A template as RepeatTransformer takes it, whose wordings for the tasks are those of the sources."""
+    if isinstance(template, str):
+        return template
+    if not isinstance(template, Mapping):
+        return [_select_wordings(listed_template, source_of_task) for listed_template in template]
+    selected_wordings = {}
+    for task, source in source_of_task.items():
+        selected_wordings[task] = template.get(source, template["document"])
+    return selected_wordings
+
+
+def _sentences_for_queries(texts: Sequence[str]) -> list[str]:
+    sentences = sample_sentences(texts, QUERY_SAMPLE)
+    if len(sentences) < _FEWEST_QUERIES:
+        raise ValueError(
+            f"queries=True: texts hold {len(sentences)} different sentences, too few to stand for queries. "
+            "Give other texts, or queries=False."
+        )
+    return sentences
+
+
+def _check_task(model: SentenceTransformer, encoding: Mapping[str, Any]) -> None:
+    transformer: Any = model[0]
+    task = encoding.get("task")
+    if task is not None and SIMILARITY in transformer.templates[0]:
+        raise ValueError(
+            f"task={task!r}: the template has wordings for three uses. Give queries=True for search, "
+            "or drop task for what encode takes."
+        )
+
+
+def _distinct_texts(texts: Iterable[str]) -> list[str]:
     if isinstance(texts, str):
         raise TypeError("texts is one str; give a list or another iterable of them")
-    whole: Any = _whole(model)
-    given = list(texts)
-    if other := [each for each in given if not isinstance(each, str)]:
-        raise TypeError(f"texts holds {other[0]!r:.80}, which is no text")
-    sample = [text for text in dict.fromkeys(given) if text.strip()]
-    _checked(kind, r, dimensions, len(sample), whole.get_embedding_dimension())  # before the work of encoding
-    vectors = encode_texts(whole, sample, **encoding)
-    return with_filter(model, Filter.fit(vectors, kind, r=r, dimensions=dimensions))
+    distinct_texts: dict[str, None] = {}
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"texts holds {text!r:.80}, which is no text")
+        if text.strip():
+            distinct_texts[text] = None
+    return list(distinct_texts)
 
 
-def with_filter(model: SentenceTransformer, fitted: Filter) -> SentenceTransformer:
-    """Append a filter to the model that it was fitted for; a ValueError where it is another."""
-    whole: Any = _whole(model)
-    if (width := whole.get_embedding_dimension()) not in (None, fitted.mean.size):
-        raise ValueError(f"The filter takes {fitted.mean.size} dimensions, but the model gives {width}. Fit another.")
-    if fitted.probe is not None:
-        check(fitted.probe, whole, "the filter")
-    first = copy.copy(whole[0])
-    first.recipe = {**(first.recipe or {}), "filter": fitted.about}
-    # sentence-transformers gives all modules the first one's dtype.
-    modules = [first, *list(whole)[1:], fitted.dense(model.dtype or torch.float32).to(model.device)]
-    modules += [Normalize()] if isinstance(modules[-2], Normalize) else []
-    whole._modules = {str(number): module for number, module in enumerate(modules)}
-    whole.truncate_dim, whole.prompts = model.truncate_dim, dict(model.prompts)
-    whole.model_card_data = copy.copy(model.model_card_data)
-    whole.model_card_data.register_model(whole)
-    return whole  # type: ignore[no-any-return]
+def _encode_as(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    task: Task,
+    encoding: Mapping[str, Any],
+) -> NDArray[np.float32]:
+    """Vectors [N, d] of texts as queries or documents, with those fields that this task's template has."""
+    refused_names = {"task", "prompt", "prompt_name"} & encoding.keys()
+    if refused_names:
+        name = min(refused_names)
+        raise ValueError(f"{name}={encoding[name]!r} does not go with queries=True, which encodes as both. Drop it.")
+    transformer: Any = model[0]
+    other_fields = transformer.forward_kwargs - transformer.fields(task)
+    options = {name: value for name, value in encoding.items() if name not in other_fields}
+    return encode_texts(model, texts, task=task, **options)
 
 
-def _whole(model: SentenceTransformer) -> SentenceTransformer:
+def _without_truncation(model: SentenceTransformer) -> SentenceTransformer:
     """A copy without ``truncate_dim``, as the filter stands before the cut; an error where no filter can be kept."""
-    first: Any = model[0]
-    if not hasattr(first, "recipe"):
-        raise ValueError(f"The model starts with {type(first).__name__}. Build it with st_reba.build(…, pooling=…).")
-    if "filter" in (first.recipe or {}):
-        raise ValueError(f"The model has a filter already ({first.recipe['filter']}). Fit on the model without it.")
-    whole = copy.copy(model)
-    whole.truncate_dim = None
-    return whole
+    transformer: Any = model[0]
+    if not hasattr(transformer, "recipe"):
+        raise ValueError(
+            f"The model starts with {type(transformer).__name__}. Build it with st_reba.build(…, pooling=…)."
+        )
+    recipe = transformer.recipe or {}
+    if "filter" in recipe:
+        raise ValueError(f"The model has a filter already ({recipe['filter']}). Fit on the model without it.")
+    copied_model = copy.copy(model)
+    copied_model.truncate_dim = None
+    return copied_model

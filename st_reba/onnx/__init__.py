@@ -48,8 +48,8 @@ def export(
         quantize: ``"int8"``: also write a graph in 8 bits, and what it loses on the golden texts; refused where that is
             too much.
         overwrite: Replace an exported model that is there.
-        task: Whose template, prompt and shift the graph holds: ``"query"``, ``"document"``, or ``"similarity"`` for what
-            ``encode`` gives; None: all are the same.
+        task: Whose template, prompt and shift the graph holds: ``"query"``, ``"document"``, or ``"similarity"`` for
+            what ``encode`` gives; None: all are the same.
 
     Returns:
         Sizes, the distance from torch, and the loss of int8 if asked for.
@@ -113,10 +113,13 @@ def _write_card(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path,
     if graph.requested_task is not None:
         name_parts.append(graph.requested_task)
     metadata["model_name"] = "-".join(name_parts)
+    around = values["templates"][task or graph.first.default_task][0]
+    if values["plain"] and not graph.prompt:
+        around = None
     values |= {
         "metadata": yaml.safe_dump(metadata).strip(),
         "task": task,
-        "around": None if values["plain"] and not graph.prompt else values["templates"][task or graph.first.default_task][0],
+        "around": around,
         "prompt": graph.prompt,
         "positions": graph.max_length,
         "special": graph.before + graph.after,
