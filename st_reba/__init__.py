@@ -19,9 +19,9 @@ from .recipe import zoo as zoo
 
 if TYPE_CHECKING:
     from .evaluation.tune import tune as tune
-    from .filters import Filter as Filter
     from .filters import fit_filter as fit_filter
     from .index import Index as Index
+    from .linear_filter import Filter as Filter
     from .methods import Method as Method
     from .methods import method_of as method_of
     from .modules.authors import AuthorsReBAPooling as AuthorsReBAPooling
@@ -40,7 +40,8 @@ _HOMES = {
     "methods": "Method method_of",
     "safety": "load",
     "words": "encode_words encode_tokens",
-    "filters": "Filter fit_filter",
+    "filters": "fit_filter",
+    "linear_filter": "Filter",
     "index": "Index",
     "evaluation.tune": "tune",
     "modules": (

@@ -114,7 +114,7 @@ class Method:
         None, "sentence vector: last, mean, or cls (classical, nosink); default: last, mean for nosink"
     )
     repeats: int | None = _option(None, "copies of the text; default: 2, or the template's {text} slots")
-    template: Any = _option(None, "text with a {text} slot a copy, a name, a mapping of query, document and similarity, or a list")
+    template: Any = _option(None, "text with a {text} slot a copy, a name, a mapping by task, or a list")
     weights: tuple[float, ...] | None = _option(None, "one for each template of a list; default: their average")
     equal_norms: bool = _option(True, "of several templates: divide each vector by its length first")
     instruction: str = _option("", "value of the template's {instruction} where no prompt is given")

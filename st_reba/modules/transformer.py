@@ -165,8 +165,8 @@ class RepeatTransformer(Transformer):
 
         Args:
             prompt: Value of ``{instruction}`` where a template has that field, else literal text before it.
-            task: ``"query"`` or ``"document"``; None: ``"similarity"``, or ``"document"`` where no template has that name;
-                but ``"query"`` if only its template has a place for the prompt and the fields.
+            task: ``"query"``, ``"document"`` or ``"similarity"``; None: see `default_task`, but ``"query"`` if only its
+                template has a place for the prompt and the fields.
             **fields: Values of the templates' fields.
         """
         if task is None:
