@@ -20,6 +20,9 @@ from .modules.layout import PARTS, SIMILARITY, TASKS
 from .sentences import sample_sentences
 from .storage.probe import check
 
+Wordings = str | Mapping[str, str]
+Encoding = Mapping[str, Any]
+
 # Sentences of the documents that stand for queries when the queries' mean is measured.
 QUERY_SAMPLE = 200
 
@@ -70,20 +73,20 @@ def fit_filter(
         ['Normalize', 'QueryShift', 'Dense', 'Normalize']
     """
     unfiltered_model = _without_truncation(model)
-    sample = _distinct_texts(texts)
+    distinct_texts = _distinct_texts(texts)
     # Before the work of encoding.
-    width = unfiltered_model.get_embedding_dimension()
-    FilterOptions.check(kind, r, dimensions, power, len(sample), int(width or 0))
+    vector_width = int(unfiltered_model.get_embedding_dimension() or 0)
+    FilterOptions.check(kind, r, dimensions, power, len(distinct_texts), vector_width)
     query_vectors = None
     if queries:
-        sentences = _sentences_for_queries(sample)
-        query_vectors = _encode_as(unfiltered_model, sentences, "query", encoding)
-        vectors = _encode_as(unfiltered_model, sample, "document", encoding)
+        query_sentences = _sentences_for_queries(distinct_texts)
+        query_vectors = _encode_as(unfiltered_model, query_sentences, "query", encoding)
+        document_vectors = _encode_as(unfiltered_model, distinct_texts, "document", encoding)
     else:
         _check_task(unfiltered_model, encoding)
-        vectors = encode_texts(unfiltered_model, sample, **encoding)
+        document_vectors = encode_texts(unfiltered_model, distinct_texts, **encoding)
     fitted_filter = Filter.fit(
-        vectors,
+        document_vectors,
         kind,
         r=r,
         dimensions=dimensions,
@@ -96,14 +99,15 @@ def fit_filter(
 def with_filter(model: SentenceTransformer, fitted_filter: Filter) -> SentenceTransformer:
     """Append a filter to the model that it was fitted for; a ValueError where it is another."""
     filtered_model = _without_truncation(model)
-    width = filtered_model.get_embedding_dimension()
-    if width not in (None, fitted_filter.mean.size):
+    filter_width = fitted_filter.mean.size
+    vector_width = filtered_model.get_embedding_dimension()
+    if vector_width not in (None, filter_width):
         raise ValueError(
-            f"The filter takes {fitted_filter.mean.size} dimensions, but the model gives {width}. Fit another."
+            f"The filter takes {filter_width} dimensions, but the model gives {vector_width}. Fit another."
         )
     if fitted_filter.probe is not None:
         check(fitted_filter.probe, filtered_model, "the filter")
-    transformer = copy.copy(filtered_model[0])
+    transformer = copy.copy(_transformer_of(filtered_model))
     _keep_fitted_templates(transformer, fitted_filter)
     transformer.recipe = {**(transformer.recipe or {}), "filter": fitted_filter.description}
     # sentence-transformers gives all modules the first one's dtype.
@@ -132,37 +136,43 @@ def _keep_fitted_templates(transformer: RepeatTransformer, fitted_filter: Filter
         source_of_task = dict.fromkeys(TASKS, SIMILARITY)
     else:
         source_of_task = {task: task for task in TASKS}
+    assert transformer.template is not None  # the bare text has one wording
     transformer.template = _select_wordings(transformer.template, source_of_task)
     transformer.templates = PARTS["templates"](transformer.template)
     transformer._frames = {}
 
 
-def _select_wordings(template: Any, source_of_task: Mapping[str, str]) -> Any:
+def _select_wordings(
+    template: Wordings | Sequence[Wordings],
+    source_of_task: Mapping[str, str],
+) -> Wordings | Sequence[Wordings]:
     """A template as RepeatTransformer takes it, whose wordings for the tasks are those of the sources."""
     if isinstance(template, str):
         return template
-    if not isinstance(template, Mapping):
-        return [_select_wordings(listed_template, source_of_task) for listed_template in template]
-    selected_wordings = {}
-    for task, source in source_of_task.items():
-        selected_wordings[task] = template.get(source, template["document"])
-    return selected_wordings
+    if isinstance(template, Mapping):
+        selected_wordings: dict[str, str] = {}
+        for task, source in source_of_task.items():
+            selected_wordings[task] = template.get(source, template["document"])
+        return selected_wordings
+    selected_templates: list[Any] = []
+    for listed_template in template:
+        selected_templates.append(_select_wordings(listed_template, source_of_task))
+    return selected_templates
 
 
 def _sentences_for_queries(texts: Sequence[str]) -> list[str]:
-    sentences = sample_sentences(texts, QUERY_SAMPLE)
-    if len(sentences) < FEWEST_QUERIES:
+    query_sentences = sample_sentences(texts, QUERY_SAMPLE)
+    if len(query_sentences) < FEWEST_QUERIES:
         raise ValueError(
-            f"queries=True: texts hold {len(sentences)} different sentences, too few to stand for queries. "
+            f"queries=True: texts hold {len(query_sentences)} different sentences, too few to stand for queries. "
             "Give other texts, or queries=False."
         )
-    return sentences
+    return query_sentences
 
 
-def _check_task(model: SentenceTransformer, encoding: Mapping[str, Any]) -> None:
-    transformer: Any = model[0]
+def _check_task(model: SentenceTransformer, encoding: Encoding) -> None:
     task = encoding.get("task")
-    if task is not None and SIMILARITY in transformer.templates[0]:
+    if task is not None and SIMILARITY in _transformer_of(model).templates[0]:
         raise ValueError(
             f"task={task!r}: the template has wordings for three uses. Give queries=True for search, "
             "or drop task for what encode takes."
@@ -185,29 +195,33 @@ def _encode_as(
     model: SentenceTransformer,
     texts: Sequence[str],
     task: Task,
-    encoding: Mapping[str, Any],
+    encoding: Encoding,
 ) -> NDArray[np.float32]:
     """Vectors [N, d] of texts as queries or documents, with those fields that this task's template has."""
     refused_names = {"task", "prompt", "prompt_name"} & encoding.keys()
     if refused_names:
         name = min(refused_names)
         raise ValueError(f"{name}={encoding[name]!r} does not go with queries=True, which encodes as both. Drop it.")
-    transformer: Any = model[0]
+    transformer = _transformer_of(model)
     other_fields = transformer.forward_kwargs - transformer.fields(task)
-    options = {name: value for name, value in encoding.items() if name not in other_fields}
-    return encode_texts(model, texts, task=task, **options)
+    task_options = {name: value for name, value in encoding.items() if name not in other_fields}
+    return encode_texts(model, texts, task=task, **task_options)
 
 
 def _without_truncation(model: SentenceTransformer) -> SentenceTransformer:
     """A copy without ``truncate_dim``, as the filter stands before the cut; an error where no filter can be kept."""
-    transformer: Any = model[0]
-    if not hasattr(transformer, "recipe"):
+    recipe = _transformer_of(model).recipe or {}
+    if "filter" in recipe:
+        raise ValueError(f"The model has a filter already ({recipe['filter']}). Fit on the model without it.")
+    whole_model = copy.copy(model)
+    whole_model.truncate_dim = None
+    return whole_model
+
+
+def _transformer_of(model: SentenceTransformer) -> RepeatTransformer:
+    transformer = model[0]
+    if not isinstance(transformer, RepeatTransformer):
         raise ValueError(
             f"The model starts with {type(transformer).__name__}. Build it with st_reba.build(…, pooling=…)."
         )
-    recipe = transformer.recipe or {}
-    if "filter" in recipe:
-        raise ValueError(f"The model has a filter already ({recipe['filter']}). Fit on the model without it.")
-    copied_model = copy.copy(model)
-    copied_model.truncate_dim = None
-    return copied_model
+    return transformer

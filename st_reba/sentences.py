@@ -48,11 +48,11 @@ def sample_sentences(
         >>> sorted(sample_sentences(["The ship left. It rained.", "A cat sleeps."], 3))
         ['A cat sleeps.', 'It rained.', 'The ship left.']
     """
-    random = Random(seed)
+    random_state = Random(seed)
     sentences_by_text: list[list[str]] = []
-    for text in random.sample(texts, len(texts)):
+    for text in random_state.sample(texts, len(texts)):
         sentences = split_sentences(text)
-        random.shuffle(sentences)
+        random_state.shuffle(sentences)
         sentences_by_text.append(sentences)
     # One of each text, then a second one of each, and so on. A dict keeps the order, and each sentence once.
     drawn_sentences: dict[str, None] = {}

@@ -77,7 +77,7 @@ def built(name: str) -> SentenceTransformer:
         routes = Router.for_query_document(list(query), list(built("second")), default_route="document")
         return SentenceTransformer(modules=[routes], device="cpu")
     model = st_reba.build("mini", device="cpu", **{"method": "reba", **MODELS[name]})
-    texts = [f"{text} {n}" for n in range(40) for text in TEXTS[:3]]
+    texts = [f"{n} {text}" for n in range(40) for text in TEXTS[:3]]
     if name == "filter":
         return st_reba.fit_filter(model, texts, "center")
     if name == "search filter":
