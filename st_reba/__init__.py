@@ -19,9 +19,9 @@ from .recipe import zoo as zoo
 
 if TYPE_CHECKING:
     from .evaluation.tune import tune as tune
-    from .filters import Filter as Filter
     from .filters import fit_filter as fit_filter
     from .index import Index as Index
+    from .linear_filter import Filter as Filter
     from .methods import Method as Method
     from .methods import method_of as method_of
     from .modules.authors import AuthorsReBAPooling as AuthorsReBAPooling
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .modules.masks import NoSinkTransformer as NoSinkTransformer
     from .modules.pieces import ChunkedReBAPooling as ChunkedReBAPooling
     from .modules.pooling import ReBAPooling as ReBAPooling
+    from .modules.shift import QueryShift as QueryShift
     from .modules.transformer import RepeatTransformer as RepeatTransformer
     from .safety import load as load
     from .words import encode_tokens as encode_tokens
@@ -39,10 +40,14 @@ _HOMES = {
     "methods": "Method method_of",
     "safety": "load",
     "words": "encode_words encode_tokens",
-    "filters": "Filter fit_filter",
+    "filters": "fit_filter",
+    "linear_filter": "Filter",
     "index": "Index",
     "evaluation.tune": "tune",
-    "modules": "RepeatTransformer NoSinkTransformer ReBAPooling AuthorsReBAPooling ChunkedReBAPooling PromptEnsemble",
+    "modules": (
+        "RepeatTransformer NoSinkTransformer ReBAPooling AuthorsReBAPooling ChunkedReBAPooling PromptEnsemble "
+        "QueryShift"
+    ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -104,7 +104,7 @@ class Assembly:
         model = SentenceTransformer(modules=[transformer, *behind], **taken)
         if isinstance(behind[0], modules.ReBAPooling):
             check_capture(transformer, plain)
-        for task in ("query", "document"):
+        for task in transformer.templates[0]:
             # Raises where the template leaves no room. Fields may get their values with the text: any will do.
             fields: dict[str, Any] = dict.fromkeys(transformer.fields(task), "-")
             room = transformer.budget(task=task, **fields)

@@ -60,7 +60,7 @@ def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> tuple[
         return place_of(text), text, None
     if gguf_file is None and is_packaged(text):
         gguf_path = packaged_gguf(text)
-        recorded_name = f"{text} (GGUF, {gguf_quantization(str(gguf_path))})"
+        recorded_name = f"{text} (GGUF, {read_gguf(str(gguf_path)).quantization})"
         return str(gguf_path.parent), recorded_name, gguf_path.name
     if gguf_file is None and text.endswith(".gguf"):
         if not os.path.isfile(text):

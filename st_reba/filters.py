@@ -1,159 +1,30 @@
-"""A linear filter behind the pooling, fitted on vectors of unlabelled texts."""
+"""Models with a filter behind the pooling."""
 
 from __future__ import annotations
 
 import copy
-import json
-import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.base.modules import Normalize
 
-from .encode import encode_texts
-from .storage.files import whole_file
-from .storage.probe import Probe, check, probe
+from .encode import Task, encode_texts
+from .linear_filter import FEWEST_QUERIES, FilterOptions, Kind
+from .linear_filter import Filter as Filter
+from .modules import RepeatTransformer
+from .modules.layout import PARTS, SIMILARITY, TASKS
+from .sentences import sample_sentences
+from .storage.probe import check
 
-Kind = Literal["center", "abtt", "whiten"]
-Array = NDArray[np.float64]
-# How many times larger a filter may make the difference of two vectors: rounding stays below 1e-5.
-MOST_GAIN = 200.0
-# Texts of a sample: a mean of fewer is a chance one.
-_FEWEST = 100
-# A smaller standard deviation, in parts of the vectors' length, is mostly rounding of float32.
-_LEAST = 1e-5
-_FORMAT = "st_reba.filter"
+Wordings = str | Mapping[str, str]
+Encoding = Mapping[str, Any]
 
-
-@dataclass(frozen=True, eq=False)
-class Filter:
-    """y = W (x − mean), fitted on a sample of vectors.
-
-    Args:
-        kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W takes away ``r`` principal directions, by default 3.
-            ``"whiten"``: W gives the coordinates along ``dimensions`` of them, by default all, each divided by its
-            standard deviation, but by no less than the vectors' root mean square length over ``MOST_GAIN``.
-        mean: The sample's, [d].
-        weight: W, [d', d].
-        about: What it was fitted with, as ``"whiten:dimensions=64,texts=2000"``.
-        probe: Probe of the model that gave the vectors; None: not known.
-
-    Source:
-        Mu and Viswanath (2018), All-but-the-Top, algorithm 1 (whose projection leaves one constant vector more in y);
-        whitening as in Su et al. (2021).
-
-    Example:
-        >>> import numpy as np
-        >>> vectors = np.random.default_rng(0).normal(3.0, [4.0, 2.0, 1.0], (500, 3))
-        >>> Filter.fit(vectors, "whiten", dimensions=2).apply(vectors).std(axis=0).round(6)
-        array([1., 1.])
-    """
-
-    kind: Kind
-    mean: Array = field(repr=False)
-    weight: Array = field(repr=False)
-    about: str = ""
-    probe: Probe | None = field(default=None, repr=False)
-
-    @classmethod
-    def fit(
-        cls,
-        vectors: NDArray[Any],
-        kind: Kind = "abtt",
-        *,
-        r: int | None = None,
-        dimensions: int | None = None,
-        model: SentenceTransformer | None = None,
-    ) -> Filter:
-        """Fit a filter on vectors, in float64.
-
-        Args:
-            vectors: [N, d], as the model gives them without a filter.
-            kind, r, dimensions: See the class.
-            model: The model that gave the vectors, so that the filter knows it again.
-        """
-        count, width = vectors.shape
-        kept = _checked(kind, r, dimensions, count, width)
-        if not np.isfinite(vectors).all():
-            raise ValueError("vectors hold NaN or infinity. Load the model in float32 or bfloat16.")
-        given = {"r": kept if kind == "abtt" else None, "dimensions": dimensions, "texts": count}
-        about = f"{kind}:" + ",".join(f"{name}={value}" for name, value in given.items() if value)
-        mark = None if model is None else probe(_whole(model))
-        mean = vectors.mean(axis=0, dtype=np.float64)
-        if kind == "center":
-            return cls(kind, mean, np.eye(width), about, mark)
-        # Rows whose float64 copies exist at a time.
-        parts = (vectors[start : start + 4096].astype(np.float64) - mean for start in range(0, count, 4096))
-        covariance = np.asarray(sum(part.T @ part for part in parts) / count)
-        squared_length = float(covariance.trace()) + float(mean @ mean)
-        variances, directions = np.linalg.eigh(covariance)
-        values, rows = variances[::-1][:kept], directions.T[::-1][:kept]
-        if values.min() <= _LEAST**2 * squared_length:
-            raise ValueError(f"{kind}: the vectors hardly vary in some of the {kept} directions that were asked for.")
-        # Either sign is an eigenvector's; the same one has to come out on every machine.
-        rows = np.ascontiguousarray(rows * np.sign(rows[np.arange(kept), np.abs(rows).argmax(axis=1)])[:, None])
-        divided = rows / np.sqrt(np.maximum(values, squared_length / MOST_GAIN**2))[:, None]
-        return cls(kind, mean, divided if kind == "whiten" else np.eye(width) - rows.T @ rows, about, mark)
-
-    def apply(self, vectors: NDArray[Any]) -> Array:
-        """The filtered vectors in float64, [N, d'] or [d'], not scaled to length 1."""
-        return np.asarray((np.asarray(vectors, np.float64) - self.mean) @ self.weight.T)
-
-    def dense(self, dtype: torch.dtype = torch.float32) -> Dense:
-        """The filter as sentence-transformers' own ``Dense``, W x − W·mean."""
-        weight = torch.from_numpy(self.weight).to(dtype)
-        # By the rounded W, so that the mean still becomes zero.
-        bias = -(weight.double() @ torch.from_numpy(self.mean)).to(dtype)
-        width, kept = self.weight.shape[::-1]
-        return Dense(width, kept, activation_function=torch.nn.Identity(), init_weight=weight, init_bias=bias).eval()
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one .safetensors file, whole or not at all."""
-        from safetensors.numpy import save
-
-        if Path(path).suffix != ".safetensors":
-            raise ValueError(f"{str(path)!r} must end in .safetensors.")
-        about = json.dumps({"kind": self.kind, "about": self.about, "probe": self.probe}, default=Probe.to_json)
-        with whole_file(path) as stream:
-            stream.write(save({"mean": self.mean, "weight": self.weight}, metadata={_FORMAT: about}))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Filter:
-        """Read what :meth:`save` wrote; a ValueError where it is no filter, or damaged."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="numpy") as stored:
-                about = json.loads((stored.metadata() or {})[_FORMAT])
-                mean, weight = stored.get_tensor("mean"), stored.get_tensor("weight")
-            mark = None if about["probe"] is None else Probe.from_json(about["probe"])
-            found = cls(about["kind"], mean, weight, str(about["about"]), mark)
-            if found.kind not in get_args(Kind) or not np.isfinite(found.apply(np.zeros_like(mean))).all():
-                raise ValueError("its numbers do not fit together")
-            return found
-        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"filter={str(path)!r} is no filter, or damaged: {error}. Fit it again.") from error
-
-
-def _checked(kind: str, r: int | None, dimensions: int | None, count: int, width: int) -> int:
-    if kind not in get_args(Kind):
-        raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}.")
-    r = 3 if r is None and kind == "abtt" else r
-    dimensions = width if dimensions is None and kind == "whiten" else dimensions
-    for name, value, of, most in (("r", r, "abtt", width - 1), ("dimensions", dimensions, "whiten", width)):
-        if value is not None and (kind != of or type(value) is not int or not 1 <= value <= most):
-            raise ValueError(f"{name}={value!r} belongs to {of} alone, and must be a whole number from 1 to {most}.")
-    kept = r or dimensions or 0
-    needed = max(_FEWEST, {"center": 0, "abtt": width, "whiten": 4 * kept}[kind])
-    if count < needed:
-        raise ValueError(f"{kind}: {count} different texts are too few for {width} dimensions. Give {needed} or more.")
-    return kept
+# Sentences of the documents that stand for queries when the queries' mean is measured.
+QUERY_SAMPLE = 200
 
 
 def fit_filter(
@@ -163,19 +34,29 @@ def fit_filter(
     *,
     r: int | None = None,
     dimensions: int | None = None,
+    power: float | None = None,
+    queries: bool = False,
     **encoding: Any,
 ) -> SentenceTransformer:
     """Fit a linear filter of sentence vectors (not of words) on unlabelled texts, and append it to a model.
 
+    A model has one filter, for vectors of one kind. Of a template with wordings for queries, for documents and for
+    what ``encode`` takes, the filtered model keeps those that its filter was fitted for: with ``queries`` the first
+    two, so that ``encode`` is ``encode_document``; else the third alone.
+
     Args:
         model: A model from :func:`st_reba.build`, or one loaded; not changed.
         texts: Texts like those to be embedded, without labels. Blank and repeated ones are left out.
-        kind, r, dimensions: See :class:`Filter`.
-        **encoding: As for :func:`st_reba.encode.encode_texts`: ``task``, ``prompt``, ``batch_tokens``.
+        kind, r, dimensions, power: See :class:`Filter`. For search: ``kind="whiten", power=0.25, queries=True``.
+        queries: The texts are documents, and queries have a mean of their own: that of up to 200 sentences of the
+            documents, which are encoded as queries.
+        **encoding: As for :func:`st_reba.encode.encode_texts`: ``task``, ``prompt``, ``batch_tokens``, and the
+            fields of the template. With ``queries``, no ``task`` and no ``prompt``: each task has its own.
 
     Returns:
-        A new model that shares the weights of ``model``, with sentence-transformers' own ``Dense`` behind them, and a
-        ``Normalize`` behind that where ``model`` ended with one.
+        A new model that shares the weights of ``model``, with sentence-transformers' own ``Dense`` behind them, in
+        front of it a :class:`st_reba.QueryShift` if ``queries``, and behind it a ``Normalize`` where ``model`` ended
+        with one.
 
     Raises:
         ValueError: An option of another kind, too few texts, a direction in which they (nearly) do not vary, or
@@ -187,45 +68,160 @@ def fit_filter(
         >>> texts = [f"{name} sells {number} books." for name in ("Ann", "王芳", "Tom", "Li") for number in range(27)]
         >>> [type(module).__name__ for module in st_reba.fit_filter(model, texts, "center")]
         ['RepeatTransformer', 'Pooling', 'Normalize', 'Dense', 'Normalize']
+        >>> search_model = st_reba.fit_filter(model, texts, "whiten", power=0.25, queries=True)
+        >>> [type(module).__name__ for module in search_model][2:]
+        ['Normalize', 'QueryShift', 'Dense', 'Normalize']
     """
+    unfiltered_model = _without_truncation(model)
+    distinct_texts = _distinct_texts(texts)
+    # Before the work of encoding.
+    vector_width = int(unfiltered_model.get_embedding_dimension() or 0)
+    FilterOptions.check(kind, r, dimensions, power, len(distinct_texts), vector_width)
+    query_vectors = None
+    if queries:
+        query_sentences = _sentences_for_queries(distinct_texts)
+        query_vectors = _encode_as(unfiltered_model, query_sentences, "query", encoding)
+        document_vectors = _encode_as(unfiltered_model, distinct_texts, "document", encoding)
+    else:
+        _check_task(unfiltered_model, encoding)
+        document_vectors = encode_texts(unfiltered_model, distinct_texts, **encoding)
+    fitted_filter = Filter.fit(
+        document_vectors,
+        kind,
+        r=r,
+        dimensions=dimensions,
+        power=power,
+        query_vectors=query_vectors,
+    )
+    return with_filter(model, fitted_filter)
+
+
+def with_filter(model: SentenceTransformer, fitted_filter: Filter) -> SentenceTransformer:
+    """Append a filter to the model that it was fitted for; a ValueError where it is another."""
+    filtered_model = _without_truncation(model)
+    filter_width = fitted_filter.mean.size
+    vector_width = filtered_model.get_embedding_dimension()
+    if vector_width not in (None, filter_width):
+        raise ValueError(
+            f"The filter takes {filter_width} dimensions, but the model gives {vector_width}. Fit another."
+        )
+    if fitted_filter.probe is not None:
+        check(fitted_filter.probe, filtered_model, "the filter")
+    transformer = copy.copy(_transformer_of(filtered_model))
+    _keep_fitted_templates(transformer, fitted_filter)
+    transformer.recipe = {**(transformer.recipe or {}), "filter": fitted_filter.description}
+    # sentence-transformers gives all modules the first one's dtype.
+    dtype = model.dtype or torch.float32
+    modules = [transformer, *list(filtered_model)[1:]]
+    is_normalized = isinstance(modules[-1], Normalize)
+    query_shift = fitted_filter.query_shift(dtype)
+    if query_shift is not None:
+        modules.append(query_shift.to(model.device))
+    modules.append(fitted_filter.dense(dtype).to(model.device))
+    if is_normalized:
+        modules.append(Normalize())
+    filtered_model._modules = {str(number): module for number, module in enumerate(modules)}
+    filtered_model.truncate_dim = model.truncate_dim
+    filtered_model.prompts = dict(model.prompts)
+    filtered_model.model_card_data = copy.copy(model.model_card_data)
+    filtered_model.model_card_data.register_model(filtered_model)
+    return filtered_model
+
+
+def _keep_fitted_templates(transformer: RepeatTransformer, fitted_filter: Filter) -> None:
+    """Drop the wordings that the filter was not fitted for, where a template has three."""
+    if SIMILARITY not in transformer.templates[0]:
+        return
+    if fitted_filter.query_mean is None:
+        source_of_task = dict.fromkeys(TASKS, SIMILARITY)
+    else:
+        source_of_task = {task: task for task in TASKS}
+    assert transformer.template is not None  # the bare text has one wording
+    transformer.template = _select_wordings(transformer.template, source_of_task)
+    transformer.templates = PARTS["templates"](transformer.template)
+    transformer._frames = {}
+
+
+def _select_wordings(
+    template: Wordings | Sequence[Wordings],
+    source_of_task: Mapping[str, str],
+) -> Wordings | Sequence[Wordings]:
+    """A template as RepeatTransformer takes it, whose wordings for the tasks are those of the sources."""
+    if isinstance(template, str):
+        return template
+    if isinstance(template, Mapping):
+        selected_wordings: dict[str, str] = {}
+        for task, source in source_of_task.items():
+            selected_wordings[task] = template.get(source, template["document"])
+        return selected_wordings
+    selected_templates: list[Any] = []
+    for listed_template in template:
+        selected_templates.append(_select_wordings(listed_template, source_of_task))
+    return selected_templates
+
+
+def _sentences_for_queries(texts: Sequence[str]) -> list[str]:
+    query_sentences = sample_sentences(texts, QUERY_SAMPLE)
+    if len(query_sentences) < FEWEST_QUERIES:
+        raise ValueError(
+            f"queries=True: texts hold {len(query_sentences)} different sentences, too few to stand for queries. "
+            "Give other texts, or queries=False."
+        )
+    return query_sentences
+
+
+def _check_task(model: SentenceTransformer, encoding: Encoding) -> None:
+    task = encoding.get("task")
+    if task is not None and SIMILARITY in _transformer_of(model).templates[0]:
+        raise ValueError(
+            f"task={task!r}: the template has wordings for three uses. Give queries=True for search, "
+            "or drop task for what encode takes."
+        )
+
+
+def _distinct_texts(texts: Iterable[str]) -> list[str]:
     if isinstance(texts, str):
         raise TypeError("texts is one str; give a list or another iterable of them")
-    whole: Any = _whole(model)
-    given = list(texts)
-    if other := [each for each in given if not isinstance(each, str)]:
-        raise TypeError(f"texts holds {other[0]!r:.80}, which is no text")
-    sample = [text for text in dict.fromkeys(given) if text.strip()]
-    _checked(kind, r, dimensions, len(sample), whole.get_embedding_dimension())  # before the work of encoding
-    vectors = encode_texts(whole, sample, **encoding)
-    return with_filter(model, Filter.fit(vectors, kind, r=r, dimensions=dimensions))
+    distinct_texts: dict[str, None] = {}
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"texts holds {text!r:.80}, which is no text")
+        if text.strip():
+            distinct_texts[text] = None
+    return list(distinct_texts)
 
 
-def with_filter(model: SentenceTransformer, fitted: Filter) -> SentenceTransformer:
-    """Append a filter to the model that it was fitted for; a ValueError where it is another."""
-    whole: Any = _whole(model)
-    if (width := whole.get_embedding_dimension()) not in (None, fitted.mean.size):
-        raise ValueError(f"The filter takes {fitted.mean.size} dimensions, but the model gives {width}. Fit another.")
-    if fitted.probe is not None:
-        check(fitted.probe, whole, "the filter")
-    first = copy.copy(whole[0])
-    first.recipe = {**(first.recipe or {}), "filter": fitted.about}
-    # sentence-transformers gives all modules the first one's dtype.
-    modules = [first, *list(whole)[1:], fitted.dense(model.dtype or torch.float32).to(model.device)]
-    modules += [Normalize()] if isinstance(modules[-2], Normalize) else []
-    whole._modules = {str(number): module for number, module in enumerate(modules)}
-    whole.truncate_dim, whole.prompts = model.truncate_dim, dict(model.prompts)
-    whole.model_card_data = copy.copy(model.model_card_data)
-    whole.model_card_data.register_model(whole)
-    return whole  # type: ignore[no-any-return]
+def _encode_as(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    task: Task,
+    encoding: Encoding,
+) -> NDArray[np.float32]:
+    """Vectors [N, d] of texts as queries or documents, with those fields that this task's template has."""
+    refused_names = {"task", "prompt", "prompt_name"} & encoding.keys()
+    if refused_names:
+        name = min(refused_names)
+        raise ValueError(f"{name}={encoding[name]!r} does not go with queries=True, which encodes as both. Drop it.")
+    transformer = _transformer_of(model)
+    other_fields = transformer.forward_kwargs - transformer.fields(task)
+    task_options = {name: value for name, value in encoding.items() if name not in other_fields}
+    return encode_texts(model, texts, task=task, **task_options)
 
 
-def _whole(model: SentenceTransformer) -> SentenceTransformer:
+def _without_truncation(model: SentenceTransformer) -> SentenceTransformer:
     """A copy without ``truncate_dim``, as the filter stands before the cut; an error where no filter can be kept."""
-    first: Any = model[0]
-    if not hasattr(first, "recipe"):
-        raise ValueError(f"The model starts with {type(first).__name__}. Build it with st_reba.build(…, pooling=…).")
-    if "filter" in (first.recipe or {}):
-        raise ValueError(f"The model has a filter already ({first.recipe['filter']}). Fit on the model without it.")
-    whole = copy.copy(model)
-    whole.truncate_dim = None
-    return whole
+    recipe = _transformer_of(model).recipe or {}
+    if "filter" in recipe:
+        raise ValueError(f"The model has a filter already ({recipe['filter']}). Fit on the model without it.")
+    whole_model = copy.copy(model)
+    whole_model.truncate_dim = None
+    return whole_model
+
+
+def _transformer_of(model: SentenceTransformer) -> RepeatTransformer:
+    transformer = model[0]
+    if not isinstance(transformer, RepeatTransformer):
+        raise ValueError(
+            f"The model starts with {type(transformer).__name__}. Build it with st_reba.build(…, pooling=…)."
+        )
+    return transformer

@@ -44,7 +44,8 @@ _RESERVED = (
     "self|inputs|sentences|prompt|prompt_name|batch_size|show_progress_bar|output_value|precision|convert_to_numpy|"
     "convert_to_tensor|device|normalize_embeddings|truncate_dim|pool|chunk_size|processing_kwargs|task"
 )
-# Templates as the papers write them; a mapping has one for encode_query and one for encode_document.
+# Templates as the papers write them; a mapping has one for encode_query, one for encode_document, and perhaps one for
+# encode, "similarity".
 TEMPLATES: dict[str, Any] = {
     # Echo, section 4.2: zero-shot, and its classical counterpart.
     "echo": "Rewrite the following paragraph: {text}. The rewritten paragraph: {text}",
@@ -84,7 +85,7 @@ ENSEMBLES: dict[str, tuple[str, ...]] = {
 ENSEMBLES |= {
     name.replace("prompteol", "reverseol"): (each, each.replace("{text}", "{reversed}"))
     for name, each in TEMPLATES.items()
-    if name.startswith("prompteol")
+    if name.startswith("prompteol") and isinstance(each, str)
 }
 # The best reading of SmolLM2 (docs/results): with an example, in reverse, and in other words.
 ENSEMBLES["three-questions"] = (TEMPLATES["prompteol-example"], ENSEMBLES["reverseol"][1], TEMPLATES["prompteol-says"])
@@ -113,7 +114,7 @@ class Method:
         None, "sentence vector: last, mean, or cls (classical, nosink); default: last, mean for nosink"
     )
     repeats: int | None = _option(None, "copies of the text; default: 2, or the template's {text} slots")
-    template: Any = _option(None, "text with a {text} slot a copy, a name, a mapping of query and document, or a list")
+    template: Any = _option(None, "text with a {text} slot a copy, a name, a mapping by task, or a list")
     weights: tuple[float, ...] | None = _option(None, "one for each template of a list; default: their average")
     equal_norms: bool = _option(True, "of several templates: divide each vector by its length first")
     instruction: str = _option("", "value of the template's {instruction} where no prompt is given")

@@ -38,7 +38,7 @@ def blocks(page: str, language: str) -> list[str]:
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the files that the pages name."""
     documents = {"猫在窗台上睡着了。": 2019, "股票大跌。": 2021, "今天天气很好。": 2022}
-    letters = [f"Dear {n}, the ship number {n} left at {n} o'clock." for n in range(90)]
+    letters = [f"Dear {n}, the ship number {n} left at {n} o'clock." for n in range(120)]
     words = [f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep.,My bank shut {n}.,C" for n in range(9)]
     for name, lines in {
         **dict.fromkeys(("texts.txt", "corpus.txt"), documents),

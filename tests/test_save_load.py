@@ -26,6 +26,7 @@ from st_reba.modules.registration import _register
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "长" * 110]
 PROMPTS = {"query": "Query: ", "document": "Text: "}
 TEMPLATE = {"query": "问：{instruction} {text}\n{text}", "document": "{text} / {text}"}
+THREE_WORDINGS = {"query": "Query: {text}", "document": "Passage: {text}", "similarity": "Text: {text}"}
 MODELS: dict[str, dict[str, Any]] = {
     "reba": {"prompts": PROMPTS, "max_seq_length": 200},
     "authors": {"implementation": "authors", "pooling": "mean"},
@@ -35,8 +36,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "ensemble": {"method": "prompteol", "template": "contrastive"},
     "chunk mask0": {"chunk": 4, "repeats": 3, "setting": "mask0-bidir", "k": 1},
     "filter": {"method": "classical"},
+    "three wordings": {"method": "prompteol", "template": THREE_WORDINGS},
+    "search filter": {"method": "prompteol", "template": THREE_WORDINGS},
 }
-QUICK = ("reba", "nosink", "second", "ensemble", "chunk mask0", "filter", "router")
+QUICK = ("reba", "nosink", "second", "ensemble", "chunk mask0", "filter", "three wordings", "search filter", "router")
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 SAME = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "config.json", "st_reba.py")
 # Loads by the flag, saves again, loads that: where st_reba cannot be imported, also from pickles and other processes.
@@ -52,9 +55,10 @@ def run(folder, again):
     assert "st_reba" in {type(each).__module__ for each in model.modules()} and not sys.modules["st_reba"]
     model.save_pretrained(again)
     others = SentenceTransformer(again, trust_remote_code=True, device="cpu"), pickle.loads(pickle.dumps(model))
-    found = [each.encode(texts) for each in (model, *others)]
+    found = [np.stack([each.encode(texts), each.encode_query(texts)]) for each in (model, *others)]
     if folder.endswith("authors"):
-        found.append(model.encode(texts, device=["cpu", "cpu"], batch_size=4, chunk_size=2))
+        spread = {"device": ["cpu", "cpu"], "batch_size": 4, "chunk_size": 2}
+        found.append(np.stack([model.encode(texts, **spread), model.encode_query(texts, **spread)]))
     np.save(f"{again}.npy", np.stack(found))
 if __name__ == "__main__":
     for folder in sys.argv[1:]:
@@ -73,8 +77,12 @@ def built(name: str) -> SentenceTransformer:
         routes = Router.for_query_document(list(query), list(built("second")), default_route="document")
         return SentenceTransformer(modules=[routes], device="cpu")
     model = st_reba.build("mini", device="cpu", **{"method": "reba", **MODELS[name]})
-    texts = [f"{text} {n}" for n in range(40) for text in TEXTS[:3]]
-    return st_reba.fit_filter(model, texts, "center") if name == "filter" else model
+    texts = [f"{n} {text}" for n in range(40) for text in TEXTS[:3]]
+    if name == "filter":
+        return st_reba.fit_filter(model, texts, "center")
+    if name == "search filter":
+        return st_reba.fit_filter(model, texts, "whiten", power=0.25, queries=True)
+    return model
 
 
 @pytest.mark.parametrize("names", slow_but([QUICK, (*MODELS.keys() - QUICK,)], QUICK), ids=["quick", "slow"])
@@ -89,7 +97,8 @@ def test_rounds(names: tuple[str, ...], tmp_path: Path) -> None:
     for name, model in models.items():
         saved, ours, theirs = (place / f"{name}{end}" for end in ("", " ours", " again"))
         for found in np.load(f"{theirs}.npy"):
-            assert np.abs(found - model.encode(TEXTS)).max() < 1e-5, name
+            assert np.abs(found[0] - model.encode(TEXTS)).max() < 1e-5, name
+            assert np.abs(found[1] - model.encode_query(TEXTS)).max() < 1e-5, name
         SentenceTransformer(str(saved), device="cpu").save_pretrained(str(ours))
         for folder in (saved, ours, theirs):
             again = SentenceTransformer(str(folder), device="cpu")

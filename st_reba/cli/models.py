@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 import yaml
@@ -20,7 +20,6 @@ from .app import (
     Out,
     Overwrite,
     Revision,
-    Task,
     Trust,
     app,
     dumped,
@@ -200,7 +199,10 @@ def zoo(as_json: AsJson = False) -> None:
 def onnx(
     model: Model,
     out: Out,
-    task: Task = None,
+    task: Annotated[
+        Literal["query", "document", "similarity"] | None,
+        Option(help="Export what embeds queries, documents, or (similarity) all else, if these differ."),
+    ] = None,
     quantize: Annotated[str | None, Option(metavar="TYPE", help="int8: add a graph in 8 bits, and measure it.")] = None,
     trust_remote_code: Trust = False,
     overwrite: Overwrite = False,

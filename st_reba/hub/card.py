@@ -251,10 +251,10 @@ def _quantization(first: Any) -> str | None:
 
 
 def written_templates(first: Any) -> dict[str, list[str]]:
-    """The templates of queries and of documents, as text with ``{names}`` where something is put in."""
+    """The templates of each task, as text with ``{names}`` where something is put in."""
     return {
         task: ["".join(text + (f"{{{name}}}" if name else "") for text, name in each[task]) for each in first.templates]
-        for task in ("query", "document")
+        for task in first.templates[0]
     }
 
 

@@ -17,6 +17,7 @@ MODULES = {
     "AuthorsReBAPooling": "authors",
     "ChunkedReBAPooling": "pieces",
     "PromptEnsemble": "ensemble",
+    "QueryShift": "shift",
 }
 
 

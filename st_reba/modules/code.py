@@ -38,6 +38,7 @@ _SECTIONS = (
     "authors",
     "pieces",
     "ensemble",
+    "shift",
 )
 _EXAMPLE = re.compile(r"\n    Example:\n(?:        .*\n)+")
 # Arguments of a model's own attention that SDPA does not take.

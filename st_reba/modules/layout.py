@@ -23,6 +23,8 @@ class Parts(dict[str, Any]):
 # Of the package: "training", "eager", "chosen_keys", "code" and "stored_as".
 PARTS = Parts()
 TASKS = ("query", "document")
+# The optional third part of a template: for texts that `encode` takes, neither query nor document.
+SIMILARITY = "similarity"
 # Fields of a template that stand for the text: as it is, or its words (in Chinese its characters) in reverse order.
 SLOTS = ("text", "reversed")
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.

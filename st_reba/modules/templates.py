@@ -6,7 +6,7 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .layout import PARTS, SLOTS, TASKS, Template, copies_of
+from .layout import PARTS, SIMILARITY, SLOTS, TASKS, Template, copies_of
 
 
 def parse_template(template: str) -> Template:
@@ -27,15 +27,26 @@ def parse_template(template: str) -> Template:
 def parse_templates(template: Any) -> list[dict[str, Template]]:
     """The template of each task, for every row that a text makes; ``template``: see RepeatTransformer."""
     if isinstance(template, Sequence) and not isinstance(template, str):
-        rows = [row for each in template for row in parse_templates(each)]
+        rows = [row for listed_template in template for row in parse_templates(listed_template)]
     else:
-        by_task = dict.fromkeys(TASKS, template) if isinstance(template, str) else template
-        if not isinstance(by_task, Mapping) or set(by_task) != set(TASKS):
-            raise ValueError(f"template={template!r}: give a text, or a mapping with the keys {', '.join(TASKS)}.")
-        rows = [{task: parse_template(by_task[task]) for task in TASKS}]
-    if len({copies_of(each) for row in rows for each in row.values()}) != 1:
+        rows = [_parse_by_task(template)]
+    if any(SIMILARITY in row for row in rows):
+        for row in rows:
+            row.setdefault(SIMILARITY, row["document"])
+    if len({copies_of(parsed) for row in rows for parsed in row.values()}) != 1:
         raise ValueError(f"template={template!r}: every template needs the same number of {{text}} slots.")
     return rows
+
+
+def _parse_by_task(template: Any) -> dict[str, Template]:
+    """The template of each task, of one text or one mapping of texts."""
+    by_task = dict.fromkeys(TASKS, template) if isinstance(template, str) else template
+    if not isinstance(by_task, Mapping) or set(by_task) - {SIMILARITY} != set(TASKS):
+        raise ValueError(
+            f"template={template!r}: give a text, or a mapping with the keys {', '.join(TASKS)}, "
+            f"and {SIMILARITY} for what encode takes, if that differs."
+        )
+    return {task: parse_template(text) for task, text in by_task.items()}
 
 
 PARTS["templates"] = parse_templates

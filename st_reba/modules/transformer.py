@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .layout import (
     PARTS,
+    SIMILARITY,
     TASKS,
     Frame,
     Template,
@@ -54,8 +55,8 @@ class RepeatTransformer(Transformer):
     Args:
         model_name_or_path: Folder or Hub id of the decoder; or a Transformer that is loaded, whose model is shared.
         template: Text with a ``{text}`` slot for each copy (or ``{reversed}``, see :func:`reverse`), a mapping of
-            ``query`` and ``document`` to such texts, or a list of these, one row of the batch each (see
-            PromptEnsemble). None: the bare text.
+            ``query``, ``document`` and, for what ``encode`` takes, ``similarity`` (by default as a document) to such
+            texts, or a list of these, one row of the batch each (see PromptEnsemble). None: the bare text.
         repeats: Number of copies where there is no template.
         instruction: Value of the template's ``{instruction}`` where no prompt is given.
         pooled: Positions that a following ``Pooling`` sees: the content of the last copy, of copies 2 to k
@@ -144,26 +145,33 @@ class RepeatTransformer(Transformer):
         """Number of layers L."""
         return int(self.config.get_text_config().num_hidden_layers)
 
+    @property
+    def default_task(self) -> str:
+        """Whose templates ``encode`` uses, which names no task."""
+        return SIMILARITY if SIMILARITY in self.templates[0] else "document"
+
     def fields(self, task: str | None = None) -> set[str]:
-        """Names of the fields of a task's templates."""
-        return {name for templates in self.templates for name in fields_of(templates[task or "document"])}
+        """Names of the fields of a task's templates; None: of those that ``encode`` uses."""
+        task = task or self.default_task
+        return {name for templates in self.templates for name in fields_of(templates[task])}
 
     @property
     def forward_kwargs(self) -> set[str]:  # type: ignore[override]
         """The fields, which ``encode`` takes as keyword arguments."""
-        return {name for task in TASKS for name in self.fields(task)}
+        return {name for task in self.templates[0] for name in self.fields(task)}
 
     def frames(self, prompt: str | None = None, task: str | None = None, **fields: str) -> tuple[Frame, ...]:
         """Token ids around the copies, one frame for each row of a text.
 
         Args:
             prompt: Value of ``{instruction}`` where a template has that field, else literal text before it.
-            task: ``"query"`` or ``"document"``; None: the one whose template has a place for the prompt and the fields.
+            task: ``"query"``, ``"document"`` or ``"similarity"``; None: see `default_task`, but ``"query"`` if only its
+                template has a place for the prompt and the fields.
             **fields: Values of the templates' fields.
         """
         if task is None:
             given = {*fields, "instruction"} if prompt else set(fields)
-            task = "query" if given & (self.fields("query") - self.fields("document")) else "document"
+            task = "query" if given & (self.fields("query") - self.fields()) else self.default_task
         # Asked anew each time, as a tokenizer's post-processor can be replaced without a sign of it.
         special = special_tokens(self.tokenizer)
         key = (prompt, task, repr(sorted(fields.items())), self.instruction, id(self.tokenizer), special)
@@ -173,8 +181,8 @@ class RepeatTransformer(Transformer):
         return frames
 
     def _make_frames(self, prompt: str, task: str, fields: Mapping[str, str]) -> tuple[Frame, ...]:
-        if task not in TASKS:
-            raise ValueError(f"task={task!r} is not known. Choose from {', '.join(TASKS)}.")
+        if task not in self.templates[0]:
+            raise ValueError(f"task={task!r} is not known. Choose from {', '.join(self.templates[0])}.")
         known = self.fields(task)
         if unknown := sorted(set(fields) - known):
             raise ValueError(f"{unknown[0]}={fields[unknown[0]]!r}: the template has only {sorted(known)}.")
@@ -308,7 +316,7 @@ class RepeatTransformer(Transformer):
         super().on_model_ready(model)
         names = [type(module).__name__ for module in model]
         self._pipeline = [each for each in model.modules() if hasattr(each, "on_model_ready")]
-        unpooled = {"Dense", "Dropout", "LayerNorm", "Normalize", "PromptEnsemble"}
+        unpooled = {"Dense", "Dropout", "LayerNorm", "Normalize", "PromptEnsemble", "QueryShift"}
         if model[0] is self and hasattr(model, "encode_query") and set(names[1:]) <= unpooled:
             raise ValueError(f"modules.json: no pooling follows {names[0]}. Copy all files of the model, or add one.")
         if self.rows > 1 and "PromptEnsemble" not in names:

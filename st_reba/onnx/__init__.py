@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from sentence_transformers import SentenceTransformer
@@ -34,7 +34,7 @@ def export(
     *,
     quantize: str | None = None,
     overwrite: bool = False,
-    task: Task | None = None,
+    task: Task | Literal["similarity"] | None = None,
 ) -> dict[str, Any]:
     """Write a model as one ONNX graph, in a folder of stock sentence-transformers modules.
 
@@ -48,7 +48,8 @@ def export(
         quantize: ``"int8"``: also write a graph in 8 bits, and what it loses on the golden texts; refused where that is
             too much.
         overwrite: Replace an exported model that is there.
-        task: Whose template and prompt the graph holds, ``"query"`` or ``"document"``; None: both are the same.
+        task: Whose template, prompt and shift the graph holds: ``"query"``, ``"document"``, or ``"similarity"`` for
+            what ``encode`` gives; None: all are the same.
 
     Returns:
         Sizes, the distance from torch, and the loss of int8 if asked for.
@@ -109,11 +110,17 @@ def _write_card(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path,
     task, values = graph.task, values_of(model, folder)
     metadata = yaml.safe_load(values["metadata"])
     metadata["tags"] = [*metadata["tags"], "onnx"]
-    metadata["model_name"] = "-".join([metadata["model_name"], "onnx", *([task] if task else [])])
+    name_parts = [metadata["model_name"], "onnx"]
+    if graph.requested_task is not None:
+        name_parts.append(graph.requested_task)
+    metadata["model_name"] = "-".join(name_parts)
+    around = values["templates"][task or graph.first.default_task][0]
+    if values["plain"] and not graph.prompt:
+        around = None
     values |= {
         "metadata": yaml.safe_dump(metadata).strip(),
         "task": task,
-        "around": None if values["plain"] and not graph.prompt else values["templates"][task or "document"][0],
+        "around": around,
         "prompt": graph.prompt,
         "positions": graph.max_length,
         "special": graph.before + graph.after,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from inspect import signature
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -12,7 +12,7 @@ from sentence_transformers.base.modules import Dense, Normalize
 from torch import Tensor, nn
 
 from ..encode import Task, saved_prompt
-from ..modules import ChunkedReBAPooling, ReBAPooling, RepeatTransformer
+from ..modules import ChunkedReBAPooling, QueryShift, ReBAPooling, RepeatTransformer
 from ..modules.layout import decoder_of, empty_text_token, special_tokens
 from ..modules.masks import LayerMasks
 from ..modules.passes import ForwardPass, running
@@ -41,7 +41,7 @@ class EmbeddingGraph(nn.Module):
 
     Args:
         model: A model that st_reba built; its base calls :func:`~st_reba.onnx.attention.attend` while it is traced.
-        task: Whose template and prompt are placed; None: both tasks have the same.
+        task: Whose template and prompt are placed, ``"similarity"`` for those of ``encode``; None: all are the same.
 
     Raises:
         ValueError: The model holds something that no graph can.
@@ -50,9 +50,12 @@ class EmbeddingGraph(nn.Module):
     first: Any
     literals: Tensor
 
-    def __init__(self, model: SentenceTransformer, task: Task | None = None) -> None:
+    def __init__(self, model: SentenceTransformer, task: Task | Literal["similarity"] | None = None) -> None:
         super().__init__()
         _check(model, task)
+        self.requested_task = task
+        if task == "similarity":
+            task = None  # as encode names it
         first: Any = model[0]
         _, self.pooling, *rest = model
         self.__dict__["first"] = first  # not one more submodule
@@ -69,6 +72,8 @@ class EmbeddingGraph(nn.Module):
             self.empty = empty_text_token(model.tokenizer)
         self.dimension: Any = model.get_embedding_dimension()
         self.model: Any = first.model
+        if task != "query":
+            rest = [module for module in rest if not isinstance(module, QueryShift)]
         self.behind = nn.ModuleList(rest)
         self._takes = set(signature(self.model.forward).parameters)
         literals = [token for part in self.frame.parts if part is not None for token in part]
@@ -91,7 +96,8 @@ class EmbeddingGraph(nn.Module):
         hidden, rows = self._run(at)
         sentence = self._pooled(hidden, at) if rows is None else self._reba(hidden, rows, at)
         for module in self.behind:
-            sentence = module({"sentence_embedding": sentence})["sentence_embedding"]
+            options = {"task": self.task} if isinstance(module, QueryShift) else {}
+            sentence = module({"sentence_embedding": sentence}, **options)["sentence_embedding"]
         return sentence[:, None] + torch.zeros_like(input_ids, dtype=sentence.dtype)[:, :, None]
 
     def _placed(self, input_ids: Tensor, start: Tensor, count: Tensor) -> _Layout:
@@ -165,7 +171,7 @@ class EmbeddingGraph(nn.Module):
         return pooling.token_vectors(features).sum(dim=1) / at.tokens  # type: ignore[no-any-return]
 
 
-def _check(model: SentenceTransformer, task: Task | None = None) -> None:
+def _check(model: SentenceTransformer, task: str | None = None) -> None:
     first: Any = model[0]
     if not isinstance(first, RepeatTransformer) or getattr(first, "own_input", False):
         raise ValueError(f"{type(first).__name__} keeps the base's own input: no graph. Build with pooling=….")
@@ -192,9 +198,13 @@ def _check(model: SentenceTransformer, task: Task | None = None) -> None:
         f"cuts its vectors (truncate_dim={model.truncate_dim}). Set it to None, and cut what the graph gives": (
             model.truncate_dim is not None
         ),
-        "puts other words around a query than around a document, and a graph holds one of both. Give task='query' or "
-        "'document' (--task), into a folder each": (
-            task is None and len({first.frames(saved_prompt(model, each), each)[0] for each in tasks}) > 1
+        "treats a query otherwise than a document or than what encode takes, and a graph holds one of these. Give "
+        "task='query', 'document' or 'similarity' (--task), into a folder each": (
+            task is None
+            and (
+                len({first.frames(saved_prompt(model, each), each)[0] for each in tasks}) > 1
+                or any(isinstance(module, QueryShift) for module in model)
+            )
         ),
     }
     for reason, found in reasons.items():
@@ -203,8 +213,10 @@ def _check(model: SentenceTransformer, task: Task | None = None) -> None:
     for each in list(model)[2:]:
         names = {getattr(each, f"module_{way}_name", None) for way in ("input", "output")}
         plain = names == {"sentence_embedding"} and not vars(each).get("use_residual")
+        if isinstance(each, QueryShift):
+            continue
         if not isinstance(each, (Normalize, Dense)) or not plain:
             raise ValueError(
-                f"{type(each).__name__} behind the pooling cannot be exported: only Normalize, and Dense without "
-                "use_residual, both from 'sentence_embedding' to 'sentence_embedding'."
+                f"{type(each).__name__} behind the pooling cannot be exported: only QueryShift, Normalize, and Dense "
+                "without use_residual, from 'sentence_embedding' to 'sentence_embedding'."
             )

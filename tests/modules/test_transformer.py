@@ -134,14 +134,14 @@ def test_weights_of_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
 REBA = "attention blocks capture pooling"
 # Most lines of the file that travels with a model, and its sections behind those of every file.
 FILES: dict[tuple[str, str], tuple[int, str]] = {
-    ("llama", "reba mean"): (960, REBA), ("llama", "reba template"): (1000, f"templates {REBA}"),
-    ("llama", "authors last"): (1065, "attention blocks capture both_ways pooling authors"),
-    ("llama", "chunk mean"): (1095, f"{REBA} pieces"), ("llama", "concat"): (1060, f"layers reader {REBA}"),
-    ("llama", "chunk mask0"): (1285, "attention blocks masks capture both_ways pooling pieces"),
-    ("llama", "echo last"): (570, ""), ("llama", "reversed"): (690, "templates reversal ensemble"),
-    ("llama", "outputs"): (720, "layers outputs templates"), ("llama", "mask0"): (800, "attention masks"),
-    ("llama", "inter"): (900, "layers attention masks second"), ("gpt_oss", "echo last"): (570, ""),
-    ("gpt_oss", "mask0"): (900, "attention blocks masks"), ("gemma2", "echo last"): (740, "attention blocks"),
+    ("llama", "reba mean"): (980, REBA), ("llama", "reba template"): (1020, f"templates {REBA}"),
+    ("llama", "authors last"): (1085, "attention blocks capture both_ways pooling authors"),
+    ("llama", "chunk mean"): (1115, f"{REBA} pieces"), ("llama", "concat"): (1080, f"layers reader {REBA}"),
+    ("llama", "chunk mask0"): (1305, "attention blocks masks capture both_ways pooling pieces"),
+    ("llama", "echo last"): (590, ""), ("llama", "reversed"): (710, "templates reversal ensemble"),
+    ("llama", "outputs"): (740, "layers outputs templates"), ("llama", "mask0"): (820, "attention masks"),
+    ("llama", "inter"): (920, "layers attention masks second"), ("gpt_oss", "echo last"): (590, ""),
+    ("gpt_oss", "mask0"): (920, "attention blocks masks"), ("gemma2", "echo last"): (760, "attention blocks"),
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from sentence_transformers.base.modules import Dense
 from torch.nn.utils.rnn import pad_sequence
 
 import st_reba
+from st_reba import QueryShift
 from st_reba.onnx.attention import GraphMasks, attend, graph_attention
 from st_reba.onnx.graph import EmbeddingGraph
 
@@ -136,3 +137,28 @@ def test_refused(base: Base, says: str, options: dict[str, Any], change: Any) ->
         change(model)
     with pytest.raises(ValueError, match=says):
         EmbeddingGraph(model)
+
+
+SEARCH_TEMPLATE = {"query": "Query: {text} Word:", "document": "Text: {text}", "similarity": "It says: {text} Word:"}
+
+
+@pytest.mark.parametrize("task", ["query", "document", "similarity"])
+def test_graph_of_a_task_embeds_as_the_model_does(base: Base, task: Any) -> None:
+    """The wordings are those of the task."""
+    model = build(base("qwen3"), method="prompteol", template=SEARCH_TEMPLATE)
+    encode = {"query": model.encode_query, "document": model.encode_document, "similarity": model.encode}[task]
+    vectors = graph_vectors(EmbeddingGraph(model, task), TEXTS, "right")
+    assert difference(vectors, encode(TEXTS)) < 1e-5
+
+
+@pytest.mark.parametrize("task", ["query", "document"])
+def test_graph_shifts_queries_alone(base: Base, task: Any) -> None:
+    model = build(base("qwen3"), method="prompteol", normalize=False)
+    width = model.get_embedding_dimension() or 0
+    shift = QueryShift(width, torch.linspace(-5, 5, width))
+    shifted_model = SentenceTransformer(modules=[*model, shift], device="cpu")
+    encode = {"query": shifted_model.encode_query, "document": shifted_model.encode_document}[task]
+    vectors = graph_vectors(EmbeddingGraph(shifted_model, task), TEXTS, "right")
+    assert difference(vectors, encode(TEXTS)) < 1e-5
+    with pytest.raises(ValueError, match="treats a query otherwise.*task='query', 'document' or 'similarity'"):
+        EmbeddingGraph(shifted_model)

@@ -1,0 +1,371 @@
+"""A linear map of vectors, fitted on those of unlabelled texts."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
+
+from .encode import Task
+from .modules import QueryShift
+from .storage.files import whole_file
+from .storage.probe import Probe, probe
+
+Kind = Literal["center", "abtt", "whiten"]
+Vectors = NDArray[np.floating]
+Array = NDArray[np.float64]
+
+# A filter may make the difference of two vectors at most this many times larger, for vectors
+# of length 1: so what rounding adds stays below 1e-5.
+MOST_GAIN = 200.0
+# The mean of fewer is a chance one.
+FEWEST_TEXTS = 100
+FEWEST_QUERIES = 20
+# Texts a dimension that full whitening needs.
+_TEXTS_PER_DIMENSION = 4
+_FULL_POWER = 0.5
+# Partial whitening takes this share of each variance from the mean of all: of few texts, the
+# smallest variances are too small, or 0.
+_SHRINKAGE = 0.1
+_DEFAULT_REMOVED_DIRECTIONS = 3
+# A smaller standard deviation, in parts of the vectors' length, is mostly rounding of float32.
+_LEAST_DEVIATION = 1e-5
+# Rows whose float64 copies exist at a time.
+_ROWS_AT_A_TIME = 4096
+_FORMAT = "st_reba.filter"
+
+
+@dataclass(frozen=True, eq=False)
+class Filter:
+    """y = W (x − mean), fitted on a sample of vectors; a query's mean may be another than a document's.
+
+    Args:
+        kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W takes away ``r`` principal directions,
+            by default 3. ``"whiten"``: W gives the coordinates along ``dimensions`` principal directions, by
+            default all, each divided by a power of its variance: 0.5, by default, gives each the standard
+            deviation 1; 0.25 is what search wants, as it leaves frequent differences larger than rare ones.
+        mean: The documents' mean, [d].
+        weight: W, [d', d].
+        query_mean: The queries' mean, [d]; None: that of the documents.
+        description: What it was fitted with, as ``"whiten:dimensions=64,texts=2000"``.
+        probe: Probe of the model that gave the vectors; None: not known.
+
+    Source:
+        Mu and Viswanath (2018), All-but-the-Top, algorithm 1 (whose projection leaves one constant vector
+        more in y); whitening as in Su et al. (2021).
+
+    Example:
+        >>> import numpy as np
+        >>> vectors = np.random.default_rng(0).normal(3.0, [4.0, 2.0, 1.0], (500, 3))
+        >>> Filter.fit(vectors, "whiten", dimensions=2).apply(vectors).std(axis=0).round(6)
+        array([1., 1.])
+    """
+
+    kind: Kind
+    mean: Array = field(repr=False)
+    weight: Array = field(repr=False)
+    query_mean: Array | None = field(default=None, repr=False)
+    description: str = ""
+    probe: Probe | None = field(default=None, repr=False)
+
+    @classmethod
+    def fit(
+        cls,
+        document_vectors: Vectors,
+        kind: Kind = "abtt",
+        *,
+        r: int | None = None,
+        dimensions: int | None = None,
+        power: float | None = None,
+        query_vectors: Vectors | None = None,
+        model: SentenceTransformer | None = None,
+    ) -> Filter:
+        """Fit a filter on vectors, in float64.
+
+        Args:
+            document_vectors: [N, d], as the model gives them without a filter. Whitening by the power 0.5
+                needs four a dimension; all else 100.
+            kind, r, dimensions, power: See the class.
+            query_vectors: [M, d], of queries or of what stands for them, 20 or more; only their mean is used.
+            model: The model that gave the vectors, so that the filter knows it again.
+
+        Raises:
+            ValueError: An option of another kind, too few vectors, NaN, or a direction in which they hardly vary.
+        """
+        text_count, width = document_vectors.shape
+        options = FilterOptions.check(kind, r, dimensions, power, text_count, width)
+        mean = _finite_mean(document_vectors)
+        query_mean = None
+        if query_vectors is not None:
+            query_mean = _mean_of_queries(query_vectors, width)
+        model_probe = None
+        if model is not None:
+            model_probe = _probe_without_truncation(model)
+        return cls(
+            kind=kind,
+            mean=mean,
+            weight=_fit_weight(document_vectors, mean, options),
+            query_mean=query_mean,
+            description=options.describe(text_count, query_vectors),
+            probe=model_probe,
+        )
+
+    def apply(self, vectors: Vectors, task: Task | None = None) -> Array:
+        """Filter vectors.
+
+        Args:
+            vectors: [N, d] or [d].
+            task: ``"query"``: the queries' mean is taken away; else the documents'.
+
+        Returns:
+            Filtered vectors in float64, [N, d'] or [d'], not scaled to length 1.
+        """
+        mean = self.mean
+        if task == "query" and self.query_mean is not None:
+            mean = self.query_mean
+        centered_vectors = np.asarray(vectors, np.float64) - mean
+        return np.asarray(centered_vectors @ self.weight.T)
+
+    def dense(self, dtype: torch.dtype = torch.float32) -> Dense:
+        """The filter of documents as sentence-transformers' own ``Dense``, W x − W·mean."""
+        weight = torch.from_numpy(self.weight).to(dtype)
+        # By the rounded W, so that the mean still becomes zero.
+        bias = -(weight.double() @ torch.from_numpy(self.mean)).to(dtype)
+        out_features, in_features = self.weight.shape
+        dense = Dense(
+            in_features,
+            out_features,
+            activation_function=torch.nn.Identity(),
+            init_weight=weight,
+            init_bias=bias,
+        )
+        return dense.eval()
+
+    def query_shift(self, dtype: torch.dtype = torch.float32) -> QueryShift | None:
+        """What makes the filter of documents that of queries, in front of it; None: they are the same."""
+        if self.query_mean is None:
+            return None
+        shift = torch.from_numpy(self.mean - self.query_mean).to(dtype)
+        return QueryShift(self.mean.size, shift)
+
+    def to_bytes(self) -> bytes:
+        """The filter as the content of a .safetensors file."""
+        from safetensors.numpy import save
+
+        arrays = {"mean": self.mean, "weight": self.weight}
+        if self.query_mean is not None:
+            arrays["query_mean"] = self.query_mean
+        metadata = {"kind": self.kind, "description": self.description, "probe": self.probe}
+        return save(arrays, metadata={_FORMAT: json.dumps(metadata, default=Probe.to_json)})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Filter:
+        """Read what :meth:`to_bytes` gave; a ValueError where it is no filter, or damaged."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        try:
+            arrays = load(content)
+            metadata = json.loads(_metadata_of(content)[_FORMAT])
+            stored_filter = cls._from_stored(arrays, metadata)
+        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"it is no filter, or damaged: {error}. Fit it again.") from error
+        return stored_filter
+
+    @classmethod
+    def _from_stored(cls, arrays: dict[str, Array], metadata: dict[str, Any]) -> Filter:
+        model_probe = None
+        if metadata["probe"] is not None:
+            model_probe = Probe.from_json(metadata["probe"])
+        stored_filter = cls(
+            kind=metadata["kind"],
+            mean=arrays["mean"],
+            weight=arrays["weight"],
+            query_mean=arrays.get("query_mean"),
+            description=str(metadata["description"]),
+            probe=model_probe,
+        )
+        if stored_filter.kind not in get_args(Kind):
+            raise ValueError(f"kind={stored_filter.kind!r:.80} is not known")
+        zeros = np.zeros_like(stored_filter.mean)
+        filtered_zeros = np.stack([stored_filter.apply(zeros), stored_filter.apply(zeros, "query")])
+        if not np.isfinite(filtered_zeros).all():
+            raise ValueError("it holds NaN or infinity")
+        return stored_filter
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one .safetensors file, whole or not at all."""
+        if Path(path).suffix != ".safetensors":
+            raise ValueError(f"{str(path)!r} must end in .safetensors.")
+        with whole_file(path) as stream:
+            stream.write(self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Filter:
+        """Read what :meth:`save` wrote; a ValueError where it is no filter, or damaged."""
+        try:
+            return cls.from_bytes(Path(path).read_bytes())
+        except ValueError as error:
+            raise ValueError(f"filter={str(path)!r}: {error}") from error
+
+
+@dataclass(frozen=True)
+class FilterOptions:
+    """Options of a filter, checked: principal directions that are removed or kept, and the power of whitening."""
+
+    kind: Kind
+    r: int | None
+    dimensions: int | None
+    power: float
+    direction_count: int
+
+    @classmethod
+    def check(
+        cls,
+        kind: Kind,
+        r: int | None,
+        dimensions: int | None,
+        power: float | None,
+        text_count: int,
+        width: int,
+    ) -> FilterOptions:
+        if kind not in get_args(Kind):
+            raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}.")
+        _check_directions("r", r, "abtt", kind, width - 1)
+        _check_directions("dimensions", dimensions, "whiten", kind, width)
+        _check_power(power, kind)
+        direction_count = 0
+        if kind == "abtt":
+            r = r or _DEFAULT_REMOVED_DIRECTIONS
+            direction_count = r
+        if kind == "whiten":
+            direction_count = dimensions or width
+        options = cls(kind, r, dimensions, power or _FULL_POWER, direction_count)
+        needed_count = options.needed_texts(width)
+        if text_count < needed_count:
+            raise ValueError(
+                f"{kind}: {text_count} different texts are too few for {width} dimensions. Give {needed_count} or more."
+            )
+        return options
+
+    def needed_texts(self, width: int) -> int:
+        if self.kind == "abtt":
+            return max(FEWEST_TEXTS, width)
+        if self.kind == "whiten" and self.power == _FULL_POWER:
+            return max(FEWEST_TEXTS, _TEXTS_PER_DIMENSION * self.direction_count)
+        return FEWEST_TEXTS
+
+    def describe(self, text_count: int, query_vectors: Vectors | None) -> str:
+        facts: dict[str, object] = {"r": self.r, "dimensions": self.dimensions}
+        if self.power != _FULL_POWER:
+            facts["power"] = self.power
+        facts["texts"] = text_count
+        if query_vectors is not None:
+            facts["queries"] = len(query_vectors)
+        written_facts = [f"{name}={value}" for name, value in facts.items() if value is not None]
+        return f"{self.kind}:" + ",".join(written_facts)
+
+
+def _check_directions(
+    name: str,
+    value: int | None,
+    kind_of_option: Kind,
+    kind: Kind,
+    most: int,
+) -> None:
+    if value is None:
+        return
+    if kind != kind_of_option:
+        raise ValueError(f"{name}={value!r} belongs to kind={kind_of_option!r}, not to {kind!r}. Drop it.")
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(f"{name}={value!r} must be a whole number from 1 to {most}.")
+
+
+def _check_power(power: float | None, kind: Kind) -> None:
+    if power is None:
+        return
+    if kind != "whiten":
+        raise ValueError(f"power={power!r} belongs to kind='whiten', not to {kind!r}. Drop it.")
+    if type(power) not in (int, float) or not 0 < power <= _FULL_POWER:
+        raise ValueError(f"power={power!r} must be a number above 0, and {_FULL_POWER} at most.")
+
+
+def _finite_mean(vectors: Vectors) -> Array:
+    if not np.isfinite(vectors).all():
+        raise ValueError("vectors hold NaN or infinity. Load the model in float32 or bfloat16.")
+    return np.asarray(vectors.mean(axis=0, dtype=np.float64))
+
+
+def _mean_of_queries(query_vectors: Vectors, width: int) -> Array:
+    query_count, query_width = query_vectors.shape
+    if query_width != width:
+        raise ValueError(f"query_vectors have {query_width} dimensions, document_vectors {width}. Use one model.")
+    if query_count < FEWEST_QUERIES:
+        raise ValueError(
+            f"query_vectors: the mean of {query_count} is a chance one. "
+            f"Give {FEWEST_QUERIES} or more, as sentences of the documents."
+        )
+    return _finite_mean(query_vectors)
+
+
+def _fit_weight(vectors: Vectors, mean: Array, options: FilterOptions) -> Array:
+    """W, [d', d], of vectors [N, d]."""
+    width = mean.size
+    if options.kind == "center":
+        return np.eye(width)
+    covariance = _covariance(vectors, mean)
+    squared_length = float(covariance.trace() + mean @ mean)
+    variances, directions = _principal_directions(covariance, options.direction_count)
+    if options.power < _FULL_POWER:
+        mean_variance = float(covariance.trace()) / width
+        variances = (1 - _SHRINKAGE) * variances + _SHRINKAGE * mean_variance
+    if variances.min() <= _LEAST_DEVIATION**2 * squared_length:
+        raise ValueError(
+            f"{options.kind}: the vectors hardly vary in some of the {options.direction_count} "
+            "directions that were asked for. Ask for fewer, or give other texts."
+        )
+    if options.kind == "abtt":
+        return np.eye(width) - directions.T @ directions
+    bounded_variances = np.maximum(variances, squared_length / MOST_GAIN**2)
+    return directions / bounded_variances[:, None] ** options.power
+
+
+def _covariance(vectors: Vectors, mean: Array) -> Array:
+    width = mean.size
+    sum_of_products = np.zeros((width, width))
+    for start in range(0, len(vectors), _ROWS_AT_A_TIME):
+        centered_vectors = vectors[start : start + _ROWS_AT_A_TIME].astype(np.float64) - mean
+        sum_of_products += centered_vectors.T @ centered_vectors
+    return sum_of_products / len(vectors)
+
+
+def _principal_directions(covariance: Array, count: int) -> tuple[Array, Array]:
+    """The largest variances [count], falling, and their directions [count, d]."""
+    variances, columns = np.linalg.eigh(covariance)
+    directions = np.ascontiguousarray(columns.T[::-1][:count])
+    # Either sign is an eigenvector's; the same one has to come out on every machine.
+    largest_columns = np.abs(directions).argmax(axis=1)
+    signs = np.sign(directions[np.arange(count), largest_columns])
+    return variances[::-1][:count], directions * signs[:, None]
+
+
+def _probe_without_truncation(model: SentenceTransformer) -> Probe:
+    whole_model = copy.copy(model)
+    whole_model.truncate_dim = None
+    return probe(whole_model)
+
+
+def _metadata_of(content: bytes) -> dict[str, str]:
+    """Metadata of a .safetensors file, whose form is known to be right."""
+    header_length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + header_length])
+    return dict(header.get("__metadata__") or {})

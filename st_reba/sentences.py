@@ -1,0 +1,70 @@
+"""Sentences of texts, which stand for queries where there are none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from random import Random
+
+# A line break; the space after a mark that ends a sentence; or such a mark in Chinese or Japanese,
+# which no space follows.
+_SENTENCE_END = re.compile(r"\s*\n\s*|(?<=[.!?…])\s+|(?<=[。！？；])\s*")
+# Shorter ones are headings, numbers and cut abbreviations; of longer ones the beginning is as long as a long query.
+_FEWEST_LETTERS = 4
+_MOST_CHARACTERS = 200
+
+
+def split_sentences(text: str) -> list[str]:
+    """Split a text where sentences end, by punctuation and line breaks alone; what hardly has letters is dropped.
+
+    Example:
+        >>> split_sentences("The ship left. 船开走了。我们留下！ 3.")
+        ['The ship left.', '船开走了。', '我们留下！']
+    """
+    sentences: list[str] = []
+    for piece in _SENTENCE_END.split(text):
+        sentence = piece.strip()
+        if _count_letters(sentence) >= _FEWEST_LETTERS:
+            sentences.append(sentence[:_MOST_CHARACTERS])
+    return sentences
+
+
+def sample_sentences(
+    texts: Sequence[str],
+    count: int,
+    seed: int = 0,
+) -> list[str]:
+    """Draw different sentences of texts, from as many texts as there are, so that no long text outweighs others.
+
+    Args:
+        texts: The texts.
+        count: Sentences to draw at most; there are fewer if the texts hold fewer.
+        seed: The same seed draws the same sentences.
+
+    Returns:
+        The sentences, in random order.
+
+    Example:
+        >>> sorted(sample_sentences(["The ship left. It rained.", "A cat sleeps."], 3))
+        ['A cat sleeps.', 'It rained.', 'The ship left.']
+    """
+    random_state = Random(seed)
+    sentences_by_text: list[list[str]] = []
+    for text in random_state.sample(texts, len(texts)):
+        sentences = split_sentences(text)
+        random_state.shuffle(sentences)
+        sentences_by_text.append(sentences)
+    # One of each text, then a second one of each, and so on. A dict keeps the order, and each sentence once.
+    drawn_sentences: dict[str, None] = {}
+    while sentences_by_text:
+        for sentences in sentences_by_text:
+            if len(drawn_sentences) == count:
+                return list(drawn_sentences)
+            if sentences:
+                drawn_sentences[sentences.pop()] = None
+        sentences_by_text = list(filter(None, sentences_by_text))
+    return list(drawn_sentences)
+
+
+def _count_letters(text: str) -> int:
+    return sum(map(str.isalpha, text))
