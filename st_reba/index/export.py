@@ -14,6 +14,7 @@ from ..storage.files import whole_path
 from .search import Snapshot
 from .store import State, crc_of, damaged, documents, read_dead, read_pending, vector_keys
 from .vectors import Segment, add, save, trained
+from .words import verify_words
 
 
 def export(snapshot: Snapshot, tx: sqlite3.Connection, out: Path, *, overwrite: bool) -> int:
@@ -83,3 +84,5 @@ def verify(snapshot: Snapshot, tx: sqlite3.Connection) -> None:
     fits = fits and np.array_equal(there[there >= state.stop], later) and len(np.unique(filed)) == len(filed)
     if not fits or (file is not None and file.keys is not None and not np.array_equal(file.keys, filed)):
         raise ValueError(damaged(store.folder, "its documents and its vectors do not belong together"))
+    if state.words is not None:
+        verify_words(tx, state.words, store.path)

@@ -7,15 +7,12 @@ a side are then scaled to 0 … 1, because BM25 and cosines cannot be compared a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 
 from .bm25 import Scores
 from .store import Keys
 
-Mode = Literal["hybrid", "vectors", "words"]
-MODES: tuple[str, ...] = get_args(Mode)
 # Share of the vectors in a score; the rest is of the words.
 VECTORS_SHARE = 0.5
 # Documents on each list, if not more are asked for.

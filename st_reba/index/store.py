@@ -26,7 +26,9 @@ from numpy.typing import NDArray
 from ..corpus.records import Document, to_json
 
 FILE = "index.sqlite"
-FORMAT = 5
+FORMAT = 6
+# Of the fifth, which has no words, states are read too.
+_READ_FORMATS = (5, FORMAT)
 _SCHEMA = """
 CREATE TABLE documents (
     key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL, vectors INTEGER NOT NULL, spans TEXT,
@@ -74,6 +76,7 @@ class State:
     stop: int = 0
     pending: int = 0
     deleted: int = 0
+    words: str | None = None  # language of the documents' words, as `words.write_words` found it; None: no words
 
 
 class Store:
@@ -162,7 +165,7 @@ def read_state(tx: sqlite3.Connection, path: Path) -> State:
 @lru_cache(4)  # every search reads the state
 def _state(text: str, digest: str) -> State:
     value = json.loads(text)
-    if hashlib.sha256(text.encode()).hexdigest() != digest or value.pop("format") != FORMAT:
+    if hashlib.sha256(text.encode()).hexdigest() != digest or value.pop("format") not in _READ_FORMATS:
         raise ValueError("its state is of another version, or not what was written")
     state = State(**value)
     if state.file is not None and Path(state.file).name != state.file:

@@ -1,7 +1,8 @@
 """The words of documents, in SQLite's FTS5: how a text becomes terms, and the tables that hold them.
 
-European words are read by FTS5's tokenizer ``unicode61``, and stemmed by ``porter`` where the texts are English. Scripts
-that write no spaces become overlapping pairs of characters, and single characters, before FTS5 sees them.
+European words are read by FTS5's tokenizer ``unicode61``, and stemmed by ``porter`` where the texts are
+English. Scripts that write no spaces become overlapping pairs of characters, and single characters, before
+FTS5 sees them.
 
 The table ``words`` is contentless: its rows have the keys of ``documents``, which holds the texts, so a row is removed
 by giving FTS5 the text again. Everything happens in the transaction that changes ``documents``.
@@ -49,7 +50,7 @@ _UNSPACED_RUN = re.compile(
     "\uf900-\ufaff\U00020000-\U000323af\u0e01-\u0e4e\u0e81-\u0ece\u1000-\u103f\u1780-\u17d3]+"
 )
 # Words that are frequent in English alone.
-_ENGLISH_WORDS = frozenset("the of and to with from that this are which by or".split())
+_ENGLISH_WORDS = frozenset(["the", "of", "and", "to", "with", "from", "that", "this", "are", "which", "by", "or"])
 _LATIN_WORD = re.compile(r"[a-z\u00df-\u024f]+")
 _ENGLISH_SHARE = 0.03
 # From fewer words nothing can be told: English, for it is the commonest.
