@@ -54,6 +54,7 @@ def index_state(path: Path) -> dict[str, Any]:
     return {
         **{name: about[name] for name in ("documents", "vectors", "factory", "parameters", "columns", "pending")},
         "found": [[(one.id, one.score, one.text) for one in row] for row in index.search(queries, k=8)],
+        "words": [[(one.id, one.score) for one in row] for row in index.search(QUERIES, k=8, mode="words")],
         "texts": [(one.id, one.text, one.metadata) for one in index],
         "rejects": index.rejects(),
         "values": values,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -31,6 +31,9 @@ from .app import (
 )
 from .streams import standard_input
 
+if TYPE_CHECKING:
+    from ..index import SearchResult
+
 _FILES = (
     ".txt (one text a line), .jsonl, .json, .csv, .tsv, .parquet, .md (one document), or a folder; -: lines of stdin"
 )
@@ -45,6 +48,9 @@ Passages = Annotated[str | None, Option(metavar="N:M", help="Cut texts into pass
 Workers = Annotated[int | None, Option(metavar="N", min=1, help="Encode in N workers of Ray. [default: here]")]
 BatchTokens = Annotated[int | None, Option(metavar="N", min=1, help="Most token positions in a forward pass.")]
 Encoding = Annotated[str | None, Option(metavar="NAME", help="Encoding of text files and of stdin. [default: UTF-8]")]
+Mode = Annotated[
+    Literal["hybrid", "vectors", "words"] | None, Option(help="What is compared. [default: hybrid, if it has words]")
+]
 Strict = Annotated[
     bool, Option("--strict", help="Stop at the first invalid record. [default, into a folder: set it aside]")
 ]
@@ -219,6 +225,8 @@ def search(
     query: Annotated[list[str] | None, Argument(metavar="QUERY", help="Queries. [default: lines of stdin]")] = None,
     top: Annotated[int, Option("--top", "-k", metavar="N", min=1, help="Results per query.")] = 10,
     where: Annotated[list[str] | None, Option(metavar="C", help="Condition, as 'year>=2020'. Repeatable.")] = None,
+    mode: Mode = None,
+    explain: Annotated[bool, Option("--explain", help="Also show the scores of vectors and of words.")] = False,
     model: Annotated[str | None, Option(metavar="MODEL", help="Saved model, if it is no longer where it was.")] = None,
     encoding: Encoding = None,
     device: Device = None,
@@ -226,7 +234,12 @@ def search(
     trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search an index. Example: st-reba search my_index 'why do stocks fall' --where 'year>=2020'"""
+    """Search an index by words, by vectors, or by both, which is the default.
+
+    A query is words: quotes and operators mean nothing. Hybrid scores go from 0 to 1, and rank the results of one
+    query. Examples: st-reba search my_index 'why do stocks fall' --where 'year>=2020';
+    st-reba search my_index --mode words --explain < queries.txt
+    """
     from ..index import Index
 
     if query:
@@ -236,9 +249,9 @@ def search(
     opened = Index.open(folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     one = None
     for one in query or _queries(encoding):
-        results = opened.search(one, top, where=chosen)
+        results = opened.search(one, top, where=chosen, mode=mode, explain=explain)
         if as_json:
-            print(dumped({"query": one, "results": [asdict(result) for result in results]}), flush=True)
+            print(dumped({"query": one, "results": [result.to_json() for result in results]}), flush=True)
             continue
         if not query or len(query) > 1:
             print(one)
@@ -247,18 +260,26 @@ def search(
             place = f"{known['file']}, line {known['line']}" if {"file", "line"} <= known.keys() else result.id
             text = " ".join((result.passage or result.text).split())
             text = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-            print(f"{result.rank:>3}. {result.score:.4f}  {place}  {text}", flush=True)
+            print(f"{result.rank:>3}. {_scores(result)}  {place}  {text}", flush=True)
         if not results:
             print("nothing found", file=sys.stderr)
     if one is None:
         raise ValueError("no query: give one, or lines on standard input")
 
 
+def _scores(result: SearchResult) -> str:
+    sides = {"vectors": result.vector_score, "words": result.word_score}
+    explained = ", ".join(f"{side} {score:.4f}" for side, score in sides.items() if score is not None)
+    return f"{result.score:.4f} ({explained})" if explained else f"{result.score:.4f}"
+
+
 @app.command(cls=CheckedCommand)
 def prune(
     folder: Folder,
     ids: Annotated[list[str] | None, Argument(metavar="ID", help="Ids of documents to delete.")] = None,
-    compact: Annotated[bool, Option("--compact", help="Also remove deleted documents from the disk.")] = False,
+    compact: Annotated[
+        bool, Option("--compact", help="Also write vectors and words anew, without what was deleted.")
+    ] = False,
 ) -> None:
     """Delete documents from an index by id, or compact it. Example: st-reba prune my_index doc-17 doc-18 --compact"""
     if not ids and not compact:

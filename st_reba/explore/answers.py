@@ -34,17 +34,21 @@ class Answers:
         shown = min(int(layer), len(inside.maps.layers) - 1)
         return draw.inside_text(inside, inside.weights(weighting, chosen), chosen, shown, self.words)
 
-    def search(self, names: Sequence[str], where: str, query: str, text: str) -> str:
+    def search(self, names: Sequence[str], where: str, mode: str, query: str, text: str) -> str:
         (query,) = compute.lines_of(query, least=1, most=1)
         about, found = self.words["found"], {}
         if where == "index":
-            hits = [(hit.score, hit.passage or hit.text) for hit in self.index.search(query, k=compute.MAX_FOUND)]
+            # An index without words is still searched by vectors.
+            wanted_mode = None if mode == "hybrid" else mode
+            results = self.index.search(query, k=compute.MAX_FOUND, mode=wanted_mode)
+            hits = [(result.score, result.passage or result.text) for result in results]
             found[self.words["index_column"]] = hits[: compute.MAX_RESULTS]
             texts = [text for _, text in hits]
             about += " " + self.words["index_about"].format(most=compute.MAX_FOUND, read=compute.MAX_READ)
         else:
             texts = compute.lines_of(text, least=1, most=compute.MAX_DOCUMENTS)
-        found |= {name: self._ranked(name, query, tuple(texts)) for name in _some(names)}
+        if texts:
+            found |= {name: self._ranked(name, query, tuple(texts)) for name in _some(names)}
         return draw.results(found, query, about)
 
     def or_problem(self, run: Callable[..., str]) -> Callable[..., str]:

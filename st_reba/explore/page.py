@@ -73,10 +73,12 @@ class Page:
         models = self._choice("search-models")
         choices, there = self._choices("pasted", "index"), self.index is not None
         where = gr.Radio(choices, value="pasted", label=self.words["corpus"], elem_id="search-where", visible=there)
+        modes = self._choices("hybrid", "vectors", "words")
+        mode = gr.Radio(modes, value="hybrid", label=self.words["mode"], elem_id="search-mode", visible=there)
         query = self._box("query", "some_query")
         texts = self._box("documents", "some_documents", lines=6)
-        changes = [query.submit, models.change, where.change]
-        self._answer("search", self.answers.search, [models, where, query, texts], changes)
+        changes = [query.submit, models.change, where.change, mode.change]
+        self._answer("search", self.answers.search, [models, where, mode, query, texts], changes)
 
     def _box(self, key: str, example: str, *, lines: int = 1) -> Any:
         size = {"lines": lines, "max_lines": 1 if lines == 1 else 8}

@@ -32,6 +32,7 @@ from . import store as tables
 from . import vectors as ann
 from .store import FILE, Matrix, State, Store, Stored, content_of, crc_of, damaged, documents, documents_with
 from .vectors import Segment
+from .words import drop_words, insert_words, remove_words, write_words
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -128,6 +129,8 @@ class Writer:
         insert = "INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         if not self.tx.execute(insert, (*new, crc_of(new))).rowcount:  # of a corpus with an id twice
             return None
+        if self.state.words is not None:
+            insert_words(self.tx, self.state.next_key, row.text)
         self.state.next_key += row.vectors
         self.state.documents += 1
         return "added" if old is None else "replaced"
@@ -135,6 +138,8 @@ class Writer:
     def remove(self, document: Stored) -> None:
         """Delete a document; its vectors are dead, or no longer pending."""
         self.tx.execute("DELETE FROM documents WHERE key = ?", (document.key,))
+        if self.state.words is not None:
+            remove_words(self.tx, document.key, document.text)
         self.state.documents -= 1
         self.state.truncated -= self.tx.execute("DELETE FROM truncated WHERE key = ?", (document.key,)).rowcount
         keys = [(key,) for key in document.keys]
@@ -144,6 +149,10 @@ class Writer:
         else:
             self.tx.executemany("INSERT INTO dead VALUES (?)", keys)
             self.state.deleted += len(keys)
+
+    def write_words(self) -> None:
+        """Write the words of all documents anew."""
+        self.state.words = write_words(self.tx)
 
     def take(self, corpus: Corpus, *, strict: bool) -> list[Segment]:
         """Insert the documents of a corpus, or set them aside; the vectors of those that were inserted.
@@ -272,6 +281,8 @@ def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
         _sweep(store.folder, name)
         for table in () if fresh is None else ("documents", "pending", "dead", "truncated"):
             tx.execute(f"DELETE FROM {table}")
+        if fresh is not None:
+            drop_words(tx)
         try:
             yield Writer(store, tx, state)
             state.changes, state.stamp = state.changes + 1, uuid.uuid4().hex
@@ -350,6 +361,7 @@ def take_in(
             elif not writer.state.documents:
                 raise ValueError("there are no documents; an index needs at least one")
             else:
+                writer.write_words()
                 writer.fold(segments, factory, parameters)
     taken = writer.counts["added"] + writer.counts["replaced"]
     warn_of_truncation(store.folder, writer.counts["truncated"], taken, writer.state.max_seq_length)

@@ -11,6 +11,7 @@ from ..storage.files import whole_path
 from .search import Snapshot
 from .store import State, check_keys, damaged, documents, read_pending, vector_keys
 from .vectors import Segment, add, save, trained
+from .words import verify_words
 
 _SEARCHED = 8  # vectors that verify searches for
 
@@ -76,3 +77,5 @@ def verify(snapshot: Snapshot, tx: sqlite3.Connection) -> None:
     if file is not None:
         keys = vector_keys(tx, "key < ?", state.stop)
         file.check_search(keys[:_SEARCHED])
+    if state.words is not None:
+        verify_words(tx, state.words, store.path)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..corpus.encode import longest_input
 from ..corpus.folder import Corpus, is_corpus
@@ -20,13 +19,15 @@ from ..corpus.records import Document, Reject
 from ..corpus.source import Input, open_source
 from ..storage.files import parse_path
 from ..storage.probe import Probe, check, load, located, probe, remembered, version_of
-from .arguments import parse_count, parse_ids, parse_queries, resolve_folder
+from .arguments import parse_count, parse_ids, resolve_folder
 from .changes import Change, changing, check_target, one_writer, take_in
 from .export import export, verify
+from .queries import Mode, Queries, Question, Vectors, check_mode, choose_mode, read_queries
 from .search import Snapshot
 from .store import State, Store, documents, documents_with, read_state
 from .vectors import METRICS, scaled_queries, try_factory
 from .where import Where
+from .words import query_terms
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -60,6 +61,7 @@ class Index:
         self._store, self._model, self._options = store, model, options
         self._snapshot: Snapshot | None = None
         self._lock, self._loading = threading.Lock(), threading.Lock()
+        self._absent_words_told = False
         self._checked: tuple[Any, Any] = (None, None)  # version of the model, and the probe that it was compared with
 
     @classmethod
@@ -171,22 +173,36 @@ class Index:
         return index
 
     def search(
-        self, queries: str | Sequence[str] | NDArray[np.floating[Any]], k: int = 10, *, where: Where | None = None
+        self,
+        queries: str | Sequence[str] | Vectors,
+        k: int = 10,
+        *,
+        where: Where | None = None,
+        mode: Mode | None = None,
+        explain: bool = False,
+        vectors: Vectors | None = None,
     ) -> list[Any]:
-        """Find the nearest documents of one or more queries.
+        """Find the best documents for one or more queries.
 
         Args:
             queries: A text, a list of texts, or ready vectors of shape [dim] or [queries, dim].
             k: How many documents to return for each query; all when there are fewer.
             where: Conditions on the metadata, which must all hold: ``{"lang": "zh", "year": {">=": 2020}}``. The
                 operators are =, !=, <, <=, >, >=, "in" (a list), "has" (a list there contains it), "exists".
+            mode: "vectors": by the cosine or inner product with the query, which is the score. "words": by BM25, which
+                is the score; documents without any word of the query are not found, and no model is needed. "hybrid":
+                both, in a score from 0 to 1. It ranks the documents of one query: scores of two queries cannot be
+                compared. None: hybrid for texts, vectors for an array, or if the index has no words.
+            explain: Also give the scores of both sides, as ``vector_score`` and ``word_score``.
+            vectors: Ready vectors of the texts, [dim] or [queries, dim]; None: the model encodes them.
 
         Returns:
             The results of one text or of one vector, best first; a list of such lists for several. Up to 32 documents
             with the same score are in the order they were added.
 
         Raises:
-            ValueError: k, a query or a condition cannot be used; `OtherModelError`: the model did not build the index.
+            ValueError: k, a query, a condition or the mode cannot be used; `OtherModelError`: the model did not build
+                the index.
 
         Example:
             >>> import st_reba
@@ -195,24 +211,49 @@ class Index:
             >>> index = st_reba.Index.build(st_reba.build("mini", "reba", pooling="mean"), texts, "my_index")
             >>> [result.id for result in index.search("Cats sleep.", where={"year": {">=": 2020}})]
             ['b']
+            >>> [result.id for result in index.search("purrs", mode="words")]
+            ['b']
         """
         k = parse_count(k, "k")
-        single, known = isinstance(queries, str) or getattr(queries, "ndim", 2) == 1, None
-        if isinstance(queries, np.ndarray):
-            vectors, known = np.atleast_2d(queries), self._checked[1]
-        else:
-            texts = parse_queries(queries)
-            if not texts:
-                return []
-            vectors = np.asarray(self._its_model().encode_query(texts, show_progress_bar=False))
+        asked = read_queries(queries, vectors)
+        check_mode(mode, asked)
+        if asked.texts == []:
+            return []
+        ready_vectors, known = asked.vectors, self._checked[1]
+        if ready_vectors is None and mode != "words":
+            ready_vectors, known = self._encoded(asked.texts or []), None
         with self._store.reading() as tx:
             snapshot = self._present(tx)
             state = snapshot.state
+            chosen = choose_mode(mode, asked, has_words=state.words is not None, folder=self.path)
             # Another model's index may have taken the place of the one that vectors are for.
-            if self._model is not None and known != state.model:
+            if self._model is not None and chosen != "words" and known != state.model:
                 self._check(state)
-            results = snapshot.search(tx, scaled_queries(vectors, state.dimension, state.metric), k, where)
-        return results[0] if single else results
+            if mode is None and state.words is None and asked.texts is not None:
+                self._tell_of_absent_words()
+            question = self._question(chosen, asked, ready_vectors, state)
+            results = snapshot.search(tx, question, k, where, explain=explain)
+        return results[0] if asked.is_single else results
+
+    def _encoded(self, texts: list[str]) -> Vectors:
+        return np.asarray(self._its_model().encode_query(texts, show_progress_bar=False))
+
+    def _question(self, mode: Mode, asked: Queries, vectors: Vectors | None, state: State) -> Question:
+        scaled, terms = None, None
+        if mode != "words" and vectors is not None:
+            scaled = scaled_queries(vectors, state.dimension, state.metric)
+        if mode != "vectors" and state.words is not None:
+            terms = query_terms(state.words, asked.texts or [])
+        return Question(scaled, terms)
+
+    def _tell_of_absent_words(self) -> None:
+        if not self._absent_words_told:
+            logger.warning(
+                "%s: no words yet, so vectors alone are searched; Index.compact (st-reba prune %s --compact) adds "
+                "words, and mode='vectors' needs none",
+                self.path, self.path,
+            )  # fmt: skip
+            self._absent_words_told = True
 
     def _its_model(self) -> SentenceTransformer:
         with self._loading:
@@ -325,9 +366,10 @@ class Index:
         return Change(writer.state.documents, deleted=len(found))
 
     def compact(self, *, factory: str | None = None, parameters: str | None = None) -> Change:
-        """Write the FAISS file anew, with what was added and without what was deleted, which leaves the disk.
+        """Write the FAISS file and the words anew, without what was deleted, which leaves the disk.
 
-        Nothing is encoded again. It happens by itself when many vectors were added.
+        Nothing is encoded again. An index that had no words has them then. The FAISS file is also written anew by
+        itself when many vectors were added.
 
         Args:
             factory, parameters: Another FAISS index, as for `build`; None: the same, with its training and its codes.
@@ -336,6 +378,7 @@ class Index:
             raise ValueError(f"parameters={parameters!r}: of another index; name its factory")
         with changing(self._store) as writer:
             deleted = writer.state.deleted
+            writer.write_words()
             writer.fold([], factory, parameters)
         if not self._store.clear_log():
             logger.warning("%s: being read, so what was deleted is on the disk until the next compact", self.path)

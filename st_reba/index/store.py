@@ -27,7 +27,9 @@ from ..corpus.records import Document, to_json
 from ..storage import files
 
 FILE = "index.sqlite"
-FORMAT = 5
+FORMAT = 6
+# Of the fifth, which has no words, states are read too.
+_READ_FORMATS = (5, FORMAT)
 _SCHEMA = """
 CREATE TABLE documents (
     key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL, vectors INTEGER NOT NULL, spans TEXT,
@@ -77,6 +79,7 @@ class State:
     pending: int = 0
     deleted: int = 0
     truncated: int = 0  # documents that are longer than the model reads
+    words: str | None = None  # language of the documents' words, as `words.write_words` found it; None: no words
 
 
 class Store:
@@ -174,7 +177,7 @@ def read_state(tx: sqlite3.Connection, path: Path) -> State:
 @lru_cache(4)  # every search reads the state
 def _state(text: str, digest: str) -> State:
     value = json.loads(text)
-    if hashlib.sha256(text.encode()).hexdigest() != digest or value.pop("format") != FORMAT:
+    if hashlib.sha256(text.encode()).hexdigest() != digest or value.pop("format") not in _READ_FORMATS:
         raise ValueError("its state is of another version, or not what was written")
     state = State(**value)
     if state.file is not None and Path(state.file).name != state.file:

@@ -8,7 +8,6 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -159,13 +158,16 @@ class EmbeddingServer(Starlette):
     async def search(self, request: Request) -> Response:
         asked = SearchRequest.parse(await self.read(request))
         queries = [asked.query] if isinstance(asked.query, str) else asked.query
-        encoded = await self.joining.encode(queries, "query", request.is_disconnected)
-        self.cut.inc(encoded.cut_texts)
+        options: dict[str, Any] = {"where": asked.where, "mode": asked.mode, "explain": asked.explain}
+        if asked.mode != "words":
+            encoded = await self.joining.encode(queries, "query", request.is_disconnected)
+            self.cut.inc(encoded.cut_texts)
+            options["vectors"] = encoded.vectors
         try:
-            found = await asyncio.to_thread(self.index.search, encoded.vectors, asked.k, where=asked.where)
+            found = await asyncio.to_thread(self.index.search, queries, asked.k, **options)
         except ValueError as error:  # of a condition, or of an index that another model's has replaced
             raise Refusal(400, str(error)) from error
-        results = [[asdict(one) for one in each] for each in found]
+        results = [[result.to_json() for result in listed] for listed in found]
         shown = results[0] if isinstance(asked.query, str) else results
         return JSONResponse({"object": "list", "results": shown, "model": self.name})
 

@@ -160,3 +160,5 @@ class SearchRequest(_Body):
     query: _Query | Annotated[list[_Query], _Many]
     k: Annotated[int, Field(ge=1, le=1000)] = 10
     where: dict[str, Any] | None = None
+    mode: Literal["hybrid", "vectors", "words"] | None = None
+    explain: bool = False

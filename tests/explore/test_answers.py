@@ -46,10 +46,13 @@ def test_search(tmp_path: Path) -> None:
     found = {"echo": compute.ranked(model(), "a cat", [text for _, text in hits])}
     about = f"{WORDS['found']} {WORDS['index_about'].format(most=compute.MAX_FOUND, read=compute.MAX_READ)}"
     wanted = draw.results({WORDS["index_column"]: hits[: compute.MAX_RESULTS], **found}, "a cat", about)
-    assert answers(index).search(["echo"], "index", "a cat", "") == wanted and len(hits) > compute.MAX_RESULTS
+    assert answers(index).search(["echo"], "index", "hybrid", "a cat", "") == wanted and len(hits) > compute.MAX_RESULTS
     own = {"echo": compute.ranked(model(), "a cat", ["The cat sleeps."])}
-    pasted = answers().search(["echo"], "pasted", "a cat", "The cat sleeps.")
+    pasted = answers().search(["echo"], "pasted", "hybrid", "a cat", "The cat sleeps.")
     assert pasted == draw.results(own, "a cat", WORDS["found"])
+    by_words = answers(index).search(["echo"], "index", "words", "cat", "")
+    assert "The cat sleeps." in by_words and "ships sail" not in by_words
+    assert "<li>" not in answers(index).search(["echo"], "index", "words", "zebra", "")
 
 
 def test_problems(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,13 @@ INSIDE = ("inside-model", "text", "inside-repeats", "inside-weighting", "which_w
 ENTERED: dict[str, dict[str, Any]] = {
     "compare": {"compare-models": ["b"], "sentences": "a\nb"},
     "inside": dict(zip(INSIDE, ("d", "天气", 2, "last", "", 1), strict=True)),
-    "search": {"search-models": ["b"], "search-where": "pasted", "query": "a", "documents": "a"},
+    "search": {
+        "search-models": ["b"],
+        "search-where": "pasted",
+        "search-mode": "hybrid",
+        "query": "a",
+        "documents": "a",
+    },
 }
 
 
@@ -50,6 +56,7 @@ def test_page() -> None:
     models = {"a": (ensemble := st_reba.build("mini", template="metaeol", check=False)), **models}
     gradio, line, steps = opened(models), {"lines": 1, "max_lines": 1}, {"step": 1, "buttons": []}
     parts, ways = gradio.parts, [(WORDS[name], name) for name in ("last", "mean", "word", "pasted", "index")]
+    modes = [(WORDS[name], name) for name in ("hybrid", "vectors", "words")]
     made = {name: part.made for name, part in parts.items() if name not in ("Row", "Tabs", "top", "title")}
     assert made == {
         "Blocks": call(title=WORDS["title"], analytics_enabled=False, fill_width=True),
@@ -67,6 +74,7 @@ def test_page() -> None:
         "which_word": call(WORDS["some_word"], **line),
         "State": call("d"),
         "search-where": call(ways[3:], value="pasted", visible=False),
+        "search-mode": call(modes, value="hybrid", visible=False),
         "query": call(WORDS["some_query"], **line),
         "documents": call(WORDS["some_documents"], lines=6, max_lines=8),
     }

@@ -40,4 +40,4 @@ def brute(index: Index, query: str, k: int) -> list[tuple[float, str]]:
 
 def found(index: Index, query: str, k: int, **options: Any) -> list[tuple[float, str]]:
     """As `brute`, by the index."""
-    return [(round(one.score, 5), one.id) for one in index.search(query, k, **options)]
+    return [(round(one.score, 5), one.id) for one in index.search(query, k, mode="vectors", **options)]

@@ -74,11 +74,13 @@ class Changes(RuleBasedStateMachine):
             return
         assert {one.id: (one.text, one.metadata) for one in self.index} == self.there
         assert len(self.index) == self.index.verify()["documents"] == len(self.there)
-        results = self.index.search("gold ship", 99)
+        results = self.index.search("gold ship", 99, mode="vectors")
         assert sorted(one.id for one in results) == sorted(self.there)
         if results and self.index.info()["factory"] != "IVF2,SQ8":
             wanted = encoded([one.text for one in results]) @ encoded(["gold ship"], "encode_query")[0]
             assert [one.score for one in results] == pytest.approx(wanted, abs=1e-5)
+        by_words = {one.id for one in self.index.search("gold", 99, mode="words")}
+        assert by_words == {name for name, (text, _) in self.there.items() if "gold" in text}
         where = {"a": {">": 0}}
         some = {name for name, (_, data) in self.there.items() if data.get("a", 0) > 0}
         assert {one.id for one in self.index.search("gold", 99, where=where)} == some

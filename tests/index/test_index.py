@@ -45,9 +45,14 @@ def test_equal_scores_in_the_order_of_addition(tmp_path: Path) -> None:
 
 def test_queries_of_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = build(tmp_path / "index")
-    one = index.search("gold", np.int64(3))
+    one = index.search("gold", np.int64(3), mode="vectors")
     vector = np.asarray(MODEL.encode_query("gold", show_progress_bar=False))
-    assert index.search(vector, 3) == index.search(["gold"], 3)[0] == index.search(vector[None], 3)[0] == one
+    assert (
+        index.search(vector, 3)
+        == index.search(["gold"], 3, mode="vectors")[0]
+        == index.search(vector[None], 3)[0]
+        == one
+    )
     assert [result.rank for result in one] == [1, 2, 3]
     assert index.search([]) == [] and len(index.search("gold")) == 10 and len(index.search(np.eye(16))) == 16
     assert capsys.readouterr().err == ""

@@ -67,7 +67,7 @@ def sqlite3_dump(path: Path) -> list[str]:
         "DELETE FROM pending WHERE key = 41", "UPDATE pending SET vector = zeroblob(64) WHERE key = 41",
         "INSERT INTO dead VALUES (7)", "DELETE FROM dead WHERE key = 1", "DELETE FROM meta", "DROP TABLE meta",
         "UPDATE meta SET state = replace(state, '\"changes\": ', '\"changes\": 1')",
-        "UPDATE meta SET sha256 = '', state = replace(state, '\"format\": 5', '\"format\": 4')",
+        "UPDATE meta SET sha256 = '', state = replace(state, '\"format\": 6', '\"format\": 4')",
         "UPDATE meta SET sha256 = '', state = replace(state, '\"vectors-', '\"../copy/vectors-')",
         "DELETE FROM sqlite_master WHERE name = 'documents_content'",
     ],

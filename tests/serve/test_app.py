@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -186,25 +185,29 @@ def test_search(ask: Any, model: Any, tmp_path: Path) -> None:
     st_reba.Index.build(model, documents, tmp_path / "index", show_progress_bar=False).close()
     with st_reba.Index.open(tmp_path / "index", model) as index:
         where = {"row": {">=": 2}}
-        one, many, condition, count = ask(
+        one, many, condition, count, words, wrong = ask(
             ("/v1/search", {"query": "一只猫", "k": 3, "where": where}),
             ("/v1/search", {"query": ["a cat", "money"]}),
             ("/v1/search", {"query": "a", "where": {"row": {"~": 1}}}),
             ("/v1/search", {"query": "a", "k": 0}),
+            ("/v1/search", {"query": '"cat" OR', "mode": "words", "explain": True}),
+            ("/v1/search", {"query": "a", "mode": "word"}),
             index=index,
         )
         assert one.json()["results"] == shown(index.search("一只猫", 3, where=where))
         assert {each["id"] for each in one.json()["results"]} == {"2", "3"}
         assert many.json()["results"] == [shown(found) for found in index.search(["a cat", "money"])]
+        assert words.json()["results"] == shown(index.search("cat", mode="words", explain=True))
+        assert [result["id"] for result in words.json()["results"]] == ["1"]
         # Another model's index takes its place.
         st_reba.Index.build(st_reba.build("mini", "reba"), documents, tmp_path / "index", overwrite=True).close()
         (other,) = ask(("/v1/search", {"query": "a cat"}), index=index)
-    assert [one.status_code for one in (condition, count, other)] == [400, 400, 400]
+    assert [one.status_code for one in (condition, count, wrong, other)] == [400] * 4
     assert "model" in other.json()["error"]["message"]
 
 
 def shown(found: Any) -> list[dict[str, Any]]:
-    return [{**asdict(one), "score": pytest.approx(one.score, abs=1e-6)} for one in found]
+    return [{**one.to_json(), "score": pytest.approx(one.score, abs=1e-6)} for one in found]
 
 
 def test_bodies_in_pieces(model: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

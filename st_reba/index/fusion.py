@@ -1,0 +1,73 @@
+"""Hybrid search: what the words and the vectors of documents say, in one score.
+
+Both sides list their best documents, and each document on either list gets its true score on both sides. The scores of
+a side are then scaled to 0 … 1, because BM25 and cosines cannot be compared as they are, and added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .bm25 import Scores
+from .store import Keys
+
+# Share of the vectors in a score; the rest is of the words.
+VECTORS_SHARE = 0.5
+# Documents on each list, if not more are asked for.
+LIST_LENGTH = 100
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A document that was found.
+
+    Args:
+        key: Of the document.
+        score: What it is ranked by.
+        vector_key: Key of its vector that is nearest to the query; None: vectors were not searched.
+        vector_score: The cosine or inner product of that vector.
+        word_score: Its BM25; None: words were not searched.
+    """
+
+    key: int
+    score: float
+    vector_key: int | None = None
+    vector_score: float | None = None
+    word_score: float | None = None
+
+
+def fused_scores(word_scores: Scores, vector_scores: Scores, vector_floor: float) -> Scores:
+    """Scores from 0 to 1 of the documents of both lists.
+
+    Args:
+        word_scores: BM25 of each, [documents]; 0: it has no word of the query.
+        vector_scores: Its cosine or inner product, [documents].
+        vector_floor: The lowest on the list of the vectors, which counts as 0, as do lower ones.
+    """
+    scaled_words = _scaled(word_scores, 0.0)
+    scaled_vectors = _scaled(vector_scores, vector_floor)
+    return VECTORS_SHARE * scaled_vectors + (1 - VECTORS_SHARE) * scaled_words
+
+
+def _scaled(scores: Scores, floor: float) -> Scores:
+    """The best score as 1, and the floor as 0."""
+    top = float(scores.max(initial=floor))
+    if top == floor:
+        return np.zeros(len(scores))
+    return np.clip((scores - floor) / (top - floor), 0.0, 1.0)
+
+
+def best_keys(scores: Scores, count: int) -> Keys:
+    """Keys of the best documents that have a score above 0, best first, those of equal scores ascending.
+
+    Args:
+        scores: By key, [keys].
+        count: How many at most.
+    """
+    keys = np.flatnonzero(scores > 0)
+    if len(keys) > count:
+        lowest = np.partition(scores[keys], -count)[-count]
+        keys = keys[scores[keys] >= lowest]
+    return keys[np.lexsort((keys, -scores[keys]))][:count]
