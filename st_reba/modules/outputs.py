@@ -42,6 +42,8 @@ class OutputReader:
         AlignedWVA (2026), there of the last position of a prompt.
     """
 
+    takes_any_positions = True  # what it gives at a position comes from that position alone
+
     def __init__(self, transformer: Any, first: int, last: int) -> None:
         self.first, self.last = first, last
         watch_attention(transformer.model)

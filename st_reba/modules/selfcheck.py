@@ -5,8 +5,10 @@ No mask is trusted: one position's input to an attention module is changed at a 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +16,13 @@ from torch import Tensor, nn
 
 from .attention import show_attention
 from .capture import Capture
-from .layout import decoder_of, pad
+from .layout import Frame, decoder_of, pad
 from .masks import visible
 from .passes import current_pass
+from .shared_prefix import PrefixTree, cache_argument_of, takes_any_positions
 from .transformer import RepeatTransformer
+
+logger = logging.getLogger(__name__)
 
 _EXACT = (torch.float32, torch.float64)
 
@@ -120,13 +125,18 @@ def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
         after = hidden_states(transformer, other_end=True, capture=capture)[:, :-1]
         if not torch.allclose(after, captured[:, :-1], atol=1e-3 * float(plain.abs().max()), rtol=0):
             raise ValueError(f"{name} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
-    if transformer.model.dtype in _EXACT:
-        difference, tolerance = float((captured - plain).abs().max() / plain.abs().max()), 1e-3
-    else:
-        # Rounding moves single numbers by a tenth where layers are many; another attention turns the vectors.
-        difference, tolerance = 1 - float(torch.cosine_similarity(captured.flatten(), plain.flatten(), dim=0)), 1e-2
+    difference = relative_difference(captured, plain, transformer.model.dtype)
+    tolerance = 1e-3 if transformer.model.dtype in _EXACT else 1e-2
     if not difference <= tolerance:
         raise ValueError(f"{name}: hidden states change by {difference:.1%} when attention is captured. Use 'echo'.")
+
+
+def relative_difference(states: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
+    """How far states are from what they should be; in 16 bits, by what their directions differ."""
+    if dtype in _EXACT:
+        return float((states - wanted).abs().max() / wanted.abs().max())
+    # Rounding moves single numbers by a tenth where layers are many; another attention turns the vectors.
+    return 1 - float(torch.cosine_similarity(states.flatten().float(), wanted.flatten().float(), dim=0))
 
 
 def check_padding(transformer: Any, name: str) -> None:
@@ -142,6 +152,39 @@ def check_padding(transformer: Any, name: str) -> None:
     difference = float((hidden[0] - hidden[1]).abs().max() / hidden[0].abs().max())
     if difference > (1e-3 if transformer.model.dtype in _EXACT else 0.3):
         raise ValueError(f"base={name!r}: hidden states change by {difference:.0%} when a text is padded. Use another.")
+
+
+def can_share_prefix(transformer: RepeatTransformer) -> bool:
+    """Whether rows that share what they begin with have the states of whole rows; tried on two questions of two texts.
+
+    A model is not asked what its layers keep: one that keeps more than keys and values fails here.
+    """
+    hooks = transformer._hooks(transformer.capture)
+    cache_argument = cache_argument_of(transformer.model)
+    if not transformer.causal or cache_argument is None or not takes_any_positions(hooks):
+        return False
+    prefix = (1, 2, 3, 4)
+    frames = [Frame((prefix, None, (5, 6))), Frame((prefix, None, (7,)))]
+    batch = pad([frame.place(text) for text in ([8, 9], [10, 11, 12]) for frame in frames])
+    for name in ("input_ids", "attention_mask", "copy_ids"):
+        batch[name] = batch[name].to(transformer.model.device)
+    run_pass = partial(transformer.eval().run_pass, hooks)
+    name = type(transformer.model).__name__
+    with torch.inference_mode():
+        whole_rows = run_pass(batch, {})
+        try:
+            shared_rows = PrefixTree(batch, run_pass, cache_argument, stage_cost=1).run()
+        except Exception as error:  # whatever a model says to a cache that it does not know
+            logger.info("%s: prompts run with every text, as its layers keep other states: %s", name, error)
+            return False
+    real = batch["attention_mask"].bool()
+    if shared_rows is None:
+        return False
+    difference = relative_difference(shared_rows[real], whole_rows[real], transformer.model.dtype)
+    tolerance = 1e-5 if transformer.model.dtype in _EXACT else 1e-2
+    if not difference <= tolerance:
+        logger.info("%s: prompts run with every text, as sharing them changes states by %.0e", name, difference)
+    return difference <= tolerance
 
 
 def is_causal(model: Any) -> bool:
