@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -10,6 +12,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+    from .modules.layout import Frame
 
 Task = Literal["query", "document"]
 
@@ -37,7 +41,7 @@ def encode_texts(
         texts: One text or more.
         task: ``"query"`` or ``"document"``: encode_query or encode_document; None: encode.
         batch_tokens: Positions a forward pass: of all copies, templates, special tokens, and padding, which is at most
-            5 % of them or 64; None: 4,096.
+            5 % of them or 64; None: 4,096. A prefix that all rows share is computed once, and counts a quarter.
         progress: Called with the number of texts that have just been encoded.
         **options: Passed on to the model's method, as ``prompt``.
 
@@ -70,7 +74,7 @@ def encode_texts(
 
 
 def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | None = None, **options: Any) -> list[int]:
-    """Positions that each text takes in a forward pass, without padding; arguments as for `encode_texts`.
+    """Positions that each text counts for in a batch, without padding; arguments as for `encode_texts`.
 
     For a model without a tokenizer of transformers: the number of each text's characters.
     """
@@ -81,7 +85,7 @@ def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | Non
     fields = {key: options[key] for key in {*model.get_model_kwargs(), "processing_kwargs"} & set(options)}
     layout = {name: each for name, each in {"prompt": prompt, "task": task, **fields}.items() if each is not None}
     if hasattr(model[0], "budget"):
-        return copied_positions(model[0], texts, layout)
+        return batch_positions(model[0], texts, layout)
     from transformers import PreTrainedTokenizerBase
 
     tokenizer = getattr(model, "tokenizer", None)
@@ -134,12 +138,92 @@ def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[lis
 
 
 def copied_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str, Any]) -> list[int]:
-    """Positions that each text takes in a RepeatTransformer; ``layout`` is as its ``preprocess`` takes it.
+    """Positions that a RepeatTransformer computes for each text, without what a batch computes once for all.
 
-    The rows of an ensemble of templates are padded to one length: the longest row's positions times the rows.
+    Args:
+        transformer: The module.
+        texts: The texts.
+        layout: As its ``preprocess`` takes it.
     """
-    frames, budget = transformer.frames(**layout), transformer.budget(**layout)
-    overhead, copies = max(each.overhead for each in frames), frames[0].copies
-    pieces = (texts[start : start + 64] for start in range(0, len(texts), 64))  # not all tokens are held at once
-    counts = (len(ids) or 1 for piece in pieces for ids in transformer.content(piece)["input_ids"])
-    return [len(frames) * (overhead + copies * min(count, budget or count)) for count in counts]
+    frames = transformer.frames(**layout)
+    count = shared_positions(frames) if transformer.can_share() else whole_positions(frames)
+    return _positions_of_texts(transformer, texts, layout, count)
+
+
+def batch_positions(
+    transformer: Any, texts: Sequence[str], layout: Mapping[str, Any], *, whole: bool = False
+) -> list[int]:
+    """Positions that each text counts for in a batch of bounded memory; ``whole``: rows share nothing.
+
+    Arguments are those of `copied_positions`. Where rows share a prefix, they hold its states without computing them.
+    """
+    frames = transformer.frames(**layout)
+    if whole or not transformer.can_share():
+        count = whole_positions(frames)
+    else:
+        count = shared_positions(frames) + held_positions(frames)
+    return _positions_of_texts(transformer, texts, layout, count)
+
+
+@dataclass(frozen=True)
+class PositionCount:
+    """Positions of a text of n tokens: ``fixed + per_token * n``."""
+
+    fixed: int
+    per_token: int
+
+    def __add__(self, other: PositionCount) -> PositionCount:
+        return PositionCount(self.fixed + other.fixed, self.per_token + other.per_token)
+
+
+def whole_positions(frames: Sequence[Frame]) -> PositionCount:
+    """Positions of a text's rows, which are padded to the longest."""
+    overhead = max(frame.overhead for frame in frames)
+    return PositionCount(len(frames) * overhead, len(frames) * frames[0].copies)
+
+
+def shared_positions(frames: Sequence[Frame]) -> PositionCount:
+    """Positions that are computed for a text: what stands behind the prefixes, and content once behind each.
+
+    Example:
+        >>> from st_reba.modules.layout import Frame
+        >>> questions = [Frame(((1, 2), None, (3,))), Frame(((1, 2), None, (4, 5)))]
+        >>> shared_positions(questions), whole_positions(questions)
+        (PositionCount(fixed=3, per_token=1), PositionCount(fixed=8, per_token=2))
+    """
+    behind_prefix = sum(frame.overhead - len(prefix_of(frame)) for frame in frames)
+    later_copies = sum(frame.copies - 1 for frame in frames)
+    return PositionCount(behind_prefix, later_copies + len(_rows_by_beginning(frames)))
+
+
+def held_positions(frames: Sequence[Frame]) -> PositionCount:
+    """Positions whose memory a text takes without computing them: a quarter of a prefix, and texts that are kept."""
+    prefixes = sum(len(prefix_of(frame)) for frame in frames)
+    kept_texts = [prefix for (prefix, _), row_count in _rows_by_beginning(frames).items() if row_count > 1]
+    kept_prefixes = sum(len(prefix) for prefix in kept_texts)
+    return PositionCount(prefixes // 4 + kept_prefixes, len(kept_texts))
+
+
+def prefix_of(frame: Frame) -> tuple[int, ...]:
+    """Token ids before the first copy."""
+    first_copy = frame.parts.index(None)
+    return tuple(token for part in frame.parts[:first_copy] for token in part or ())
+
+
+def _rows_by_beginning(frames: Sequence[Frame]) -> Counter[tuple[tuple[int, ...], bool]]:
+    """How many rows of a text have each prefix and each order of its words."""
+    return Counter((prefix_of(frame), frame.is_reversed) for frame in frames)
+
+
+def _positions_of_texts(
+    transformer: Any, texts: Sequence[str], layout: Mapping[str, Any], count: PositionCount
+) -> list[int]:
+    budget = transformer.budget(**layout)
+    positions_of_texts: list[int] = []
+    for start in range(0, len(texts), 64):  # not all tokens are held at once
+        for token_ids in transformer.content(texts[start : start + 64])["input_ids"]:
+            length = len(token_ids) or 1
+            if budget is not None:
+                length = min(length, budget)
+            positions_of_texts.append(count.fixed + count.per_token * length)
+    return positions_of_texts

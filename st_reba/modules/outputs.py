@@ -42,7 +42,7 @@ class OutputReader:
         AlignedWVA (2026), there of the last position of a prompt.
     """
 
-    takes_any_positions = True  # what it gives at a position comes from that position alone
+    by_position = True  # what it gives at a position comes from there alone: a pass may hold a part of the rows
 
     def __init__(self, transformer: Any, first: int, last: int) -> None:
         self.first, self.last = first, last

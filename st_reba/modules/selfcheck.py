@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from .capture import Capture
 from .layout import Frame, decoder_of, pad
 from .masks import visible
 from .passes import current_pass
-from .shared_prefix import PrefixTree, cache_argument_of, takes_any_positions
+from .questions import QuestionBatch
 from .transformer import RepeatTransformer
 
 logger = logging.getLogger(__name__)
@@ -159,32 +158,33 @@ def can_share_prefix(transformer: RepeatTransformer) -> bool:
 
     A model is not asked what its layers keep: one that keeps more than keys and values fails here.
     """
-    hooks = transformer._hooks(transformer.capture)
-    cache_argument = cache_argument_of(transformer.model)
-    if not transformer.causal or cache_argument is None or not takes_any_positions(hooks):
+    transformer.shares_prefix = True  # for the trial
+    if not transformer.eval().can_share():
         return False
     prefix = (1, 2, 3, 4)
     frames = [Frame((prefix, None, (5, 6))), Frame((prefix, None, (7,)))]
     batch = pad([frame.place(text) for text in ([8, 9], [10, 11, 12]) for frame in frames])
     for name in ("input_ids", "attention_mask", "copy_ids"):
         batch[name] = batch[name].to(transformer.model.device)
-    run_pass = partial(transformer.eval().run_pass, hooks)
-    name = type(transformer.model).__name__
+    hooks = [] if transformer.reader is None else [transformer.reader]
+    staged_batch = QuestionBatch(transformer, batch, hooks)
+    staged_batch.stage_cost = 1
+    model_name = type(transformer.model).__name__
     with torch.inference_mode():
-        whole_rows = run_pass(batch, {})
+        whole_rows = transformer.run_pass(batch, hooks, {})
         try:
-            shared_rows = PrefixTree(batch, run_pass, cache_argument, stage_cost=1).run()
+            shared_rows = staged_batch.run()
         except Exception as error:  # whatever a model says to a cache that it does not know
-            logger.info("%s: prompts run with every text, as its layers keep other states: %s", name, error)
+            logger.info("%s: prompts run with every text, as layers keep other states: %s", model_name, error)
             return False
-    real = batch["attention_mask"].bool()
     if shared_rows is None:
         return False
+    real = batch["attention_mask"].bool().to(whole_rows.device)
     difference = relative_difference(shared_rows[real], whole_rows[real], transformer.model.dtype)
-    tolerance = 1e-5 if transformer.model.dtype in _EXACT else 1e-2
-    if not difference <= tolerance:
-        logger.info("%s: prompts run with every text, as sharing them changes states by %.0e", name, difference)
-    return difference <= tolerance
+    is_same = difference <= (1e-5 if transformer.model.dtype in _EXACT else 1e-2)
+    if not is_same:
+        logger.info("%s: prompts run with every text, as sharing changes states by %.0e", model_name, difference)
+    return is_same
 
 
 def is_causal(model: Any) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from .layout import (
     PARTS,
     TASKS,
+    Features,
     Frame,
     Template,
     copies_of,
@@ -256,10 +257,13 @@ class RepeatTransformer(Transformer):
         """What acts in a pass: ``begin`` before the layers run, and ``finish`` behind them, in reverse order."""
         return [hook for hook in (capture, self.reader) if hook is not None]
 
-    def run_pass(
-        self, hooks: Sequence[Any], features: Mapping[str, Any], arguments: Mapping[str, Any], handed: Any = None
-    ) -> Tensor:
-        """Hidden states [B, T, d] of one pass of the decoder; ``handed`` gets what hooks hand to the pooling."""
+    def can_share(self, hooks: Sequence[Any] | None = None) -> bool:
+        """Whether rows may share what they begin with, as `build` tried, where ``hooks`` act in a pass."""
+        acting = self._hooks(self.capture) if hooks is None else hooks
+        return self.causal and self.shares_prefix and all(getattr(hook, "by_position", False) for hook in acting)
+
+    def run_pass(self, features: Features, hooks: Sequence[Any], arguments: Features) -> Tensor:
+        """Hidden states [B, T, d] of one pass of the decoder; ``features`` gets what hooks hand to the pooling."""
         state, mask = ForwardPass(self, features), features["attention_mask"]
         for hook in hooks:
             hook.begin(state)
@@ -270,24 +274,21 @@ class RepeatTransformer(Transformer):
             hidden: Tensor = super().forward(inputs)["token_embeddings"]
         for hook in reversed(hooks):
             hidden = hook.finish(state, hidden)
-        if handed is not None:
-            handed.update(state.features)
+        features.update(state.features)
         return hidden
 
     def _run(self, features: dict[str, Any], capture: Any) -> dict[str, Any]:
-        mask, hooks = features["attention_mask"], self._hooks(capture)
-        handed: dict[str, Any] = {}
+        result, hooks = dict(features), self._hooks(capture)
+        mask, hidden = features["attention_mask"], None
         if self.training and "training" in PARTS:
             PARTS["training"](self.model, hooks)
-        hidden: Tensor | None = None
         if "shared_prefix" in PARTS:
             hidden = PARTS["shared_prefix"](self, features, hooks)
         if hidden is None:
-            hidden = self.run_pass(hooks, features, {}, handed)
+            hidden = self.run_pass(result, hooks, {})
         if any(span.total < mask.shape[1] for span in features["spans"]):
             hidden = hidden.masked_fill(mask[:, :, None] == 0, 0.0)
-        result = {**features, **handed, "captured": capture, "token_embeddings": hidden}
-        result["attention_mask"] = self._pooled(features)
+        result |= {"captured": capture, "token_embeddings": hidden, "attention_mask": self._pooled(features)}
         finite = hidden.detach().sum(dim=(1, 2), dtype=torch.promote_types(hidden.dtype, torch.float32)).isfinite()
         if capture is not None and capture.zeros:
             for name in ("token_embeddings", "backward_attention"):
