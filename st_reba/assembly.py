@@ -20,7 +20,7 @@ from .filters import Filter, with_filter
 from .gguf_files import GgufFile, check_gguf, complete_tokenizer, read_gguf
 from .methods import Method
 from .modules import RepeatTransformer
-from .modules.selfcheck import check_capture, check_masks, check_padding, hidden_states, is_causal
+from .modules.selfcheck import can_share_prefix, check_capture, check_masks, check_padding, hidden_states, is_causal
 from .modules.settings import masks_of
 from .optional import required
 from .safety import check_base, check_tokenizer, limit_numbers, load, panics_as_errors
@@ -98,6 +98,8 @@ class Assembly:
         transformer = self._transformer()
         plain = hidden_states(transformer)
         check_padding(transformer, self.name)
+        if self.method.name != "reba":  # whose passes show the attention of whole rows
+            transformer.shares_prefix = can_share_prefix(transformer)
         # Some models project their last hidden state to another size than their configuration's.
         behind = self._behind(plain.shape[-1])
         taken = {name: value for name, value in self.loading.items() if name not in _OF_THE_BASE}

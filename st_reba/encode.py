@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+    from .modules.layout import Frame
 
 logger = logging.getLogger(__name__)
 Task = Literal["query", "document"]
@@ -41,7 +44,7 @@ def encode_texts(
         texts: Texts, as a list, an array, a pandas Series (in its order, whatever its index) or any iterable.
         task: ``"query"`` or ``"document"``: encode_query or encode_document; None: encode.
         batch_tokens: Positions a forward pass: of all copies, templates, special tokens, and padding, which is at most
-            5 % of them or 64; None: 4,096.
+            5 % of them or 64; None: 4,096. A prefix that all rows share is computed once, and counts a quarter.
         progress: Called with the number of texts that have just been encoded.
         on_truncated: Called at the end with the indices of the texts that are longer than the model reads, if there
             are any; None: a warning tells how many they are.
@@ -112,7 +115,7 @@ def describe_truncation(truncated: int, total: int) -> str:
 
 
 def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | None = None, **options: Any) -> list[int]:
-    """Positions that each text takes in a forward pass, without padding; arguments as for `encode_texts`.
+    """Positions that each text counts for in a batch, without padding; arguments as for `encode_texts`.
 
     For a model without a tokenizer of transformers: the number of each text's characters.
     """
@@ -137,7 +140,7 @@ def measure_lengths(
     fields = {key: options[key] for key in {*model.get_model_kwargs(), "processing_kwargs"} & set(options)}
     layout = {name: each for name, each in {"prompt": prompt, "task": task, **fields}.items() if each is not None}
     if hasattr(model[0], "budget"):
-        return _copied_lengths(model[0], texts, layout)
+        return _batch_lengths(model[0], texts, layout)
     from transformers import PreTrainedTokenizerBase
 
     tokenizer = getattr(model, "tokenizer", None)
@@ -191,23 +194,98 @@ def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[lis
 
 
 def copied_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str, Any]) -> list[int]:
-    """Positions that each text takes in a RepeatTransformer; ``layout`` is as its ``preprocess`` takes it.
+    """Positions that a RepeatTransformer computes for each text, without what a batch computes once for all.
 
-    The rows of an ensemble of templates are padded to one length: the longest row's positions times the rows.
+    Args:
+        transformer: The module.
+        texts: The texts.
+        layout: As its ``preprocess`` takes it.
     """
-    return _copied_lengths(transformer, texts, layout).positions
-
-
-def _copied_lengths(transformer: Any, texts: Sequence[str], layout: Mapping[str, Any]) -> TextLengths:
     frames = transformer.frames(**layout)
+    count = shared_positions(frames) if transformer.can_share() else whole_positions(frames)
+    return _lengths_of_texts(transformer, texts, layout, count).positions
+
+
+def batch_positions(
+    transformer: Any, texts: Sequence[str], layout: Mapping[str, Any], *, whole: bool = False
+) -> list[int]:
+    """Positions that each text counts for in a batch of bounded memory; ``whole``: rows share nothing.
+
+    Arguments are those of `copied_positions`. Where rows share a prefix, they hold its states without computing them.
+    """
+    return _batch_lengths(transformer, texts, layout, whole=whole).positions
+
+
+def _batch_lengths(
+    transformer: Any, texts: Sequence[str], layout: Mapping[str, Any], *, whole: bool = False
+) -> TextLengths:
+    frames = transformer.frames(**layout)
+    if whole or not transformer.can_share():
+        count = whole_positions(frames)
+    else:
+        count = shared_positions(frames) + held_positions(frames)
+    return _lengths_of_texts(transformer, texts, layout, count)
+
+
+@dataclass(frozen=True)
+class PositionCount:
+    """Positions of a text of n tokens: ``fixed + per_token * n``."""
+
+    fixed: int
+    per_token: int
+
+    def __add__(self, other: PositionCount) -> PositionCount:
+        return PositionCount(self.fixed + other.fixed, self.per_token + other.per_token)
+
+
+def whole_positions(frames: Sequence[Frame]) -> PositionCount:
+    """Positions of a text's rows, which are padded to the longest."""
     overhead = max(frame.overhead for frame in frames)
-    copies = frames[0].copies
-    counts = []
+    return PositionCount(len(frames) * overhead, len(frames) * frames[0].copies)
+
+
+def shared_positions(frames: Sequence[Frame]) -> PositionCount:
+    """Positions that are computed for a text: what stands behind the prefixes, and content once behind each.
+
+    Example:
+        >>> from st_reba.modules.layout import Frame
+        >>> questions = [Frame(((1, 2), None, (3,))), Frame(((1, 2), None, (4, 5)))]
+        >>> shared_positions(questions), whole_positions(questions)
+        (PositionCount(fixed=3, per_token=1), PositionCount(fixed=8, per_token=2))
+    """
+    behind_prefix = sum(frame.overhead - len(prefix_of(frame)) for frame in frames)
+    later_copies = sum(frame.copies - 1 for frame in frames)
+    return PositionCount(behind_prefix, later_copies + len(_rows_by_beginning(frames)))
+
+
+def held_positions(frames: Sequence[Frame]) -> PositionCount:
+    """Positions whose memory a text takes without computing them: a quarter of a prefix, and texts that are kept."""
+    prefixes = sum(len(prefix_of(frame)) for frame in frames)
+    kept_texts = [prefix for (prefix, _), row_count in _rows_by_beginning(frames).items() if row_count > 1]
+    kept_prefixes = sum(len(prefix) for prefix in kept_texts)
+    return PositionCount(prefixes // 4 + kept_prefixes, len(kept_texts))
+
+
+def prefix_of(frame: Frame) -> tuple[int, ...]:
+    """Token ids before the first copy."""
+    first_copy = frame.parts.index(None)
+    return tuple(token for part in frame.parts[:first_copy] for token in part or ())
+
+
+def _rows_by_beginning(frames: Sequence[Frame]) -> Counter[tuple[tuple[int, ...], bool]]:
+    """How many rows of a text have each prefix and each order of its words."""
+    return Counter((prefix_of(frame), frame.is_reversed) for frame in frames)
+
+
+def _lengths_of_texts(
+    transformer: Any, texts: Sequence[str], layout: Mapping[str, Any], count: PositionCount
+) -> TextLengths:
+    token_counts: list[int] = []
     for start in range(0, len(texts), 64):  # not all tokens are held at once
         token_ids = transformer.content(texts[start : start + 64])["input_ids"]
-        counts += [len(ids) or 1 for ids in token_ids]
-    lengths = _cut_lengths(counts, transformer.budget(**layout))
-    lengths.positions = [len(frames) * (overhead + copies * count) for count in lengths.positions]
+        token_counts += [len(ids) or 1 for ids in token_ids]
+    lengths = _cut_lengths(token_counts, transformer.budget(**layout))
+    lengths.positions = [count.fixed + count.per_token * length for length in lengths.positions]
     return lengths
 
 

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 from tqdm.auto import tqdm
 
-from .encode import copied_positions, saved_prompt, token_batches
+from .encode import batch_positions, saved_prompt, token_batches
 from .modules.pooling import ReBAPooling
 from .modules.transformer import RepeatTransformer
 
@@ -143,7 +143,7 @@ def _token_vectors(
         layout["prompt"] = saved_prompt(model)
     model.eval()
     with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=not show) as bar:
-        for places in token_batches(copied_positions(first, texts, layout), budget):
+        for places in token_batches(batch_positions(first, texts, layout), budget):
             batch = [texts[place] for place in places]
             features = batch_to_device(first.preprocess(batch, **layout), model.device)
             with torch.inference_mode():

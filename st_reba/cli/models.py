@@ -229,6 +229,7 @@ def _told(place: str, model: Any) -> dict[str, Any]:
         told |= {"masks": getattr(first, "layer_masks", None), "copies": first.copies}
         told["templates"] = written_templates(first)
         fields = {name: "-" for name in first.fields("document")}
+        told["prompt computed"] = "once a batch" if first.can_share() else "with every text"
         told["tokens a text"] = first.budget(task="document", **fields)
     told |= {"dimensions": model.get_embedding_dimension(), "modules": [type(module).__name__ for module in model]}
     told |= {"parameters": sum(each.numel() for each in model.parameters()), "prompts": model.prompts}

@@ -15,7 +15,7 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from ..build import build
-from ..encode import DEFAULT_BATCH_TOKENS, copied_positions, encode_texts, token_batches
+from ..encode import DEFAULT_BATCH_TOKENS, batch_positions, copied_positions, encode_texts, token_batches
 from ..filters import Filter
 from ..methods import Method
 from ..modules import PromptEnsemble
@@ -201,7 +201,7 @@ def read(
     layers, poolings = sorted({each.layer for each in readouts}), {each.pooling for each in readouts}
     reba = {each for each in poolings if each.startswith("reba")}
     capture = None if not reba else Capture("last" if reba == {"reba-last"} and parts is None else "copy")
-    lengths = copied_positions(transformer, texts, layout)
+    lengths = batch_positions(transformer, texts, layout, whole=True)
     width = transformer.get_embedding_dimension()
     watch_layers(transformer.model)
     if any(each.first is not None for each in readouts):

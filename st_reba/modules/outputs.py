@@ -42,6 +42,8 @@ class OutputReader:
         AlignedWVA (2026), there of the last position of a prompt.
     """
 
+    by_position = True  # what it gives at a position comes from there alone: a pass may hold a part of the rows
+
     def __init__(self, transformer: Any, first: int, last: int) -> None:
         self.first, self.last = first, last
         watch_attention(transformer.model)

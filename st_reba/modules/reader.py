@@ -24,6 +24,8 @@ class LayerReader:
         final_norm: Let each layer's states pass the model's final norm; else read them before it.
     """
 
+    by_position = True  # what it gives at a position comes from there alone: a pass may hold a part of the rows
+
     def __init__(self, transformer: Any, first: int, last: int, join: str = "mean", final_norm: bool = True) -> None:
         if join not in ("mean", "concat") or not 0 <= first <= last <= transformer.depth:
             raise ValueError(f"join={join!r} of layers {first} to {last}: mean or concat, of 0 to {transformer.depth}.")

@@ -5,6 +5,7 @@ No mask is trusted: one position's input to an attention module is changed at a 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from contextlib import ExitStack
 from typing import Any
@@ -14,10 +15,13 @@ from torch import Tensor, nn
 
 from .attention import show_attention
 from .capture import Capture
-from .layout import decoder_of, pad
+from .layout import Frame, decoder_of, pad
 from .masks import visible
 from .passes import current_pass
+from .questions import QuestionBatch
 from .transformer import RepeatTransformer
+
+logger = logging.getLogger(__name__)
 
 _EXACT = (torch.float32, torch.float64)
 
@@ -120,13 +124,18 @@ def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
         after = hidden_states(transformer, other_end=True, capture=capture)[:, :-1]
         if not torch.allclose(after, captured[:, :-1], atol=1e-3 * float(plain.abs().max()), rtol=0):
             raise ValueError(f"{name} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
-    if transformer.model.dtype in _EXACT:
-        difference, tolerance = float((captured - plain).abs().max() / plain.abs().max()), 1e-3
-    else:
-        # Rounding moves single numbers by a tenth where layers are many; another attention turns the vectors.
-        difference, tolerance = 1 - float(torch.cosine_similarity(captured.flatten(), plain.flatten(), dim=0)), 1e-2
+    difference = relative_difference(captured, plain, transformer.model.dtype)
+    tolerance = 1e-3 if transformer.model.dtype in _EXACT else 1e-2
     if not difference <= tolerance:
         raise ValueError(f"{name}: hidden states change by {difference:.1%} when attention is captured. Use 'echo'.")
+
+
+def relative_difference(states: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
+    """How far states are from what they should be; in 16 bits, by what their directions differ."""
+    if dtype in _EXACT:
+        return float((states - wanted).abs().max() / wanted.abs().max())
+    # Rounding moves single numbers by a tenth where layers are many; another attention turns the vectors.
+    return 1 - float(torch.cosine_similarity(states.flatten().float(), wanted.flatten().float(), dim=0))
 
 
 def check_padding(transformer: Any, name: str) -> None:
@@ -142,6 +151,40 @@ def check_padding(transformer: Any, name: str) -> None:
     difference = float((hidden[0] - hidden[1]).abs().max() / hidden[0].abs().max())
     if difference > (1e-3 if transformer.model.dtype in _EXACT else 0.3):
         raise ValueError(f"base={name!r}: hidden states change by {difference:.0%} when a text is padded. Use another.")
+
+
+def can_share_prefix(transformer: RepeatTransformer) -> bool:
+    """Whether rows that share what they begin with have the states of whole rows; tried on two questions of two texts.
+
+    A model is not asked what its layers keep: one that keeps more than keys and values fails here.
+    """
+    transformer.shares_prefix = True  # for the trial
+    if not transformer.eval().can_share():
+        return False
+    prefix = (1, 2, 3, 4)
+    frames = [Frame((prefix, None, (5, 6))), Frame((prefix, None, (7,)))]
+    batch = pad([frame.place(text) for text in ([8, 9], [10, 11, 12]) for frame in frames])
+    for name in ("input_ids", "attention_mask", "copy_ids"):
+        batch[name] = batch[name].to(transformer.model.device)
+    hooks = [] if transformer.reader is None else [transformer.reader]
+    staged_batch = QuestionBatch(transformer, batch, hooks)
+    staged_batch.stage_cost = 1
+    model_name = type(transformer.model).__name__
+    with torch.inference_mode():
+        whole_rows = transformer.run_pass(batch, hooks, {})
+        try:
+            shared_rows = staged_batch.run()
+        except Exception as error:  # whatever a model says to a cache that it does not know
+            logger.info("%s: prompts run with every text, as layers keep other states: %s", model_name, error)
+            return False
+    if shared_rows is None:
+        return False
+    real = batch["attention_mask"].bool().to(whole_rows.device)
+    difference = relative_difference(shared_rows[real], whole_rows[real], transformer.model.dtype)
+    is_same = difference <= (1e-5 if transformer.model.dtype in _EXACT else 1e-2)
+    if not is_same:
+        logger.info("%s: prompts run with every text, as sharing changes states by %.0e", model_name, difference)
+    return is_same
 
 
 def is_causal(model: Any) -> bool:

@@ -19,6 +19,7 @@ from .layout import (
     PARTS,
     SIMILARITY,
     TASKS,
+    Features,
     Frame,
     Template,
     copies_of,
@@ -65,6 +66,7 @@ class RepeatTransformer(Transformer):
         reading: What is read in place of the last layer's states: ``of`` (``"states"`` or ``"attention"``), and the
             arguments of LayerReader or OutputReader. None: the last layer's states, after the final norm.
         causal: True if hidden states never depend on later tokens; None: as the model's modules say.
+        shares_prefix: True if rows may share what they begin with: tried when the model was built.
         recipe, base_model, base_revision: How the pipeline was built, for the record.
         **kwargs: As for ``Transformer``. Without a ``dtype``, weights are float32 on a machine without a GPU.
 
@@ -80,7 +82,7 @@ class RepeatTransformer(Transformer):
 
     config_keys = [
         *Transformer.config_keys,
-        *("template", "repeats", "instruction", "pooled", "compute_matched", "reading", "causal"),
+        *("template", "repeats", "instruction", "pooled", "compute_matched", "reading", "causal", "shares_prefix"),
         *("recipe", "base_model", "base_revision"),
     ]
     # The rows of attention that the pooling module asks for, a Capture; None if it needs none.
@@ -100,6 +102,7 @@ class RepeatTransformer(Transformer):
         compute_matched: bool = False,
         reading: Mapping[str, Any] | None = None,
         causal: bool | None = None,
+        shares_prefix: bool = False,
         recipe: Mapping[str, Any] | None = None,
         base_model: str | None = None,
         base_revision: str | None = None,
@@ -134,6 +137,7 @@ class RepeatTransformer(Transformer):
             PARTS["show"](self.model)
         marks = [bool(each.is_causal) for each in decoder_of(self.model).modules() if hasattr(each, "is_causal")]
         self.causal = bool(marks and all(marks)) if causal is None else causal
+        self.shares_prefix = shares_prefix
         given = dict(reading or {})
         self.reader: Any = PARTS[f"{given.pop('of')}_reader"](self, **given) if given else None
         self._frames: dict[Any, tuple[Frame, ...]] = {}
@@ -262,23 +266,38 @@ class RepeatTransformer(Transformer):
         """What acts in a pass: ``begin`` before the layers run, and ``finish`` behind them, in reverse order."""
         return [hook for hook in (capture, self.reader) if hook is not None]
 
-    def _run(self, features: dict[str, Any], capture: Any) -> dict[str, Any]:
-        mask, state, hooks = features["attention_mask"], ForwardPass(self, features), self._hooks(capture)
-        if self.training and "training" in PARTS:
-            PARTS["training"](self.model, hooks)
+    def can_share(self, hooks: Sequence[Any] | None = None) -> bool:
+        """Whether rows may share what they begin with, as `build` tried, where ``hooks`` act in a pass."""
+        acting = self._hooks(self.capture) if hooks is None else hooks
+        return self.causal and self.shares_prefix and all(getattr(hook, "by_position", False) for hook in acting)
+
+    def run_pass(self, features: Features, hooks: Sequence[Any], arguments: Features) -> Tensor:
+        """Hidden states [B, T, d] of one pass of the decoder; ``features`` gets what hooks hand to the pooling."""
+        state, mask = ForwardPass(self, features), features["attention_mask"]
         for hook in hooks:
             hook.begin(state)
         # In a causal model, padding after a text affects no real token, and attention without a mask is fastest.
         shown = torch.ones_like(mask) if self.causal else mask
         with running(state):
-            inputs = {"input_ids": features["input_ids"], "attention_mask": shown, **state.arguments}
+            inputs = {"input_ids": features["input_ids"], "attention_mask": shown, **state.arguments, **arguments}
             hidden: Tensor = super().forward(inputs)["token_embeddings"]
         for hook in reversed(hooks):
             hidden = hook.finish(state, hidden)
-        if state.padded:
+        features.update(state.features)
+        return hidden
+
+    def _run(self, features: dict[str, Any], capture: Any) -> dict[str, Any]:
+        result, hooks = dict(features), self._hooks(capture)
+        mask, hidden = features["attention_mask"], None
+        if self.training and "training" in PARTS:
+            PARTS["training"](self.model, hooks)
+        if "shared_prefix" in PARTS:
+            hidden = PARTS["shared_prefix"](self, features, hooks)
+        if hidden is None:
+            hidden = self.run_pass(result, hooks, {})
+        if any(span.total < mask.shape[1] for span in features["spans"]):
             hidden = hidden.masked_fill(mask[:, :, None] == 0, 0.0)
-        result = {**features, **state.features, "captured": capture, "token_embeddings": hidden}
-        result["attention_mask"] = self._pooled(features)
+        result |= {"captured": capture, "token_embeddings": hidden, "attention_mask": self._pooled(features)}
         finite = hidden.detach().sum(dim=(1, 2), dtype=torch.promote_types(hidden.dtype, torch.float32)).isfinite()
         if capture is not None and capture.zeros:
             for name in ("token_embeddings", "backward_attention"):

@@ -1,0 +1,180 @@
+"""Several questions of one text: rows that share prefix and content run these once, and each question behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers import Cache, DynamicCache
+
+from .layout import PARTS, Features, Span
+from .shared_prefix import (
+    STAGE_COST,
+    BranchLayer,
+    continue_cache,
+    run_stage,
+    select_positions,
+)
+
+
+class KeptLayer(BranchLayer):  # type: ignore[no-untyped-call]
+    """A BranchLayer from which a later stage goes on."""
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values that the stage's tokens may see, which are kept."""
+        self.keys, self.values = super().update(key_states, value_states)
+        return self.keys, self.values
+
+
+class QuestionBatch:
+    """A batch in which a text has several rows, one for each template; it runs in stages.
+
+    Args:
+        transformer: The RepeatTransformer.
+        features: Of whole rows, as its ``preprocess`` makes them.
+        hooks: What acts in every pass.
+    """
+
+    def __init__(
+        self,
+        transformer: Any,
+        features: Features,
+        hooks: Sequence[object],
+    ) -> None:
+        self.transformer = transformer
+        self.features = features
+        self.hooks = hooks
+        self.spans: list[Span] = features["spans"]
+        self.token_ids = features["input_ids"].cpu().numpy()
+        device_type = features["input_ids"].device.type
+        self.stage_cost = STAGE_COST.get(device_type, 512)
+        # [B, T, d], which the stages fill.
+        self.hidden_states: Tensor | None = None
+
+    def run(self) -> Tensor | None:
+        """Hidden states [B, T, d], anything at padding; None: the rows have to run whole."""
+        all_rows = range(len(self.spans))
+        prefix_ends = [span.start for span in self.spans]
+        text_ends = [span.start + span.length for span in self.spans]
+        whole_rows: list[int] = []
+        for prefix_rows in self.group_rows(all_rows, prefix_ends):
+            texts = self.group_rows(prefix_rows, text_ends)
+            if self.saves_texts(texts):
+                self.run_texts(prefix_rows, texts)
+            elif self.saves_prefix(prefix_rows):
+                prefix_end = prefix_ends[prefix_rows[0]]
+                prefix_cache = self.run_prefix(prefix_rows)
+                source_rows = [0] * len(prefix_rows)
+                branch_cache = continue_cache(prefix_cache, source_rows, prefix_end)
+                self.fill_states(prefix_rows, prefix_end, self.row_end(prefix_rows), branch_cache)
+            else:
+                whole_rows += prefix_rows
+        if whole_rows and self.hidden_states is not None:
+            self.fill_states(whole_rows, 0, self.row_end(whole_rows), None)
+        return self.hidden_states
+
+    def group_rows(self, rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
+        """Rows that have the same ids up to an end, which ``ends`` holds for each row of the batch."""
+        groups: dict[bytes, list[int]] = {}
+        for row in rows:
+            beginning = self.token_ids[row, : ends[row]].tobytes()
+            groups.setdefault(beginning, []).append(row)
+        return list(groups.values())
+
+    def row_end(self, rows: Sequence[int]) -> int:
+        """Position behind the longest of some rows."""
+        return max(self.spans[row].total for row in rows)
+
+    def text_end(self, text_rows: Sequence[int]) -> int:
+        """Position behind the content of the rows of a text."""
+        span = self.spans[text_rows[0]]
+        return span.start + span.length
+
+    def saves_prefix(self, rows: Sequence[int]) -> bool:
+        """Whether a stage for the prefix of rows saves more than it costs."""
+        prefix_length = self.spans[rows[0]].start
+        return prefix_length * (len(rows) - 1) >= self.stage_cost
+
+    def saves_texts(self, texts: Sequence[list[int]]) -> bool:
+        """Whether stages for questions save more than they cost: one behind the texts of each length."""
+        saved_positions = 0
+        distinct_lengths: set[int] = set()
+        for text_rows in texts:
+            text_length = self.spans[text_rows[0]].length
+            saved_positions += text_length * (len(text_rows) - 1)
+            distinct_lengths.add(text_length)
+        return saved_positions >= self.stage_cost * len(distinct_lengths)
+
+    def run_prefix(self, rows: Sequence[int]) -> Cache:
+        """Run the prefix of rows once, and return its keys and values."""
+        prefix_cache = DynamicCache()
+        prefix_length = self.spans[rows[0]].start
+        self.fill_states(rows[:1], 0, prefix_length, prefix_cache)
+        self.copy_states(rows, 0, prefix_length)
+        return prefix_cache
+
+    def run_texts(self, prefix_rows: Sequence[int], texts: Sequence[list[int]]) -> None:
+        """Run rows that have one prefix: each text once, and its questions behind it."""
+        leading_rows = [text_rows[0] for text_rows in texts]
+        text_ends = [self.text_end(text_rows) for text_rows in texts]
+        start = 0
+        text_cache: Cache = DynamicCache()
+        if self.saves_prefix(leading_rows):
+            start = self.spans[leading_rows[0]].start
+            prefix_cache = self.run_prefix(prefix_rows)
+            source_rows = [0] * len(texts)
+            text_cache = continue_cache(prefix_cache, source_rows, start, KeptLayer)
+        self.fill_states(leading_rows, start, max(text_ends), text_cache)
+        for text_rows, text_end in zip(texts, text_ends, strict=True):
+            self.copy_states(text_rows, start, text_end)
+        # Behind texts of one length, questions have no padding before them.
+        for text_end in sorted(set(text_ends)):
+            self.run_questions(texts, text_end, text_cache)
+
+    def run_questions(self, texts: Sequence[list[int]], text_end: int, text_cache: Cache) -> None:
+        """Run what follows the texts that have one end."""
+        question_rows: list[int] = []
+        source_rows: list[int] = []
+        for text_number, text_rows in enumerate(texts):
+            if self.text_end(text_rows) == text_end:
+                question_rows += text_rows
+                source_rows += [text_number] * len(text_rows)
+        row_end = self.row_end(question_rows)
+        if row_end > text_end:
+            branch_cache = continue_cache(text_cache, source_rows, text_end)
+            self.fill_states(question_rows, text_end, row_end, branch_cache)
+
+    def fill_states(
+        self,
+        rows: Sequence[int],
+        start: int,
+        end: int,
+        cache: Cache | None,
+    ) -> None:
+        """Run positions of some rows, and put their states where they belong; None: behind nothing, keeping nothing."""
+        stage_features = select_positions(self.features, rows, start, end)
+        if cache is None:
+            stage_states = self.transformer.run_pass(stage_features, self.hooks, {})
+        else:
+            stage_states = run_stage(self.transformer, stage_features, self.hooks, cache)
+        if self.hidden_states is None:
+            batch_shape = self.features["input_ids"].shape
+            width = stage_states.shape[2]
+            self.hidden_states = stage_states.new_zeros(*batch_shape, width)
+        self.hidden_states[rows, start:end] = stage_states
+
+    def copy_states(self, rows: Sequence[int], start: int, end: int) -> None:
+        """Give rows the states of the first of them."""
+        assert self.hidden_states is not None
+        first_states = self.hidden_states[rows[0], start:end]
+        self.hidden_states[rows[1:], start:end] = first_states
+
+
+PARTS["questions"] = QuestionBatch

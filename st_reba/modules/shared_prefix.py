@@ -1,0 +1,135 @@
+"""What the rows of a batch begin with runs once.
+
+A row is p · x · s: prefix (special tokens, and what a template puts before the text), content, and the rest. Where
+every layer is causal, keys and values of p depend on p alone, so p runs as one row, and all rows go on from there.
+Each stage is a pass of its own, and begins at one position in all of its rows, so no padding lies between tokens.
+
+Rows run whole where that is not exact, or no faster: layers that look both ways, or whose masks were changed; other
+states than keys and values; captured attention; gradients, training, tracing; few positions in common.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from .layout import PARTS, Features
+
+# A stage costs as much as so many positions; on a GPU more, which was not measured.
+STAGE_COST = {"cpu": 32, "cuda": 512}
+
+
+class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """Cache of one layer in a stage, whose row i goes on from row ``source_rows[i]`` of an earlier stage."""
+
+    def __init__(self, source: Any, source_rows: Tensor, start: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.source = source
+        self.source_rows = source_rows
+        self.start = start
+
+    def get_seq_length(self) -> int:
+        """Positions before the stage, whenever a model asks."""
+        return self.start
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values that the stage sees, [B, H, start + T, D]; to keep those of all layers needs much memory."""
+        joined_keys = self.join(self.source.keys, key_states)
+        joined_values = self.join(self.source.values, value_states)
+        return joined_keys, joined_values
+
+    def join(self, source_states: Tensor, added_states: Tensor) -> Tensor:
+        """States of the earlier stage, and those behind them."""
+        source_rows = self.source_rows.to(added_states.device)
+        prefix_states = source_states[:, :, : self.start]
+        row_states = prefix_states.index_select(0, source_rows)
+        return torch.cat([row_states, added_states], dim=2)
+
+
+def continue_cache(
+    cache: Cache,
+    source_rows: Sequence[int],
+    start: int,
+    layer_class: type[BranchLayer] = BranchLayer,
+) -> Cache:
+    """The cache of a stage whose rows go on from rows of an earlier one."""
+    branch_cache = DynamicCache()
+    row_index = torch.tensor(source_rows)
+    for source in cache.layers:
+        branch_layer = layer_class(source, row_index, start)
+        branch_cache.layers.append(branch_layer)
+    return branch_cache
+
+
+def select_positions(
+    features: Features,
+    rows: Sequence[int],
+    start: int,
+    end: int,
+) -> Features:
+    """The features of some positions of some rows."""
+    selection: Features = {}
+    for name in ("input_ids", "attention_mask", "copy_ids"):
+        selection[name] = features[name][rows, start:end]
+    selection["spans"] = [features["spans"][row] for row in rows]
+    return selection
+
+
+def run_stage(transformer: Any, features: Features, hooks: Sequence[object], cache: Cache) -> Tensor:
+    """Hidden states [B, T, d] of positions behind those that the cache holds, by which the model counts on."""
+    token_ids = features["input_ids"]
+    visible_length = cache.get_seq_length() + token_ids.shape[1]
+    visible = token_ids.new_ones(len(token_ids), visible_length)
+    arguments: Features = {"attention_mask": visible, "use_cache": True}
+    # Older releases of transformers call it by another name.
+    model_parameters = inspect.signature(transformer.model.forward).parameters
+    if "cache" in model_parameters:
+        arguments["cache"] = cache
+    else:
+        arguments["past_key_values"] = cache
+    stage_states: Tensor = transformer.run_pass(features, hooks, arguments)
+    return stage_states
+
+
+def run_shared(transformer: Any, features: Features, hooks: Sequence[object]) -> Tensor | None:
+    """Hidden states [B, T, d] of a batch that runs in stages; None: its rows have to run whole."""
+    if torch.is_grad_enabled() or transformer.training:
+        return None
+    if torch.compiler.is_compiling() or not transformer.can_share(hooks):
+        return None
+    if transformer.rows > 1:
+        hidden_states: Tensor | None = PARTS["questions"](transformer, features, hooks).run()
+        return hidden_states
+    token_ids = features["input_ids"]
+    row_count, row_length = token_ids.shape
+    prefix_length = features["spans"][0].start
+    stage_cost = STAGE_COST.get(token_ids.device.type, 512)
+    if prefix_length * (row_count - 1) < stage_cost:
+        return None
+    prefix_ids = token_ids[:, :prefix_length]
+    if not torch.equal(prefix_ids, prefix_ids[:1].expand_as(prefix_ids)):
+        return None
+    prefix_cache = DynamicCache()
+    prefix_features = select_positions(features, [0], 0, prefix_length)
+    prefix_states = run_stage(transformer, prefix_features, hooks, prefix_cache)
+    branch_cache = continue_cache(prefix_cache, [0] * row_count, prefix_length)
+    all_rows = range(row_count)
+    text_features = select_positions(features, all_rows, prefix_length, row_length)
+    text_states = run_stage(transformer, text_features, hooks, branch_cache)
+    all_prefixes = prefix_states.expand(row_count, -1, -1)
+    return torch.cat([all_prefixes, text_states], dim=1)
+
+
+PARTS["shared_prefix"] = run_shared
