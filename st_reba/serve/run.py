@@ -86,8 +86,9 @@ def bound(host: str, port: int) -> socket.socket:
         # on sockets that it makes itself.
         taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return taken
-    except (OSError, OverflowError) as error:
-        raise OSError(f"host={host!r}, port={port} cannot be served ({error}). Give another port.") from None
+    except (OSError, OverflowError, TypeError, UnicodeError) as error:
+        remedy = "Give another port (--port) or address (--host)."
+        raise OSError(f"host={host!r}, port={port} cannot be served ({error}). {remedy}") from None
 
 
 def run(app: Any, taken: socket.socket, path: str = "") -> None:

@@ -32,6 +32,9 @@ def test_a_taken_port_is_refused_before_the_model_is_loaded(monkeypatch: pytest.
         st_reba.serve.serve("organization/model", port=taken.getsockname()[1])
     with pytest.raises(OSError):
         run.bound("127.0.0.1", 70_000)
+    for host in ("nope.invalid", "a\ud800"):
+        with pytest.raises(OSError, match="--host"):
+            run.bound(host, 0)
 
 
 @pytest.mark.parametrize("options", [{"host": ""}, {"host": " "}, {"name": ""}, {"name": " "}], ids=str)
