@@ -48,6 +48,8 @@ def serve(
     """
     for module in ("uvicorn", "starlette", "pydantic", "prometheus_client", "batched"):
         required(module, "serve")
+    if name is not None and not name.strip():
+        raise ValueError(f"name={name!r} (--name) is empty. Give the name that clients send.")
     keys = read_keys(os.environ.get(API_KEY_VARIABLE))
     local = host in LOOPBACK
     with bound(host, port) as taken:
@@ -74,15 +76,19 @@ def serve(
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Take an address before a model is loaded; an OSError names the remedy."""
+    """Take an address before a model is loaded; an error names the remedy."""
+    if not host.strip():
+        # An empty address is that of every interface, which nobody means by it.
+        raise ValueError(f"host={host!r} (--host) is empty. Give 127.0.0.1, or 0.0.0.0 for every interface.")
     try:
         taken = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         # Else an answer of two packets waits 40 ms for the client's delayed acknowledgement; asyncio sees to that only
         # on sockets that it makes itself.
         taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return taken
-    except (OSError, OverflowError) as error:
-        raise OSError(f"host={host!r}, port={port} cannot be served ({error}). Give another port.") from None
+    except (OSError, OverflowError, TypeError, UnicodeError) as error:
+        remedy = "Give another port (--port) or address (--host)."
+        raise OSError(f"host={host!r}, port={port} cannot be served ({error}). {remedy}") from None
 
 
 def run(app: Any, taken: socket.socket, path: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -179,6 +180,56 @@ def test_what_cannot_be_written_is_told_before_the_work(opened: SentenceTransfor
             call()
     with pytest.raises(ValueError, match="what"):
         evaluate(opened, PAIRS[:3], figure=tmp_path / "f.what")
+
+
+@pytest.mark.parametrize("name", ["", " ", "folder", "pipe.png", "x" * 300 + ".png"])
+@pytest.mark.parametrize("option", ["out", "figure"])
+def test_what_is_no_file_to_write_is_refused_before_the_work(option: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
+    path = tmp_path / name if name.strip() else name
+    with pytest.raises(ValueError, match=f"--{option}"):
+        compare(None, PAIRS, [PLAIN], **{option: path})
+
+
+@pytest.mark.parametrize("name", ["f", "f.what", "f.txt", "f.pgf", ".png"])
+def test_a_figure_needs_a_format_that_can_be_drawn(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"End it in \.png or \.svg"):
+        compare(None, PAIRS, [PLAIN], figure=tmp_path / name)
+
+
+def test_a_full_disk_is_named(opened: SentenceTransformer) -> None:
+    with pytest.raises(OSError, match=r"--out.*'/dev/full' cannot be written"):
+        evaluate(opened, PAIRS, out="/dev/full")
+
+
+def test_a_value_that_no_method_takes_is_refused(opened: SentenceTransformer) -> None:
+    for option, values in (("repeats", [2, "x"]), ("layer", [2, 99]), ("repeats", []), ("repeats", [2, ""])):
+        with pytest.raises(ValueError, match=f"{option}.*--vary"):
+            curve(opened, PAIRS, ["echo"], option, values)
+    assert list(curve(opened, PAIRS, ["echo"], "repeats", [2, 2]).columns) == ["2"]
+
+
+def test_every_task_is_read_before_the_first_is_scored(
+    opened: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "encode_texts", lambda *args, **kwargs: pytest.fail("encoded"))
+    with pytest.raises(ValueError, match="10 are needed"):
+        evaluate(opened, [PAIRS, PAIRS[:3]])
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5])
+def test_a_seed_that_no_generator_takes_is_refused(seed: Any, opened: SentenceTransformer) -> None:
+    for call in (lambda: compare(None, PAIRS, [PLAIN], seed=seed), lambda: evaluate(opened, PAIRS, seed=seed)):
+        with pytest.raises(ValueError, match="seed"):
+            call()
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_smallest_scores_are_compared_without_a_warning(opened: SentenceTransformer) -> None:
+    tiny = PAIRS.assign(score=PAIRS["score"] * 5e-324)
+    (result,), (usual,) = (compare(opened, table, [PLAIN]).results for table in (tiny, PAIRS))
+    assert result.scores == pytest.approx(usual.scores)
 
 
 def test_a_draw_without_a_seed_is_that_of_0() -> None:

@@ -260,6 +260,10 @@ def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
         lambda: st_reba.build("mini", "auto", texts=TEXTS[:20]),
         lambda: st_reba.build("mini", "auto", texts=TEXTS, quantization="int3"),
         lambda: chosen([_scored(0.5, 1.0)], most_cost=0.5),
+        lambda: tune.tune("mini", TEXTS, most_cost=float("nan")),
+        lambda: tune.tune("mini", TEXTS, most_cost=-1.0),
+        lambda: tune.tune("mini", TEXTS, __file__),
+        lambda: tune.tune("mini", TEXTS, seed=-1),
     ],
 )
 def test_refusals(call: Callable[[], object]) -> None:

@@ -32,6 +32,17 @@ def test_a_taken_port_is_refused_before_the_model_is_loaded(monkeypatch: pytest.
         st_reba.serve.serve("organization/model", port=taken.getsockname()[1])
     with pytest.raises(OSError):
         run.bound("127.0.0.1", 70_000)
+    for host in ("nope.invalid", "a\ud800"):
+        with pytest.raises(OSError, match="--host"):
+            run.bound(host, 0)
+
+
+@pytest.mark.parametrize("options", [{"host": ""}, {"host": " "}, {"name": ""}, {"name": " "}], ids=str)
+def test_an_empty_address_or_name_is_refused(options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+    monkeypatch.setattr(st_reba, "load", lambda *args, **kwargs: pytest.fail("loaded"))
+    with pytest.raises(ValueError, match=f"--{next(iter(options))}"):
+        st_reba.serve.serve("organization/model", **{"port": 0, **options})
 
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:
