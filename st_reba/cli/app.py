@@ -48,6 +48,7 @@ class CheckedCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         values, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        parameter: Any
         for parameter in self.params:
             value = values.get(str(parameter.name))
             texts = value if isinstance(value, (list, tuple)) else (value,)
