@@ -124,3 +124,4 @@ def test_blank_names_are_wrong_usage(command: str, capsys: pytest.CaptureFixture
     for blank in ("", " "):
         assert main([*command.split(), blank]) == 2
         assert "it is blank; give a name, or leave it out." in capsys.readouterr().err
+    assert main([*command.split(), "a\udcff"]) == 2 and "is not UTF-8" in capsys.readouterr().err
