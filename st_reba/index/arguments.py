@@ -36,7 +36,7 @@ def parse_count(value: SupportsIndex, option: str) -> int:
         Traceback (most recent call last):
         ValueError: k=0 must be a whole number from 1 on
     """
-    message = f"{option}={value!r:.80} must be a whole number from 1 on"
+    message = f"{option}={beginning(value)} must be a whole number from 1 on"
     is_truth_value = isinstance(value, (bool, np.bool_))
     if is_truth_value or not hasattr(value, "__index__"):
         raise TypeError(message)
