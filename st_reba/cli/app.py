@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import signal
 import sqlite3
 import sys
@@ -46,17 +47,27 @@ AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 class CheckedCommand(TyperCommand):
-    """A command that refuses blank names: pathlib takes "" for the folder where it runs."""
+    """A command that refuses names that are blank or no text: pathlib takes "" for the folder where it runs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         values, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        parameter: Any
         for parameter in self.params:
             value = values.get(str(parameter.name))
-            texts = value if isinstance(value, (list, tuple)) else (value,)
-            is_blank = any(isinstance(text, str) and not text.strip() for text in texts)
-            if is_blank and parameter.name not in _MAY_BE_BLANK:
-                raise typer.BadParameter("it is blank; give a name, or leave it out.", ctx=ctx, param=parameter)
+            names = value if isinstance(value, (list, tuple)) else (value,)
+            faults = [_fault_of_name(name) for name in names if isinstance(name, str)]
+            if any(faults) and parameter.name not in _MAY_BE_BLANK:
+                raise typer.BadParameter("; ".join(filter(None, faults)), ctx=ctx, param=parameter)
         return list(super().parse_args(ctx, args))
+
+
+def _fault_of_name(name: str) -> str | None:
+    if not name.strip():
+        return "it is blank; give a name, or leave it out."
+    # Bytes of a command line that are not of the locale's encoding are lone surrogates, also in names of files.
+    if any("\ud800" <= letter <= "\udfff" for letter in name) and not os.path.lexists(name):
+        return f"{name!r} is not UTF-8, and no file has that name; correct it."
+    return None
 
 
 def _version(value: bool) -> None:

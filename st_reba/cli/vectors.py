@@ -100,6 +100,8 @@ def encode(
     _refuse(kind, {"--task": task} if in_parts else of_corpora)
     if out is not None and not in_parts and out.exists() and (not overwrite or out.is_dir()):
         raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
+    if in_parts and out is not None and out.exists() and not out.is_dir():
+        raise FileExistsError(f"{out}: already there, and no folder; give another path")
     if out is not None and not in_parts and not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such folder")
     from tqdm.auto import tqdm

@@ -10,7 +10,7 @@ from typing import Any
 # Arguments of Python that have another name on the command line.
 _OTHER_NAMES = {"path": ("folder", "out"), "columns": ("column",), "labels": ("label",), "prompts": ("prompt",)}
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;()]*[^\s,;:.()]"""
-_OPTION_FIRST = re.compile(r"--?[a-z]")
+_OPTION_FIRST = re.compile(r"(\w+: )?--?[a-z]")
 
 
 @dataclass(frozen=True)

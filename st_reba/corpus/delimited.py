@@ -154,7 +154,7 @@ class DelimitedRows:
 
     def _agreement(self, sample: list[str], separator: str) -> float:
         """Share of lines that a separator splits as it splits the first, if it splits it at all."""
-        counts = []
+        counts = list[int]()
         with suppress(csv.Error):  # a quote: the rows before it tell enough
             counts.extend(len(fields) for fields in self._parse(iter(sample), separator) if fields)
         if not counts or counts[0] < 2:

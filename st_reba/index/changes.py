@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ..corpus.encode import encode_parts, longest_input, warn_of_truncation
 from ..corpus.folder import Corpus, Progress, Row, is_corpus, read_progress
-from ..corpus.records import Document, Reject, beginning, to_json
+from ..corpus.records import Document, Reject, beginning, describe_rejects, to_json
 from ..corpus.source import Source
 from ..storage.files import LOCK_FILE, refuse_links, sole_writer
 from ..storage.probe import Probe, check
@@ -348,7 +348,7 @@ def take_in(
             if fresh is None:
                 writer.place(segments)
             elif not writer.state.documents:
-                raise ValueError("there are no documents; an index needs at least one")
+                raise ValueError(describe_rejects(corpus.rejects()))
             else:
                 writer.fold(segments, factory, parameters)
     taken = writer.counts["added"] + writer.counts["replaced"]

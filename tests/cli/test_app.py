@@ -64,16 +64,40 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 
 
 def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    errors = [kind("a\nb") for kind in (ValueError, OSError, ImportError, RuntimeError)]
-    errors.append(ValueError("overwrite=True (--overwrite), or trust_remote_code=True"))
+    errors = [kind("a\nb") for kind in (ValueError, OSError, ImportError, RuntimeError, MemoryError)]
     zoo = Mock(side_effect=[*errors, KeyboardInterrupt, typer.Abort, TypeError])
     monkeypatch.setattr(import_module("st_reba.recipe"), "zoo", zoo)
     assert [main(["zoo"]) for _ in errors] == [1] * 5
-    said = "st-reba: a b\n" * 4 + "st-reba: --overwrite, or --trust-remote-code\n"
-    assert capsys.readouterr() == ("", said)
-    assert [main(["zoo"]) for _ in "ab"] == [130, 130]  # of the first, typer itself says nothing
+    assert capsys.readouterr() == ("", "st-reba: a b\n" * 5)
+    assert [main(["zoo"]) for _ in "ab"] == [130, 130]
+    assert capsys.readouterr() == ("", "st-reba: Stopped.\n" * 2)
     with pytest.raises(TypeError):
         main(["zoo"])
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "wanted", "status"),
+    [
+        ("build mini out", "out holds a model. Give overwrite=True (--overwrite), or another folder.",
+         "out holds a model. Give --overwrite, or another folder.", 1),
+        ("build mini out", "code; trust_remote_code=True runs it", "code; --trust-remote-code runs it", 1),
+        ("build mini out", "device='tpu' is not known", "--device 'tpu' is not known", 2),
+        ("build mini out", "layer=99 is too high; give layer=12", "layer=99 is too high; give layer=12", 1),
+        ("index a b --add", "no column; name one with text_column", "no column; name one with --text-column", 1),
+        ("index a b --add", "batch_tokens=0 must be a whole number", "--batch-tokens 0 must be a whole number", 2),
+        ("index a b --add", "replace it with upsert", "replace it with --upsert", 1),
+        ("index a b --add", "path='' is blank", "INDEX '' is blank", 1),
+        ("search a q", "k=0 must be a whole number", "--top 0 must be a whole number", 2),
+        ("search a q", "/tmp/device=x/text_column.csv is damaged", "/tmp/device=x/text_column.csv is damaged", 1),
+    ],
+)  # fmt: skip
+def test_messages_name_options(
+    command: str, message: str, wanted: str, status: int,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for target in ("st_reba.recipe.recipe_for", "st_reba.index.Index.open"):
+        monkeypatch.setattr(target, Mock(side_effect=ValueError(message)))
+    assert main(command.split()) == status and capsys.readouterr().err == f"st-reba: {wanted}\n"
 
 
 def test_defaults() -> None:

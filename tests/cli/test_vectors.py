@@ -50,7 +50,7 @@ def test_encode(folder: Path, tmp_path: Path) -> None:
     for options, said in (
         (there, "v.npy"), (["--word", "b"], "'b' is not in"), ([*new, "--word", "a"], "--word a does not"),
         (["--workers", 2], "--workers 2"), ([*new, "--task", "query"], "--task query"),
-        (["--encoding", "x"], "--encoding x"), (["--out", tmp_path / "w" / "v.npy"], "no such folder"),
+        (["--encoding", "x"], "encoding='x'"), (["--out", tmp_path / "w" / "v.npy"], "no such folder"),
     ):  # fmt: skip
         with pytest.raises((ValueError, FileExistsError, FileNotFoundError), match=said):
             run("encode", model, "-", *options, input="a\n")

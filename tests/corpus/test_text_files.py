@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import st_reba
 from st_reba.corpus import Document, Reject
 from st_reba.corpus.source import open_source, read_stream, read_texts
 
@@ -214,3 +215,5 @@ def test_where_nothing_can_be_read_the_first_reasons_are_told(tmp_path: Path) ->
     (tmp_path / "a.csv").write_text("My report\nid,text\n1,a\n2,b\n3,c\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"all 4 records are set aside: a.csv, line 2: .* \| a.csv, line 3: .* \| …"):
         read_texts(tmp_path / "a.csv")
+    with pytest.raises(ValueError, match=r"no documents: all 4 records are set aside: a.csv, line 2: .*first line"):
+        st_reba.Index.build(st_reba.build("mini"), tmp_path / "a.csv", tmp_path / "index", strict=False)

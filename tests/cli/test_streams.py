@@ -1,0 +1,127 @@
+"""Standard input and output: closed, full, in any encoding; and a stop from the keyboard."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+import st_reba
+from st_reba.cli import main
+from st_reba.cli.app import dumped
+from st_reba.corpus import encode_corpus
+from st_reba.index import Index
+
+
+class Input:
+    """A standard input of bytes."""
+
+    closed = False
+
+    def __init__(self, content: bytes) -> None:
+        self.buffer = io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_a_full_device_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_buffered: bool
+) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        full.reconfigure(write_through=not is_buffered)
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["zoo", "--json"]) == 1
+    wanted = "st-reba: standard output: No space left on device; free space, or write elsewhere\n"
+    assert capsys.readouterr().err == wanted
+
+
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_a_closed_pipe_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_buffered: bool
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as pipe:
+        pipe.reconfigure(write_through=not is_buffered)  # type: ignore[attr-defined]
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["zoo"]) == 141
+    assert capsys.readouterr().err == ""
+
+
+def test_streams_that_are_closed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["encode", "model", "-"]) == main(["index", "-", "out", "--model", "model"]) == 1
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["--version"]) == 1
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first == second == "st-reba: standard input is closed; name a file, or give lines on standard input"
+    assert third.startswith("st-reba: standard output: it is closed")
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "gbk", "ascii", "utf-8", "latin-1"])
+def test_json_is_valid_in_every_encoding(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    value = {"text": "é 银行 😀 \udc80", "vector": [0.5, float("nan"), float("-inf")]}
+    output = io.TextIOWrapper(io.BytesIO(), encoding, errors="backslashreplace")
+    monkeypatch.setattr(sys, "stdout", output)
+    print(dumped(value), file=output, flush=True)
+    line = output.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    assert json.loads(line) == {**value, "vector": [0.5, None, None]}
+    assert ("银行" in line) == (encoding == "utf-8")
+
+
+@pytest.mark.parametrize("command", ["encode model -", "search index"])
+def test_standard_input_is_decoded_as_files_are(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queries: list[str] = []
+    monkeypatch.setattr("st_reba.safety.load", Mock())
+    index = Mock(search=lambda query, *_, **__: queries.append(query) or [])
+    monkeypatch.setattr(Index, "open", lambda *_, **__: index)
+    for content, said in (
+        ("银行\n".encode("gbk"), "line 1: not utf-8: byte 0xd2; save it as UTF-8, or name its encoding"),
+        ("bank\n".encode("utf-16-le"), "line 1: not utf-8: a NUL, as UTF-16"),
+    ):
+        monkeypatch.setattr(sys, "stdin", Input(content))
+        assert main(command.split()) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"st-reba: standard input, {said}") and " --encoding '" in error
+    assert queries == []
+    if command == "search index":
+        for content, options in (("银行\n".encode("gbk"), ["--encoding", "gbk"]), ("银行\n".encode("utf-16"), [])):
+            monkeypatch.setattr(sys, "stdin", Input(content))
+            assert main([*command.split(), *options]) == 0
+        assert queries == ["银行", "银行"]
+
+
+def test_an_unknown_encoding_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["encode", "model", "-", "--encoding", "nonsense"]) == 2
+    assert capsys.readouterr().err.startswith("st-reba: --encoding 'nonsense' is not known; name one of text, as")
+
+
+def test_a_stopped_index_tells_what_it_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Index, "build", stop)
+    command = ["index", "texts.txt", str(tmp_path / "index"), "--model", "model"]
+    assert main(command) == 130
+    assert capsys.readouterr().err == "st-reba: Stopped. Nothing was encoded yet; the same command begins again.\n"
+    building = tmp_path / "index" / ".building"
+    encode_corpus(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], building)
+    assert main(command) == 130
+    told = f"st-reba: Stopped. 2 vectors are kept in {building}; the same command goes on from there.\n"
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("command", ["index a.txt", "export index", "encode", "info", "build mini"])
+def test_blank_names_are_wrong_usage(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for blank in ("", " "):
+        assert main([*command.split(), blank]) == 2
+        assert "it is blank; give a name, or leave it out." in capsys.readouterr().err
+    assert main([*command.split(), "a\udcff"]) == 2 and "is not UTF-8" in capsys.readouterr().err
