@@ -17,7 +17,7 @@ from ..storage.files import LOCK_FILE, make_folder, parse_path, remove_leftovers
 from ..storage.probe import Probe, check, encoding_rate, load, probe, remembered
 from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
 from .passages import Cut, cutter
-from .records import Document, to_json
+from .records import Document, beginning, to_json
 from .source import Input, Source, open_source
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def encode_parts(
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not known; choose one of {', '.join(DTYPES)}")
     for name, value in (("batch_tokens", batch_tokens), ("part_size", part_size), ("workers", workers)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise ValueError(f"{name}={value!r} must be a whole number from 1 on")
+        if value is not None and (type(value) is not int or not 1 <= value < 2**31):
+            raise ValueError(f"{name}={beginning(value)} must be a whole number from 1 on, below 2³¹")
     cut, disable = cutter(model, passages), None if show_progress_bar is None else not show_progress_bar
     asked = {"dtype": dtype, "batch_tokens": batch_tokens, "passages": passages, "part_size": part_size}
     for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):

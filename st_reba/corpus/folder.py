@@ -25,7 +25,7 @@ import pyarrow  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from ..storage.files import sync, whole_file, whole_path, write_npy
+from ..storage.files import parse_path, sync, whole_file, whole_path, write_npy
 from .records import Document, Reject, to_json
 
 HEADER_FILE = "corpus.json"
@@ -114,7 +114,7 @@ class Corpus:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = parse_path(path, "path")
         self._intact: set[int] = set()  # parts whose vectors were compared with their digest
 
     def header(self) -> dict[str, Any]:

@@ -36,13 +36,14 @@ def parse_count(value: SupportsIndex, option: str) -> int:
         Traceback (most recent call last):
         ValueError: k=0 must be a whole number from 1 on
     """
-    message = f"{option}={value!r:.80} must be a whole number from 1 on"
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+    message = f"{option}={beginning(value)} must be a whole number from 1 on"
+    is_truth_value = isinstance(value, (bool, np.bool_))
+    if is_truth_value or not hasattr(value, "__index__"):
         raise TypeError(message)
-    number = operator.index(value)
-    if number < 1:
+    whole_number = operator.index(value)
+    if whole_number < 1:
         raise ValueError(message)
-    return number
+    return whole_number
 
 
 def parse_queries(queries: str | Iterable[str]) -> list[str]:
@@ -52,13 +53,19 @@ def parse_queries(queries: str | Iterable[str]) -> list[str]:
         >>> parse_queries("Cats sleep")
         ['Cats sleep']
     """
-    shown = beginning(queries)
-    if not isinstance(queries, Iterable) or isinstance(queries, (bytes, Mapping)):
-        raise TypeError(f"queries={shown}: give a text, a list of texts, or an array of floats")
-    texts = [queries] if isinstance(queries, str) else list(queries)
-    if not all(isinstance(text, str) and text.strip() for text in texts):
-        raise ValueError(f"queries={shown}: give texts that are not empty, or an array of floats")
-    return [clean_text(text) for text in texts]
+    remedy = f"queries={beginning(queries)}: give texts that are not empty, or an array of floats"
+    if isinstance(queries, str):
+        query_texts = [queries]
+    elif isinstance(queries, Iterable) and not isinstance(queries, (bytes, Mapping)):
+        query_texts = list(queries)
+    else:
+        raise TypeError(remedy)
+    cleaned_texts = []
+    for query_text in query_texts:
+        if not isinstance(query_text, str) or not query_text.strip():
+            raise ValueError(remedy)
+        cleaned_texts.append(clean_text(query_text))
+    return cleaned_texts
 
 
 def parse_ids(ids: Iterable[str]) -> list[str]:
@@ -71,8 +78,11 @@ def parse_ids(ids: Iterable[str]) -> list[str]:
         Traceback (most recent call last):
         TypeError: ids='ab': give a list of strings
     """
-    is_list = isinstance(ids, Iterable) and not isinstance(ids, (str, bytes))
-    identities = list(ids) if is_list else []
-    if not is_list or not all(isinstance(identity, str) for identity in identities):
-        raise TypeError(f"ids={ids!r:.200}: give a list of strings")
-    return identities
+    remedy = f"ids={ids!r:.200}: give a list of strings"
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        raise TypeError(remedy)
+    document_ids = list(ids)
+    for document_id in document_ids:
+        if not isinstance(document_id, str):
+            raise TypeError(remedy)
+    return document_ids

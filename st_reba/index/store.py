@@ -146,8 +146,8 @@ class Store:
                 raise FileNotFoundError(_ABSENT.format(self.folder)) from error
             if number == errno.EAGAIN:
                 raise BlockingIOError(files.waited_for("another process is changing the index", self.folder)) from error
-            if number == errno.ENOSPC:
-                why = "no room on the disk; make room, then run the same again: the index is as it was"
+            if number in (errno.ENOSPC, errno.EIO):
+                why = f"{error}: if the disk is full, make room, then run the same again; the index is as it was"
                 raise OSError(number, why, str(self.path)) from error
             raise OSError(number, str(error), str(self.path)) from error
 

@@ -152,6 +152,8 @@ def load(model: Any, options: Mapping[str, Any] | None = None) -> SentenceTransf
         from ..safety import load as load_model
 
         return load_model(model, **options)
+    if not hasattr(model, "encode_document"):
+        raise TypeError(f"model={model!r:.80}: give a SentenceTransformer, or its folder or Hub id")
     if given := {name: value for name, value in options.items() if value not in (None, False)}:
         raise TypeError(f"{given}: the model is loaded already; drop these options")
     return model  # type: ignore[no-any-return]

@@ -115,7 +115,7 @@ def test_a_stopped_index_tells_what_it_keeps(
     building = tmp_path / "index" / ".building"
     encode_corpus(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], building)
     assert main(command) == 130
-    told = f"st-reba: Stopped. 2 vectors are kept in {building}; the same command goes on from there.\n"
+    told = "st-reba: Stopped. 2 of 2 documents are encoded; the same command goes on from there.\n"
     assert capsys.readouterr().err == told
 
 
