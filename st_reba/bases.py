@@ -8,6 +8,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +108,12 @@ def check_loading(base: Any, loading: Mapping[str, Any]) -> None:
         value = loading.get(name)
         if value is not None and not isinstance(value, types):
             raise ValueError(f"{name}={value!r:.80} must be {description}.")
-    size = loading.get("truncate_dim")
-    is_size = isinstance(size, int) and not isinstance(size, bool) and size > 0
-    if size is not None and not is_size:
-        raise ValueError(f"truncate_dim={size!r:.80} must be a whole number from 1 on.")
+    sizes = {"truncate_dim": loading.get("truncate_dim")}
+    sizes["processor_kwargs['model_max_length']"] = (loading.get("processor_kwargs") or {}).get("model_max_length")
+    for name, size in sizes.items():
+        is_size = isinstance(size, Integral) and not isinstance(size, bool) and int(size) > 0
+        if size is not None and not is_size:
+            raise ValueError(f"{name}={size!r:.80} must be a whole number from 1 on.")
 
 
 def requested_dtype(dtype: Any, model_kwargs: Mapping[str, Any] | None) -> Any:

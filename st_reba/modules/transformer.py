@@ -164,8 +164,7 @@ class RepeatTransformer(Transformer):
         if task is None:
             given = {*fields, "instruction"} if prompt else set(fields)
             task = "query" if given & (self.fields("query") - self.fields("document")) else "document"
-        # Asked anew each time, as a tokenizer's post-processor can be replaced without a sign of it.
-        special = special_tokens(self.tokenizer)
+        special = special_tokens(self.tokenizer)  # anew: a post-processor is replaced without a sign of it
         key = (prompt, task, repr(sorted(fields.items())), self.instruction, id(self.tokenizer), special)
         if (frames := self._frames.get(key)) is None:
             frames = self._make_frames(prompt or "", task, fields)
