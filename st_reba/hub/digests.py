@@ -291,7 +291,7 @@ def tensor_digest(tensor: Tensor) -> str:
     sha = hashlib.sha256(header.encode())
     for chunk in torch.split(tensor.contiguous().flatten(), _CHUNK_LENGTH):
         if chunk.numel():
-            sha.update(memoryview(chunk.view(torch.uint8).numpy()))
+            sha.update(chunk.view(torch.uint8).numpy().data)
     return sha.hexdigest()[:_HEX_DIGITS]
 
 
