@@ -44,6 +44,7 @@ class Assembly:
         self.tokenizer, self.dtype, self.quantization, gguf_file = (self.loading.pop(each, None) for each in _OURS)
         if unknown := sorted(set(self.loading) - _LOADING):
             raise ValueError(f"{unknown[0]}={loading[unknown[0]]!r} is no option of {method.name} or of loading.")
+        bases.check_loading(base, loading)
         if isinstance(base, (str, os.PathLike)):
             self.dtype = bases.requested_dtype(self.dtype, self.loading.get("model_kwargs"))
             if "model_kwargs" in self.loading:
@@ -220,7 +221,13 @@ class Assembly:
             with limit_numbers(self.path, **self.place), panics_as_errors():
                 base: Any = RepeatTransformer(path, **kwargs)
         except OSError as error:
-            raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub. {error}") from error
+            raise OSError(
+                f"base={self.name!r} could not be loaded, from a folder or the Hub. {_one_line(error)}"
+            ) from error
+        except (TypeError, AttributeError) as error:
+            problem = _one_line(error)
+            options = "Check model_kwargs, processor_kwargs and config_kwargs."
+            raise ValueError(f"base={self.name!r} cannot be loaded with these options: {problem}. {options}") from error
         except (ValueError, ImportError, RuntimeError, MemoryError):
             raise
         except Exception as error:
@@ -288,3 +295,7 @@ class Assembly:
         if method.templates is not None:
             made.append(modules.PromptEnsemble(method.template_weights, method.equal_norms))
         return [*made, Normalize()] if method.normalize else made
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

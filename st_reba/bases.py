@@ -8,6 +8,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,18 @@ from .storage.files import whole_file
 EMBEDDED = {"mini": Path(__file__).with_name("mini")}
 # Where a model is found, in sentence-transformers' words and in transformers'.
 HUB = {"revision": "revision", "token": "token", "cache_folder": "cache_dir", "local_files_only": "local_files_only"}
+_MAPPING = (Mapping, "a mapping of names to values, as {'attn_implementation': 'sdpa'}")
+_LOADING_TYPES: dict[str, tuple[Any, str]] = {
+    "model_kwargs": _MAPPING,
+    "processor_kwargs": _MAPPING,
+    "config_kwargs": _MAPPING,
+    "gguf_file": (str, "the name of a file in the base's folder or repository"),
+    "revision": (str, "a branch, a tag or a commit"),
+    "token": ((str, bool), "a token of the Hub"),
+    "cache_folder": ((str, os.PathLike), "a folder"),
+    "local_files_only": (bool, "True or False"),
+    "trust_remote_code": (bool, "True or False"),
+}
 # transformers' names of the option, the older one last.
 DTYPE_NAMES = ("dtype", "torch_dtype")
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
@@ -90,6 +103,22 @@ def check_device(device: str | None) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def check_loading(base: Any, loading: Mapping[str, Any]) -> None:
+    """Refuse options of loading whose values are of the wrong type, before anything is loaded."""
+    if base is None:
+        raise ValueError("base=None: give a folder, a Hub id, a GGUF file, a recipe or a loaded model.")
+    for name, (types, description) in _LOADING_TYPES.items():
+        value = loading.get(name)
+        if value is not None and not isinstance(value, types):
+            raise ValueError(f"{name}={value!r:.80} must be {description}.")
+    sizes = {"truncate_dim": loading.get("truncate_dim")}
+    sizes["processor_kwargs['model_max_length']"] = (loading.get("processor_kwargs") or {}).get("model_max_length")
+    for name, size in sizes.items():
+        is_size = isinstance(size, Integral) and not isinstance(size, bool) and int(size) > 0
+        if size is not None and not is_size:
+            raise ValueError(f"{name}={size!r:.80} must be a whole number from 1 on.")
 
 
 def requested_dtype(dtype: Any, model_kwargs: Mapping[str, Any] | None) -> Any:

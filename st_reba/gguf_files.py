@@ -12,15 +12,12 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex, pre_tokenizers
 
 from .optional import required
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 _SHARD_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 # What llama.cpp itself needs of every file, and of one with attention.
@@ -232,16 +229,16 @@ def _check_tokenizer(file: GgufFile) -> None:
         raise ValueError(f"base={file.path!r} splits texts by a rule that is not known, {rule}. {remedy}.")
 
 
-def complete_tokenizer(tokenizer: PreTrainedTokenizerFast, file: GgufFile) -> None:
+def complete_tokenizer(tokenizer: Any, file: GgufFile) -> None:
     """Make the tokenizer that transformers read from a file split texts as the file says."""
     backend = tokenizer.backend_tokenizer
     if file.metadata["tokenizer.ggml.model"] == "gpt2":
         rule = str(file.pre_tokenizer)
         steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[rule]]
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, byte_level])  # type: ignore[assignment]
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, byte_level])
         if rule in _WHOLE_PIECES:
-            backend.model.ignore_merges = True  # type: ignore[attr-defined]
+            backend.model.ignore_merges = True
             if "tokenizer.ggml.add_bos_token" not in file.metadata:
                 tokenizer.add_bos_token = True
         return

@@ -314,3 +314,31 @@ def test_number_types_that_differ_are_refused(llama: Path) -> None:
     assert build(llama, dtype=torch.half, model_kwargs={"torch_dtype": "float16"}).dtype == torch.float16
     with pytest.raises(ValueError, match=r"model_kwargs\['torch_dtype'\]='float7' is not known"):
         build(llama, model_kwargs={"torch_dtype": "float7"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model_kwargs": 5},
+        {"model_kwargs": {"nope": 1}},
+        {"model_kwargs": {"quantization_config": 5}},
+        {"processor_kwargs": 5},
+        {"processor_kwargs": {"model_max_length": "x"}},
+        {"config_kwargs": 5},
+        {"gguf_file": 5},
+        {"revision": 5},
+        {"trust_remote_code": "yes"},
+        {"truncate_dim": -1},
+        {"truncate_dim": "x"},
+    ],
+    ids=str,
+)
+def test_an_odd_value_is_refused_in_one_line_that_names_its_option(llama: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))) as raised:
+        build(llama, **options)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_no_base_is_refused() -> None:
+    with pytest.raises(ValueError, match="base=None"):
+        st_reba.build(None)

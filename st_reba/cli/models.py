@@ -221,10 +221,11 @@ def onnx(
 def _told(place: str, model: Any) -> dict[str, Any]:
     from ..hub.card import written_templates
     from ..methods import method_of
+    from ..modules import RepeatTransformer
 
     first, method = model[0], method_of(model)
     told: dict[str, Any] = {"model": place, "method": str(method) if method else None}
-    if hasattr(first, "base_model"):
+    if isinstance(first, RepeatTransformer):
         told |= {"base": first.base_model, "revision": first.base_revision, "layers": first.depth}
         told |= {"masks": getattr(first, "layer_masks", None), "copies": first.copies}
         told["templates"] = written_templates(first)

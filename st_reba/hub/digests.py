@@ -202,7 +202,7 @@ def _module_paths(folder: Path) -> list[str]:
         router_config = folder / path / "router_config.json"
         if router_config.is_file():
             routes = _read_settings(router_config).get("types")
-            for name in dict.fromkeys(routes or ()):
+            for name in routes if isinstance(routes, dict) else ():
                 paths.add(f"{path}/{name}".lstrip("/"))
     return sorted(paths)
 
@@ -291,7 +291,7 @@ def tensor_digest(tensor: Tensor) -> str:
     sha = hashlib.sha256(header.encode())
     for chunk in torch.split(tensor.contiguous().flatten(), _CHUNK_LENGTH):
         if chunk.numel():
-            sha.update(chunk.view(torch.uint8).numpy())
+            sha.update(chunk.view(torch.uint8).numpy().data)
     return sha.hexdigest()[:_HEX_DIGITS]
 
 

@@ -129,9 +129,8 @@ def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
 
 def environment(model: SentenceTransformer) -> dict[str, str]:
     """Type of the weights, device, and versions."""
-    weights: Any = model.transformers_model.parameters()  # type: ignore[union-attr]
-    # Quantized weights say nothing of the numbers that run through them.
-    dtype = next((each.dtype for each in weights if each.is_floating_point()), torch.float32)
+    # Quantized weights say nothing of the numbers that run through them; a bag of words has no weights.
+    dtype = next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
     device = model.device
     name = f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
     versions = {"st-reba": __version__, **{package: version(package) for package in _PACKAGES}}
@@ -208,6 +207,14 @@ def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[st
     try:
         with model.truncate_embeddings(None):
             vectors = [model.encode([text], **options)[0].float().cpu().numpy() for text in texts]
+    except Exception as error:  # of others' modules, which check little before they run
+        if isinstance(error, ValueError) and hasattr(first, "fields"):
+            raise  # ours says what is wrong
+        modules = ", ".join(type(module).__name__ for module in model.children())
+        problem = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(
+            f"A pipeline of {modules} does not encode a text ({problem}). Golden vectors need one vector of each text."
+        ) from error
     finally:
         first._warned = warned
     if not np.isfinite(vectors).all():
@@ -234,8 +241,19 @@ def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
         vectors = np.array([each["vector"] for each in value["texts"]], dtype=np.float64)
         if vectors.ndim != 2 or not np.isfinite(vectors).all() or not isinstance(value["made"]["dtype"], str):
             raise ValueError("a value is of the wrong type")
+        _check_header(value)
         if not all(isinstance(digest, str) for digest in value.get("digests", {}).values()):
             raise ValueError("a digest is no text")
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}). Save the model again.") from None
     return value
+
+
+def _check_header(header: Mapping[str, Any]) -> None:
+    if not isinstance(getattr(torch, header["made"]["dtype"], None), torch.dtype):
+        raise ValueError(f"dtype {header['made']['dtype']!r:.40} is not known")
+    if not isinstance(header["fields"], dict) or not isinstance(header["tolerance"], (int, float)):
+        raise ValueError("a value is of the wrong type")
+    for text in header["texts"]:
+        if not isinstance(text["text"], str):
+            raise ValueError("a text is none")

@@ -12,6 +12,7 @@ import torch
 from sentence_transformers.util import load_file_path
 
 from ..bases import HUB
+from ..modules import RepeatTransformer
 from ..modules.layout import PARTS
 from ..modules.version import __version__
 from ..safety import load
@@ -80,7 +81,7 @@ def _compare_files(report: Report, stored: dict[str, Any], folder: str, place: d
 
 def _code(model: Any, file: str | None) -> dict[str, Any]:
     """Compare the repository's code with what the installed package writes: ``code`` and ``foreign`` of the report."""
-    if not hasattr(model[0], "base_model"):
+    if not isinstance(model[0], RepeatTransformer):
         return {}
     if file is None:
         return {"code": f"there is no {CODE}, so only readers with st_reba can load the model", "foreign": True}

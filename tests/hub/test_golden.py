@@ -72,6 +72,10 @@ def test_refusals(reba: Any, saved: Path, tmp_path: Path, monkeypatch: pytest.Mo
         lambda value: value.update(texts=[]),
         lambda value: value["texts"][0]["vector"].pop(),
         lambda value: value["texts"][0]["vector"].__setitem__(0, float("nan")),
+        lambda value: value["made"].update(dtype="os"),
+        lambda value: value.update(fields=None),
+        lambda value: value.update(tolerance="x"),
+        lambda value: value.update(digests={"config.json": 1}),
     ):
         value = json.loads((saved / golden.FILE).read_text(encoding="utf-8"))
         damage(value)

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from server import Hub
 
 import st_reba
-from st_reba.hub import push
+from st_reba.hub import push, verify
 
 REPO = "org/model"
 
@@ -52,6 +52,12 @@ def test_push_and_load(hub: Hub, copied: Path, tmp_path: Path, capsys: pytest.Ca
     assert asked.url == f"{hub.endpoint}/{REPO}/discussions/1" and hub.repos[REPO].branches["refs/pr/1"] == asked.commit
     assert hub.repos[REPO].files() == files and hub.messages[:2] == ["Upload with st-reba", "Again"]
     assert capsys.readouterr().out.endswith(f"Published: {asked.url}\n")
+
+
+def test_a_published_model_is_verified_by_its_name(hub: Hub, copied: Path, tmp_path: Path) -> None:
+    push(copied, REPO)
+    report = verify(REPO, cache_folder=str(tmp_path / "cache"), device="cpu")
+    assert report.ok and report.damage == []
 
 
 def test_refusals(hub: Hub, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

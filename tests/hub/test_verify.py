@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import (
+    CNN,
+    LSTM,
+    BoW,
+    Dense,
+    Normalize,
+    Pooling,
+    Router,
+    Transformer,
+    WordEmbeddings,
+    WordWeights,
+)
+from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
+from tiny import WORDS, tiny_model
 
-from st_reba.hub import verify
+from st_reba.bases import place_of
+from st_reba.cli import main
+from st_reba.hub import push, save, verify
 
 
 def test_a_saved_model(saved: Path) -> None:
@@ -41,3 +61,58 @@ def test_other_vectors(copied: Path) -> None:
     (copied / "golden.json").unlink()
     with pytest.raises(FileNotFoundError):
         verify(copied)
+
+
+def decoder() -> list[Any]:
+    return [Transformer(place_of("mini")), Pooling(192, "mean")]
+
+
+def words() -> WordEmbeddings:
+    weights = np.random.default_rng(0).normal(size=(len(WORDS), 8)).astype(np.float32)
+    return WordEmbeddings(WhitespaceTokenizer(vocab=WORDS), weights)
+
+
+OTHER_PIPELINES: dict[str, Callable[[], list[Any]]] = {
+    "transformer": lambda: [*decoder(), Dense(192, 8), Normalize()],
+    "router": lambda: [Router.for_query_document(decoder(), decoder())],
+    "static": lambda: list(tiny_model().children()),
+    "bag of words": lambda: [BoW(vocab=WORDS)],
+    "weighted words": lambda: [words(), WordWeights(WORDS, dict.fromkeys(WORDS, 2.0)), Pooling(8)],
+    "lstm": lambda: [words(), LSTM(8, 8), Pooling(16)],
+    "cnn": lambda: [words(), CNN(8, 8), Pooling(24)],
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PIPELINES)
+def test_pipelines_of_others_are_saved_verified_described_and_published(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save(SentenceTransformer(modules=OTHER_PIPELINES[name](), device="cpu"), folder)
+    report = verify(folder, device="cpu")
+    assert report.ok and report.code is None and report.damage == []
+    assert push(folder, "org/model", dry_run=True).files
+    assert main(["info", str(folder)]) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"module_output_name": "x"},
+        {"modality_config": {}},
+        {"modality_config": {"text": {"method": "forward", "method_output_name": "x"}}},
+        {"modality_config": 5},
+        {"transformer_task": "fill-mask"},
+        {"max_seq_length": "x"},
+    ],
+    ids=str,
+)
+def test_a_pipeline_that_does_not_encode_is_refused_in_one_line(
+    change: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    save(SentenceTransformer(modules=decoder(), device="cpu"), folder)
+    settings = folder / "sentence_bert_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **change}))
+    assert main(["verify", str(folder)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("st-reba: ")] == lines[-1:]
+    assert "does not encode a text" in lines[-1] or "could not be loaded" in lines[-1]
