@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -27,8 +28,10 @@ _MAX_VALUES = 100_000
 _MAX_LETTERS = 1 << 20
 # A model with more files than these is a disk, reached through a link.
 _MAX_FILES = 100_000
-# Text that libraries read whole; tokenizers are as large as these, or as a quarter of the weights.
-_TEXT_SUFFIXES = (".json", ".jinja", ".md", ".txt", ".yaml", ".yml", ".model")
+# Texts that libraries read whole; they may be as large as these, or as a quarter of the weights.
+_TEXT_NAME = re.compile(
+    r"README\.md|modules\.json|merges\.txt|.*config.*\.json|.*token.*\.json|vocab.*|.*\.(jinja|model)"
+)
 _MAX_TEXT_BYTES = 40 << 20
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
 
@@ -75,7 +78,7 @@ class Repository:
         text_bytes: dict[str, int] = {}
         weight_bytes = 0
         for path, size in self._walk(root):
-            if path.endswith(_TEXT_SUFFIXES):
+            if _TEXT_NAME.fullmatch(os.path.basename(path)):
                 text_bytes[path] = size
             elif path.endswith(_WEIGHT_SUFFIXES):
                 weight_bytes += size
