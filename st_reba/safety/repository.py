@@ -183,7 +183,7 @@ class Configuration:
             setting, value = waiting.pop()
             value_count += 1
             if value_count > _MAX_VALUES:
-                raise self.refusal(f"more than {_MAX_VALUES:,} values. {COPY_AGAIN}")
+                raise self.refusal(f"{setting}: more than {_MAX_VALUES:,} values. {COPY_AGAIN}")
             if isinstance(value, str) and len(value) > _MAX_LETTERS:
                 raise self.refusal(f"{setting}: {len(value):,} letters are too many. {COPY_AGAIN}")
             yield setting, value
