@@ -146,7 +146,7 @@ def test_from_the_hub(models: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(RepositoryRefused, match=KERNEL):
         load("a/b", **options)
     # As the base of an adapter, whose revision is its own.
-    put("adapter_config.json", base_model_name_or_path="a/b")(adapter := tmp_path / "adapter")
+    put("adapter_config.json", peft_type="LORA", base_model_name_or_path="a/b")(adapter := tmp_path / "adapter")
     on_the_hub(tmp_path, "a/c", adapter, "v1")
     with pytest.raises(RepositoryRefused, match=KERNEL):
         check_base("a/c", **{**options, "revision": "v1"})
@@ -178,8 +178,7 @@ CASES: dict[tuple[str, type[ValueError]], list[tuple[Damage, str]]] = {
         (edit(WEIGHTS, lambda _: PICKLE), f"{WEIGHTS}: it is no"),
         (edit("modules.json", lambda _: b"[" * 200_000), "modules.json: it is not"),
         (both(lambda place: (place / WEIGHTS).rename(place / "a.safetensors"),
-              put(f"{WEIGHTS}.index.json", weight_map=SHARDS)),
-         "b.safetensors: it is missing"),
+              put(f"{WEIGHTS}.index.json", weight_map=SHARDS)), "b.safetensors: it is missing"),
         (pickled(WEIGHTS, "pytorch_model.bin"), "pytorch_model.bin"), (pickled(WEIGHTS, "MODEL.PTH"), "MODEL.PTH"),
         (put(CONFIG, _attn_implementation=KERNEL), KERNEL),
         (put(FIRST, tokenizer_name_or_path="/etc"), "tokenizer_name_or_path"),

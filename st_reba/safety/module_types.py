@@ -55,6 +55,7 @@ _DENSE_SIZES = (
     "out_features",
     "use_residual",
 )
+_WORD_LISTS = (st_modules.BoW, st_modules.WordWeights)
 ModuleClass: TypeAlias = Any
 
 
@@ -73,7 +74,8 @@ class StoredModule:
     @property
     def config(self) -> Configuration:
         """Its configuration."""
-        return self.repository.configuration(self.path_of(self.module_class.config_file_name))
+        config_file = self.path_of(self.module_class.config_file_name)
+        return self.repository.configuration(config_file, is_list=self.module_class in _WORD_LISTS)
 
     def required_headers(self) -> StoredTensors:
         """The tensors of its weights, which it must have."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -20,13 +21,17 @@ JsonObject: TypeAlias = dict[str, JsonValue]
 HubOptions: TypeAlias = Mapping[str, JsonValue]
 
 COPY_AGAIN = "Copy all files of the model, or build it again."
-_MAX_CONFIGURATION_BYTES = 1 << 24
-_MAX_VALUES = 200_000
+_MAX_CONFIGURATION_BYTES = 4 << 20
+# An index of shards, or a list of words.
+_MAX_LIST_BYTES = 64 << 20
+_MAX_VALUES = 100_000
 _MAX_LETTERS = 1 << 20
 # A model with more files than these is a disk, reached through a link.
 _MAX_FILES = 100_000
-# Text that libraries read whole; tokenizers are as large as these, or as a quarter of the weights.
-_TEXT_SUFFIXES = (".json", ".jinja", ".md", ".txt", ".yaml", ".yml", ".model")
+# Texts that libraries read whole; they may be as large as these, or as a quarter of the weights.
+_TEXT_NAME = re.compile(
+    r"README\.md|modules\.json|merges\.txt|.*config.*\.json|.*token.*\.json|vocab.*|.*\.(jinja|model)"
+)
 _MAX_TEXT_BYTES = 40 << 20
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
 
@@ -73,7 +78,7 @@ class Repository:
         text_bytes: dict[str, int] = {}
         weight_bytes = 0
         for path, size in self._walk(root):
-            if path.endswith(_TEXT_SUFFIXES):
+            if _TEXT_NAME.fullmatch(os.path.basename(path)):
                 text_bytes[path] = size
             elif path.endswith(_WEIGHT_SUFFIXES):
                 weight_bytes += size
@@ -110,27 +115,33 @@ class Repository:
         self._regular_size(path, file_name)
         return str(path)
 
-    def read_object(self, file_name: str) -> JsonObject:
-        """Values of a JSON file that holds an object; empty if there is no such file."""
-        value = self._read_json(file_name, default={})
+    def read_object(self, file_name: str, *, is_list: bool = False) -> JsonObject:
+        """Values of a JSON file that holds an object; empty if there is no such file.
+
+        Args:
+            file_name: The file, from the repository's folder.
+            is_list: Whether it may be as long as a list of shards or words.
+        """
+        max_bytes = _MAX_LIST_BYTES if is_list else _MAX_CONFIGURATION_BYTES
+        value = self._read_json(file_name, max_bytes, default={})
         if isinstance(value, dict):
             return value
         raise self.refusal(file_name, f"it holds a {type(value).__name__}, not an object. {COPY_AGAIN}")
 
     def read_list(self, file_name: str) -> list[JsonValue]:
         """Values of a JSON file that holds a list; empty if there is no such file."""
-        value = self._read_json(file_name, default=[])
+        value = self._read_json(file_name, _MAX_CONFIGURATION_BYTES, default=[])
         if isinstance(value, list):
             return value
         raise self.refusal(file_name, f"it holds a {type(value).__name__}, not a list. {COPY_AGAIN}")
 
-    def _read_json(self, file_name: str, default: JsonValue) -> JsonValue:
+    def _read_json(self, file_name: str, max_bytes: int, default: JsonValue) -> JsonValue:
         path = self.find(file_name)
         if path is None:
             return default
         try:
             size = os.path.getsize(path)
-            if size > _MAX_CONFIGURATION_BYTES:
+            if size > max_bytes:
                 reason = f"{size:,} bytes are more than a configuration has. {COPY_AGAIN}"
                 raise self.refusal(file_name, reason)
             return json.loads(Path(path).read_text(encoding="utf-8"))
@@ -140,9 +151,10 @@ class Repository:
             reason = f"it is not JSON ({str(error)[:200]}). {COPY_AGAIN}"
             raise self.refusal(file_name, reason) from error
 
-    def configuration(self, file_name: str) -> Configuration:
-        """A JSON file that holds an object, with its values."""
-        return Configuration(self, file_name, self.read_object(file_name))
+    def configuration(self, file_name: str, *, is_list: bool = False) -> Configuration:
+        """A JSON file that holds an object, with its values; see :meth:`read_object`."""
+        values = self.read_object(file_name, is_list=is_list)
+        return Configuration(self, file_name, values)
 
     @contextmanager
     def explaining(self, file_name: str) -> Iterator[None]:
@@ -171,7 +183,7 @@ class Configuration:
             setting, value = waiting.pop()
             value_count += 1
             if value_count > _MAX_VALUES:
-                raise self.refusal(f"more than {_MAX_VALUES:,} values. {COPY_AGAIN}")
+                raise self.refusal(f"{setting}: more than {_MAX_VALUES:,} values. {COPY_AGAIN}")
             if isinstance(value, str) and len(value) > _MAX_LETTERS:
                 raise self.refusal(f"{setting}: {len(value):,} letters are too many. {COPY_AGAIN}")
             yield setting, value

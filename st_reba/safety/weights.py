@@ -85,7 +85,7 @@ def read_headers(repository: Repository, folder: str) -> StoredTensors | None:
 
 
 def _shard_names(repository: Repository, index_file: str) -> list[str]:
-    values = repository.read_object(index_file)
+    values = repository.read_object(index_file, is_list=True)
     if not values:
         return []
     with repository.explaining(index_file):
