@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import sqlite3
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import numpy as np
 from ..corpus.folder import sha256
 from ..storage.files import whole_path
 from .search import Snapshot
-from .store import State, crc_of, damaged, documents, read_dead, read_pending, vector_keys
+from .store import State, crc_of, create_tables, damaged, documents, read_dead, read_pending, vector_keys
 from .vectors import Segment, add, save, trained
-from .words import verify_words
+from .words import create_words, verify_words
 
 
 def export(snapshot: Snapshot, tx: sqlite3.Connection, out: Path, *, overwrite: bool) -> int:
@@ -70,6 +71,8 @@ def verify(snapshot: Snapshot, tx: sqlite3.Connection) -> None:
         raise ValueError(damaged(store.folder / state.file, "its SHA-256 is not that of what was written"))
     if (said := tx.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
         raise ValueError(damaged(store.path, said))
+    if not _has_all_tables(tx, state):
+        raise ValueError(damaged(store.path, "a table or an index of it is missing"))
     count, keys = 0, list[int]()
     for one in documents(tx):
         if one.crc != crc_of(one[:-1]):
@@ -86,3 +89,13 @@ def verify(snapshot: Snapshot, tx: sqlite3.Connection) -> None:
         raise ValueError(damaged(store.folder, "its documents and its vectors do not belong together"))
     if state.words is not None:
         verify_words(tx, state.words, store.path)
+
+
+def _has_all_tables(tx: sqlite3.Connection, state: State) -> bool:
+    # Beside virtual tables, SQLite's own check may not see that one is missing.
+    query = "SELECT type, name FROM sqlite_master ORDER BY name"
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as expected:
+        create_tables(expected)
+        if state.words is not None:
+            create_words(expected, state.words)
+        return tx.execute(query).fetchall() == expected.execute(query).fetchall()
