@@ -45,9 +45,8 @@ def main() -> None:
     embedder = st_reba.build(llm, tokenizer=tokenizer, read="attention")
 
     texts = TEXTS if options.folder is None else paragraphs(options.folder)
-    with tempfile.TemporaryDirectory() as scratch:
-        with st_reba.Index.build(embedder, texts, Path(scratch) / "index") as index:
-            results = index.search(options.question, options.k)
+    with tempfile.TemporaryDirectory() as scratch, st_reba.Index.build(embedder, texts, f"{scratch}/index") as index:
+        results = index.search(options.question, options.k)
     for result in results:
         print(f"{result.score:.3f}  {result.text}")
 
