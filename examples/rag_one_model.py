@@ -2,11 +2,12 @@
 
     python examples/rag_one_model.py "Where is the bridge?" --llm HuggingFaceTB/SmolLM2-135M-Instruct --folder notes
 
-The folder holds .txt or .md files, whose paragraphs are indexed; without one, six sentences are. LLM is a folder or Hub
-id of a chat model.
+The folder holds .txt or .md files, whose paragraphs are indexed; without one, six sentences are. Texts are found by
+their words and by their vectors together. LLM is a folder or Hub id of a chat model.
 """
 
 import argparse
+import tempfile
 from pathlib import Path
 
 import torch
@@ -44,13 +45,12 @@ def main() -> None:
     embedder = st_reba.build(llm, tokenizer=tokenizer, read="attention")
 
     texts = TEXTS if options.folder is None else paragraphs(options.folder)
-    vectors = embedder.encode(texts, show_progress_bar=len(texts) > 100)
-    scores = embedder.similarity(embedder.encode(options.question), vectors)[0]
-    best = scores.argsort(descending=True)[: options.k].tolist()
-    for place in best:
-        print(f"{scores[place]:.3f}  {texts[place]}")
+    with tempfile.TemporaryDirectory() as scratch, st_reba.Index.build(embedder, texts, f"{scratch}/index") as index:
+        results = index.search(options.question, options.k)
+    for result in results:
+        print(f"{result.score:.3f}  {result.text}")
 
-    context = "\n".join(texts[place] for place in best)
+    context = "\n".join(result.text for result in results)
     request = f"{context}\n\nAnswer in one sentence, from the text above: {options.question}"
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": request}], add_generation_prompt=True, return_tensors="pt", return_dict=True

@@ -279,9 +279,7 @@ def _scores(result: SearchResult) -> str:
 def prune(
     folder: Folder,
     ids: Annotated[list[str] | None, Argument(metavar="ID", help="Ids of documents to delete.")] = None,
-    compact: Annotated[
-        bool, Option("--compact", help="Also write vectors and words anew, without what was deleted.")
-    ] = False,
+    compact: Annotated[bool, Option("--compact", help="Also write all anew without what was deleted.")] = False,
 ) -> None:
     """Delete documents from an index by id, or compact it. Example: st-reba prune my_index doc-17 doc-18 --compact"""
     if not ids and not compact:

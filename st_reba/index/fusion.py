@@ -13,8 +13,9 @@ import numpy as np
 from .bm25 import Scores
 from .store import Keys
 
-# Share of the vectors in a score; the rest is of the words.
-VECTORS_SHARE = 0.5
+# Share of the vectors in a score; the rest is of the words. Chosen on Cranfield, CISI, STARD and XQuAD: from 0.3 to
+# 0.5 their average hardly changes, but the more vectors count, the more is lost where these are weak.
+VECTORS_SHARE = 0.4
 # Documents on each list, if not more are asked for.
 LIST_LENGTH = 100
 
@@ -38,25 +39,28 @@ class Hit:
     word_score: float | None = None
 
 
-def fused_scores(word_scores: Scores, vector_scores: Scores, vector_floor: float) -> Scores:
+def fused_scores(word_scores: Scores, vector_scores: Scores) -> Scores:
     """Scores from 0 to 1 of the documents of both lists.
 
     Args:
-        word_scores: BM25 of each, [documents]; 0: it has no word of the query.
-        vector_scores: Its cosine or inner product, [documents].
-        vector_floor: The lowest on the list of the vectors, which counts as 0, as do lower ones.
+        word_scores: BM25 of each, [documents]; 0, if it has no word of the query, stays 0, and the best becomes 1.
+        vector_scores: Its cosine or inner product, [documents]; the lowest becomes 0, and the best 1.
+
+    Example:
+        >>> fused_scores(np.array([4.0, 0.0, 2.0]), np.array([0.7, 0.9, 0.5])).round(2).tolist()
+        [0.8, 0.4, 0.3]
     """
     scaled_words = _scaled(word_scores, 0.0)
-    scaled_vectors = _scaled(vector_scores, vector_floor)
+    scaled_vectors = _scaled(vector_scores, float(vector_scores.min(initial=np.inf)))
     return VECTORS_SHARE * scaled_vectors + (1 - VECTORS_SHARE) * scaled_words
 
 
 def _scaled(scores: Scores, floor: float) -> Scores:
-    """The best score as 1, and the floor as 0."""
-    top = float(scores.max(initial=floor))
-    if top == floor:
+    """The best score as 1, and the floor as 0; all as 0 where they are the same."""
+    top = float(scores.max(initial=-np.inf))
+    if top <= floor:
         return np.zeros(len(scores))
-    return np.clip((scores - floor) / (top - floor), 0.0, 1.0)
+    return (scores - floor) / (top - floor)
 
 
 def best_keys(scores: Scores, count: int) -> Keys:

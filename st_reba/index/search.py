@@ -157,12 +157,11 @@ class Snapshot:
         list_length: int,
     ) -> list[Hit]:
         """All documents of both lists, best first; arguments: a query [d], BM25 by key, and the list of the vectors."""
-        floor = min((score for _, score in nearest.values()), default=0.0)
         absent = [key for key in best_keys(word_scores, list_length).tolist() if key not in nearest]
         scored = nearest | self._nearest_of(tx, query, absent)
         keys = np.array(list(scored), np.int64)
         vector_scores = np.array([score for _, score in scored.values()])
-        fused = fused_scores(word_scores[keys], vector_scores, floor)
+        fused = fused_scores(word_scores[keys], vector_scores)
         hits = []
         for row in np.lexsort((keys, -vector_scores, -fused)).tolist():
             key = int(keys[row])

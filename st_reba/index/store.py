@@ -101,8 +101,7 @@ class Store:
         with self._errors(), closing(self._writer("rwc" if create else "rw")) as connection:
             connection.execute("BEGIN IMMEDIATE")
             if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-                for statement in _SCHEMA.split(";"):
-                    connection.execute(statement)
+                create_tables(connection)
             connection.execute("CREATE TABLE IF NOT EXISTS truncated (key INTEGER PRIMARY KEY)")  # older indexes
             yield connection
             connection.execute("COMMIT")
@@ -154,6 +153,12 @@ class Store:
     def state(self) -> State:
         with self.reading() as tx:
             return read_state(tx, self.path)
+
+
+def create_tables(connection: sqlite3.Connection) -> None:
+    """Create all tables but those of words."""
+    for statement in _SCHEMA.split(";"):
+        connection.execute(statement)
 
 
 def damaged(path: Path, why: object) -> str:

@@ -76,7 +76,7 @@ def write_words(tx: sqlite3.Connection) -> str:
     """Write the words of all documents anew; returns their language."""
     drop_words(tx)
     language = language_of(text for (text,) in tx.execute(_SAMPLE))
-    _create(tx, language)
+    create_words(tx, language)
     documents = tx.execute("SELECT key, text FROM documents ORDER BY key")
     tx.executemany(_INSERT, ((key, separated(text)) for key, text in documents))
     tx.execute("INSERT INTO words (words) VALUES ('optimize')")
@@ -103,7 +103,7 @@ def verify_words(tx: sqlite3.Connection, language: str, path: Path) -> None:
     """Compare all that searches read with the words that the documents have, or raise a ValueError."""
     # A database without a name is a temporary file.
     with closing(sqlite3.connect("", isolation_level=None)) as expected:
-        _create(expected, language)
+        create_words(expected, language)
         expected.execute("BEGIN")
         documents = tx.execute("SELECT key, text FROM documents ORDER BY key")
         expected.executemany(_INSERT, ((key, separated(text)) for key, text in documents))
@@ -179,12 +179,13 @@ def _count(counts: Counter[str], term: str) -> None:
 def _terms_of(language: str, texts: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Row of a text and a term of it, for each term, in the order of the texts."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
-        _create(memory, language)
+        create_words(memory, language)
         memory.executemany(_INSERT, enumerate(texts))
         yield from memory.execute("SELECT doc, term FROM occurrences ORDER BY doc, offset")
 
 
-def _create(connection: sqlite3.Connection, language: str) -> None:
+def create_words(connection: sqlite3.Connection, language: str) -> None:
+    """Create the tables of words."""
     for statement in _SCHEMA:
         connection.execute(statement.format(tokenizer=_TOKENIZERS[language]))
 

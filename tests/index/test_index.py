@@ -185,7 +185,7 @@ def test_another_index_in_its_place(tmp_path: Path) -> None:
     assert index.search("gold", 1)[0].text == "gold"
     index.path.rename(tmp_path / "old")
     (tmp_path / "other").rename(index.path)
-    assert index.search("gold", 1)[0].score < 0.999 and index.get("9").text == "ship"
+    assert index.search("gold", 1, mode="vectors")[0].score < 0.999 and index.get("9").text == "ship"
 
 
 def test_another_factory_without_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,4 +319,6 @@ def test_inner_products(tmp_path: Path) -> None:
     index = Index.build(model, texts(30), tmp_path / "index", **QUIET)
     query = np.asarray(model.encode_query("gold ship", show_progress_bar=False), np.float64)
     products = np.asarray(model.encode_document(texts(30), show_progress_bar=False), np.float64) @ query
-    assert [one.score for one in index.search("gold ship", 5)] == pytest.approx(np.sort(products)[::-1][:5], rel=1e-5)
+    assert [one.score for one in index.search("gold ship", 5, mode="vectors")] == pytest.approx(
+        np.sort(products)[::-1][:5], rel=1e-5
+    )
