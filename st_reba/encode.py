@@ -62,7 +62,7 @@ def encode_texts(
         raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     if refused := {"output_value", "precision", "pool"} & options.keys():
         raise ValueError(f"{min(refused)}= does not go with batches of so many positions. Call model.encode.")
-    batches = token_batches(positions(model, texts, task=task, **options), batch_tokens)
+    batches = token_batches(positions(model, texts, task=task, is_batched=True, **options), batch_tokens)
     method: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
     rows: list[NDArray[np.float32]] = []
     for batch in batches:
@@ -73,9 +73,17 @@ def encode_texts(
     return in_order(rows, batches)
 
 
-def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | None = None, **options: Any) -> list[int]:
-    """Positions that each text counts for in a batch, without padding; arguments as for `encode_texts`.
+def positions(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    task: Task | None = None,
+    *,
+    is_batched: bool = False,
+    **options: Any,
+) -> list[int]:
+    """Positions of each text's rows, without padding; arguments as for `encode_texts`.
 
+    With ``is_batched`` those that it counts for in a batch of bounded memory, whose rows may share a prefix.
     For a model without a tokenizer of transformers: the number of each text's characters.
     """
     prompt, name = options.get("prompt"), options.get("prompt_name")
@@ -85,7 +93,7 @@ def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | Non
     fields = {key: options[key] for key in {*model.get_model_kwargs(), "processing_kwargs"} & set(options)}
     layout = {name: each for name, each in {"prompt": prompt, "task": task, **fields}.items() if each is not None}
     if hasattr(model[0], "budget"):
-        return batch_positions(model[0], texts, layout)
+        return batch_positions(model[0], texts, layout, whole=not is_batched)
     from transformers import PreTrainedTokenizerBase
 
     tokenizer = getattr(model, "tokenizer", None)
