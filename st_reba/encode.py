@@ -66,7 +66,7 @@ def encode_texts(
         raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     if refused := {"output_value", "precision", "pool"} & options.keys():
         raise ValueError(f"{min(refused)}= does not go with batches of so many positions. Call model.encode.")
-    lengths = measure_lengths(model, texts, task=task, **options)
+    lengths = measure_lengths(model, texts, task=task, is_batched=True, **options)
     batches = token_batches(lengths.positions, batch_tokens)
     method: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
     rows: list[NDArray[np.float32]] = []
@@ -114,16 +114,29 @@ def describe_truncation(truncated: int, total: int) -> str:
     return f"{subject} in no vector; cut long texts into passages"
 
 
-def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | None = None, **options: Any) -> list[int]:
-    """Positions that each text counts for in a batch, without padding; arguments as for `encode_texts`.
+def positions(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    task: Task | None = None,
+    *,
+    is_batched: bool = False,
+    **options: Any,
+) -> list[int]:
+    """Positions of each text's rows, without padding; arguments as for `encode_texts`.
 
+    With ``is_batched`` those that it counts for in a batch of bounded memory, whose rows may share a prefix.
     For a model without a tokenizer of transformers: the number of each text's characters.
     """
-    return measure_lengths(model, texts, task, **options).positions
+    return measure_lengths(model, texts, task, is_batched=is_batched, **options).positions
 
 
 def measure_lengths(
-    model: SentenceTransformer, texts: Sequence[str], task: Task | None = None, **options: Any
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    task: Task | None = None,
+    *,
+    is_batched: bool = False,
+    **options: Any,
 ) -> TextLengths:
     """Tokenize texts once, for the positions that they take and for which of them are too long; else as `positions`.
 
@@ -140,7 +153,7 @@ def measure_lengths(
     fields = {key: options[key] for key in {*model.get_model_kwargs(), "processing_kwargs"} & set(options)}
     layout = {name: each for name, each in {"prompt": prompt, "task": task, **fields}.items() if each is not None}
     if hasattr(model[0], "budget"):
-        return _batch_lengths(model[0], texts, layout)
+        return _batch_lengths(model[0], texts, layout, whole=not is_batched)
     from transformers import PreTrainedTokenizerBase
 
     tokenizer = getattr(model, "tokenizer", None)

@@ -25,10 +25,17 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 from st_reba.modules.selfcheck import check_masks
+from st_reba.modules.shared_prefix import STAGE_COST
 
 METHODS = ("reba", "echo", "nosink")
 # One token, a few, and more than every window holds; the batch of all three is padded.
 TEXTS = (ORACLE_TEXTS[0], "The bank is steep.", ORACLE_TEXTS[4])
+
+# Several questions of a text, behind a prefix that is longer than a window.
+QUESTIONS = [
+    'The text, of a few words, is: "{text}" In one word: "',
+    'The text, of a few words, is: "{text}" Its mood: "',
+]
 
 # Why a method is refused: what its error says.
 REFUSALS = {
@@ -114,11 +121,12 @@ class Outcome:
 
     class_name: str
     how: str = "refused"  # or "none", or how attention is read: by the "interface" of transformers, by "hooks"
+    shares: str = "no"  # whether rows share a prefix, which every method but ReBA and NoSink has then: "yes" or "no"
     methods: dict[str, str] = field(default_factory=dict)  # each "exact", or "refused: …", "inexact: …", "failed: …"
     unfit: list[str] = field(default_factory=list)  # premises of the comparison that do not hold
 
     def record(self) -> Record:
-        return {"class": self.class_name, "how": self.how, **self.methods}
+        return {"class": self.class_name, "how": self.how, "shares": self.shares, **self.methods}
 
 
 class Sweep:
@@ -153,6 +161,19 @@ class Sweep:
             ways = (config._attn_implementation, config.get_text_config()._attn_implementation)
             self.outcome.how = "interface" if "st_reba" in ways else "hooks"
         return max(errors)
+
+    def sharing(self) -> tuple[str, float]:
+        """Whether rows share a prefix, and how far their states are from those of whole rows, relatively."""
+        model: Any = build(self.path, "prompteol", template=QUESTIONS)
+        if not model[0].can_share():
+            return "no", 0.0
+        features = model[0].preprocess(TEXTS)
+        with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+            patch.setitem(STAGE_COST, "cpu", 1)
+            shared = model[0].eval()(dict(features))["token_embeddings"]
+            patch.setitem(STAGE_COST, "cpu", 10**9)
+            whole = model[0](dict(features))["token_embeddings"]
+        return "yes", _error(shared, whole.double())
 
     def nosink(self) -> float:
         placed = self.placed(1)
@@ -200,6 +221,10 @@ def sweep(model_type: str, folder: Path, methods: Sequence[str] = METHODS, *, de
             found.methods[method] = "exact" if error <= 1e-5 else f"inexact: {error:.0e}"
         except Exception as reason:  # whatever it is, it is what the table is to say
             found.methods[method] = _reason(reason)
+    if found.methods.get("echo") == "exact":
+        found.shares, error = one.sharing()
+        if error > 5e-6:
+            found.unfit.append(f"shared rows differ from whole rows by {error:.0e}")
     return found
 
 

@@ -132,25 +132,29 @@ def test_weights_of_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REBA = "attention blocks capture pooling"
-# Most lines of the file that travels with a model, and its sections behind those of every file.
-FILES: dict[tuple[str, str], tuple[int, str]] = {
-    ("llama", "reba mean"): (980, REBA), ("llama", "reba template"): (1020, f"templates {REBA}"),
-    ("llama", "authors last"): (1085, "attention blocks capture both_ways pooling authors"),
-    ("llama", "chunk mean"): (1115, f"{REBA} pieces"), ("llama", "concat"): (1080, f"layers reader {REBA}"),
-    ("llama", "chunk mask0"): (1305, "attention blocks masks capture both_ways pooling pieces"),
-    ("llama", "echo last"): (590, ""), ("llama", "reversed"): (710, "templates reversal ensemble"),
-    ("llama", "outputs"): (740, "layers outputs templates"), ("llama", "mask0"): (820, "attention masks"),
-    ("llama", "inter"): (920, "layers attention masks second"), ("gpt_oss", "echo last"): (590, ""),
-    ("gpt_oss", "mask0"): (920, "attention blocks masks"), ("gemma2", "echo last"): (760, "attention blocks"),
+# Most lines of the file that travels with a model: generous, so that they stop a file that has doubled.
+MOST_LINES, MOST_LINES_OF_REBA = 1100, 1400
+# The sections of that file behind those of every file.
+FILES: dict[tuple[str, str], str] = {
+    ("llama", "reba mean"): REBA, ("llama", "reba template"): f"templates {REBA}",
+    ("llama", "authors last"): "attention blocks capture both_ways pooling authors",
+    ("llama", "chunk mean"): f"{REBA} pieces", ("llama", "concat"): f"layers reader {REBA}",
+    ("llama", "chunk mask0"): "attention blocks masks capture both_ways pooling pieces",
+    ("llama", "echo last"): "shared_prefix",
+    ("llama", "reversed"): "shared_prefix questions templates reversal ensemble",
+    ("llama", "outputs"): "layers outputs shared_prefix templates", ("llama", "mask0"): "attention masks",
+    ("llama", "inter"): "layers attention masks second", ("gpt_oss", "echo last"): "shared_prefix",
+    ("gpt_oss", "mask0"): "attention blocks masks", ("gemma2", "echo last"): "shared_prefix attention blocks",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("of", "name"), FILES)
 def test_files(base: Base, of: str, name: str) -> None:
     """A model takes with it what it needs, and no more."""
-    code, (most, sections) = code_of(made(base(of), name).modules()), FILES[of, name]
+    code, sections = code_of(made(base(of), name).modules()), FILES[of, name]
     assert re.findall(r"^- (\w+): [A-Z]", code, re.M) == ["layout", "passes", "transformer", *sections.split()]
-    assert len(code.splitlines()) <= most
+    most_lines = MOST_LINES_OF_REBA if "capture" in sections else MOST_LINES
+    assert len(code.splitlines()) <= most_lines
 
 
 def test_code_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
