@@ -27,15 +27,17 @@ Array = NDArray[np.float64]
 # A filter may make the difference of two vectors at most this many times larger, for vectors
 # of length 1: so what rounding adds stays below 1e-5.
 MOST_GAIN = 200.0
-# The mean of fewer is a chance one.
-FEWEST_TEXTS = 100
-FEWEST_QUERIES = 20
+# The mean of fewer is a chance one. From here on it finds better than none (four collections).
+FEWEST_FOR_MEAN = 20
+# Directions need more.
+FEWEST_FOR_DIRECTIONS = 100
 # Texts a dimension that full whitening needs.
 _TEXTS_PER_DIMENSION = 4
 _FULL_POWER = 0.5
-# Partial whitening takes this share of each variance from the mean of all: of few texts, the
-# smallest variances are too small, or 0.
-_SHRINKAGE = 0.1
+SEARCH_POWER = 0.25
+# Partial whitening draws each variance this far to the mean of all: of few texts, the smallest
+# are too small, or 0. With it, 100 texts are enough, and of 1,000 nothing is lost.
+_SHRINKAGE = 0.5
 _DEFAULT_REMOVED_DIRECTIONS = 3
 # A smaller standard deviation, in parts of the vectors' length, is mostly rounding of float32.
 _LEAST_DEVIATION = 1e-5
@@ -92,8 +94,8 @@ class Filter:
         """Fit a filter on vectors, in float64.
 
         Args:
-            document_vectors: [N, d], as the model gives them without a filter. Whitening by the power 0.5
-                needs four a dimension; all else 100.
+            document_vectors: [N, d], as the model gives them without a filter. A mean needs 20 of them, less than
+                full whitening 100, ``"abtt"`` also one a dimension, and full whitening four a dimension.
             kind, r, dimensions, power: See the class.
             query_vectors: [M, d], of queries or of what stands for them, 20 or more; only their mean is used.
             model: The model that gave the vectors, so that the filter knows it again.
@@ -117,6 +119,43 @@ class Filter:
             query_mean=query_mean,
             description=options.describe(text_count, query_vectors),
             probe=model_probe,
+        )
+
+    @classmethod
+    def fit_for_search(
+        cls,
+        document_vectors: Vectors,
+        query_vectors: Vectors,
+        *,
+        model: SentenceTransformer | None = None,
+    ) -> Filter | None:
+        """Fit what search needs, as far as there are vectors for it.
+
+        Args:
+            document_vectors: [N, d]. Of 100 or more, the filter half-whitens; of 20 or more, it takes away means.
+            query_vectors: [M, d]. Fewer than 20 have no mean of their own.
+            model: As for :meth:`fit`.
+
+        Returns:
+            The filter; None: there are fewer than 20 documents.
+        """
+        document_count = len(document_vectors)
+        if document_count < FEWEST_FOR_MEAN:
+            return None
+        kind: Kind = "center"
+        power = None
+        if document_count >= FEWEST_FOR_DIRECTIONS:
+            kind = "whiten"
+            power = SEARCH_POWER
+        usable_query_vectors = None
+        if len(query_vectors) >= FEWEST_FOR_MEAN:
+            usable_query_vectors = query_vectors
+        return cls.fit(
+            document_vectors,
+            kind,
+            power=power,
+            query_vectors=usable_query_vectors,
+            model=model,
         )
 
     def apply(self, vectors: Vectors, task: Task | None = None) -> Array:
@@ -258,11 +297,13 @@ class FilterOptions:
         return options
 
     def needed_texts(self, width: int) -> int:
+        if self.kind == "center":
+            return FEWEST_FOR_MEAN
         if self.kind == "abtt":
-            return max(FEWEST_TEXTS, width)
-        if self.kind == "whiten" and self.power == _FULL_POWER:
-            return max(FEWEST_TEXTS, _TEXTS_PER_DIMENSION * self.direction_count)
-        return FEWEST_TEXTS
+            return max(FEWEST_FOR_DIRECTIONS, width)
+        if self.power == _FULL_POWER:
+            return max(FEWEST_FOR_DIRECTIONS, _TEXTS_PER_DIMENSION * self.direction_count)
+        return FEWEST_FOR_DIRECTIONS
 
     def describe(self, text_count: int, query_vectors: Vectors | None) -> str:
         facts: dict[str, object] = {"r": self.r, "dimensions": self.dimensions}
@@ -309,10 +350,10 @@ def _mean_of_queries(query_vectors: Vectors, width: int) -> Array:
     query_count, query_width = query_vectors.shape
     if query_width != width:
         raise ValueError(f"query_vectors have {query_width} dimensions, document_vectors {width}. Use one model.")
-    if query_count < FEWEST_QUERIES:
+    if query_count < FEWEST_FOR_MEAN:
         raise ValueError(
             f"query_vectors: the mean of {query_count} is a chance one. "
-            f"Give {FEWEST_QUERIES} or more, as sentences of the documents."
+            f"Give {FEWEST_FOR_MEAN} or more, as sentences of the documents."
         )
     return _finite_mean(query_vectors)
 
