@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 
 from .encode import Task, encode_texts
-from .linear_filter import FEWEST_FOR_MEAN, FilterOptions, Kind
+from .filter_options import FEWEST_FOR_MEAN, FilterOptions, Kind
 from .linear_filter import Filter as Filter
 from .modules import RepeatTransformer
 from .modules.layout import PARTS, SIMILARITY, TASKS
