@@ -22,7 +22,7 @@ METHODS = {
     "nosink": "The text once, through layers whose masks are changed (NoSink, section 3).",
 }
 # Where none is named: on real bases, the best of those that need no texts and no numbers (docs/results).
-DEFAULT = "prompteol:template=prompteol-says"
+DEFAULT = "prompteol:template=prompteol-search"
 # Options that only some methods have.
 _OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("repeats", "compute_matched"), ("reba", "echo")),
@@ -63,8 +63,8 @@ TEMPLATES: dict[str, Any] = {
     "prompteol-zh": SAYS_ZH,
     # For search, and as above where there is no query; chosen on four collections and three bases.
     "prompteol-search": {
-        "query": 'Query: "{text}" Keyword: "',
-        "document": 'Passage: "{text}" Keyword: "',
+        "query": 'Query: "{text}" Its topic, as a single lowercase word, is: "',
+        "document": 'Passage: "{text}" Its topic, as a single lowercase word, is: "',
         "similarity": SAYS,
     },
     "prompteol-search-zh": {
