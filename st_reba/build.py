@@ -35,7 +35,8 @@ def build(
             weights are shared, so that one model in memory both writes and embeds (give its ``tokenizer``).
         method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"``, ``"nosink"``; the short form, as
             ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else PromptEOL, worded as
-            ``template="prompteol-says"``. ``"auto"``: what suits ``texts``.
+            ``template="prompteol-search"``: ``encode`` for similarity, ``encode_query`` and ``encode_document`` for
+            search. ``"auto"``: what suits ``texts``.
         tokenizer: Folder or Hub id of another tokenizer than the base's; of a loaded model, its tokenizer.
         dtype: Number type of the weights; None: float32 on a CPU, as stored on a GPU.
         quantization: ``"nf4"`` (4 bits) or ``"int8"``, by bitsandbytes.

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 
 from .encode import Task, encode_texts
-from .linear_filter import FEWEST_QUERIES, FilterOptions, Kind
+from .filter_options import FEWEST_FOR_MEAN, FilterOptions, Kind
 from .linear_filter import Filter as Filter
 from .modules import RepeatTransformer
 from .modules.layout import PARTS, SIMILARITY, TASKS
@@ -162,7 +162,7 @@ def _select_wordings(
 
 def _sentences_for_queries(texts: Sequence[str]) -> list[str]:
     query_sentences = sample_sentences(texts, QUERY_SAMPLE)
-    if len(query_sentences) < FEWEST_QUERIES:
+    if len(query_sentences) < FEWEST_FOR_MEAN:
         raise ValueError(
             f"queries=True: texts hold {len(query_sentences)} different sentences, too few to stand for queries. "
             "Give other texts, or queries=False."

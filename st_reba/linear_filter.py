@@ -7,7 +7,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -16,27 +16,20 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from .encode import Task
+from .filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN, FULL_POWER, SEARCH_POWER, FilterOptions, Kind
 from .modules import QueryShift
 from .storage.files import whole_file
 from .storage.probe import Probe, probe
 
-Kind = Literal["center", "abtt", "whiten"]
 Vectors = NDArray[np.floating]
 Array = NDArray[np.float64]
 
 # A filter may make the difference of two vectors at most this many times larger, for vectors
 # of length 1: so what rounding adds stays below 1e-5.
 MOST_GAIN = 200.0
-# The mean of fewer is a chance one.
-FEWEST_TEXTS = 100
-FEWEST_QUERIES = 20
-# Texts a dimension that full whitening needs.
-_TEXTS_PER_DIMENSION = 4
-_FULL_POWER = 0.5
-# Partial whitening takes this share of each variance from the mean of all: of few texts, the
-# smallest variances are too small, or 0.
-_SHRINKAGE = 0.1
-_DEFAULT_REMOVED_DIRECTIONS = 3
+# Partial whitening draws each variance this far to the mean of all: of few texts, the smallest
+# are too small, or 0. With it, 100 texts are enough, and of 1,000 nothing is lost.
+_SHRINKAGE = 0.5
 # A smaller standard deviation, in parts of the vectors' length, is mostly rounding of float32.
 _LEAST_DEVIATION = 1e-5
 # Rows whose float64 copies exist at a time.
@@ -92,8 +85,8 @@ class Filter:
         """Fit a filter on vectors, in float64.
 
         Args:
-            document_vectors: [N, d], as the model gives them without a filter. Whitening by the power 0.5
-                needs four a dimension; all else 100.
+            document_vectors: [N, d], as the model gives them without a filter. A mean needs 20 of them, less than
+                full whitening 100, ``"abtt"`` also one a dimension, and full whitening four a dimension.
             kind, r, dimensions, power: See the class.
             query_vectors: [M, d], of queries or of what stands for them, 20 or more; only their mean is used.
             model: The model that gave the vectors, so that the filter knows it again.
@@ -105,8 +98,10 @@ class Filter:
         options = FilterOptions.check(kind, r, dimensions, power, text_count, width)
         mean = _finite_mean(document_vectors)
         query_mean = None
+        query_count = None
         if query_vectors is not None:
             query_mean = _mean_of_queries(query_vectors, width)
+            query_count = len(query_vectors)
         model_probe = None
         if model is not None:
             model_probe = _probe_without_truncation(model)
@@ -115,8 +110,45 @@ class Filter:
             mean=mean,
             weight=_fit_weight(document_vectors, mean, options),
             query_mean=query_mean,
-            description=options.describe(text_count, query_vectors),
+            description=options.describe(text_count, query_count),
             probe=model_probe,
+        )
+
+    @classmethod
+    def fit_for_search(
+        cls,
+        document_vectors: Vectors,
+        query_vectors: Vectors,
+        *,
+        model: SentenceTransformer | None = None,
+    ) -> Filter | None:
+        """Fit what search needs, as far as there are vectors for it.
+
+        Args:
+            document_vectors: [N, d]. Of 100 or more, the filter half-whitens; of 20 or more, it takes away means.
+            query_vectors: [M, d]. Fewer than 20 have no mean of their own.
+            model: As for :meth:`fit`.
+
+        Returns:
+            The filter; None: there are fewer than 20 documents.
+        """
+        document_count = len(document_vectors)
+        if document_count < FEWEST_FOR_MEAN:
+            return None
+        kind: Kind = "center"
+        power = None
+        if document_count >= FEWEST_FOR_DIRECTIONS:
+            kind = "whiten"
+            power = SEARCH_POWER
+        usable_query_vectors = None
+        if len(query_vectors) >= FEWEST_FOR_MEAN:
+            usable_query_vectors = query_vectors
+        return cls.fit(
+            document_vectors,
+            kind,
+            power=power,
+            query_vectors=usable_query_vectors,
+            model=model,
         )
 
     def apply(self, vectors: Vectors, task: Task | None = None) -> Array:
@@ -218,87 +250,6 @@ class Filter:
             raise ValueError(f"filter={str(path)!r}: {error}") from error
 
 
-@dataclass(frozen=True)
-class FilterOptions:
-    """Options of a filter, checked: principal directions that are removed or kept, and the power of whitening."""
-
-    kind: Kind
-    r: int | None
-    dimensions: int | None
-    power: float
-    direction_count: int
-
-    @classmethod
-    def check(
-        cls,
-        kind: Kind,
-        r: int | None,
-        dimensions: int | None,
-        power: float | None,
-        text_count: int,
-        width: int,
-    ) -> FilterOptions:
-        if kind not in get_args(Kind):
-            raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}.")
-        _check_directions("r", r, "abtt", kind, width - 1)
-        _check_directions("dimensions", dimensions, "whiten", kind, width)
-        _check_power(power, kind)
-        direction_count = 0
-        if kind == "abtt":
-            r = r or _DEFAULT_REMOVED_DIRECTIONS
-            direction_count = r
-        if kind == "whiten":
-            direction_count = dimensions or width
-        options = cls(kind, r, dimensions, power or _FULL_POWER, direction_count)
-        needed_count = options.needed_texts(width)
-        if text_count < needed_count:
-            raise ValueError(
-                f"{kind}: {text_count} different texts are too few for {width} dimensions. Give {needed_count} or more."
-            )
-        return options
-
-    def needed_texts(self, width: int) -> int:
-        if self.kind == "abtt":
-            return max(FEWEST_TEXTS, width)
-        if self.kind == "whiten" and self.power == _FULL_POWER:
-            return max(FEWEST_TEXTS, _TEXTS_PER_DIMENSION * self.direction_count)
-        return FEWEST_TEXTS
-
-    def describe(self, text_count: int, query_vectors: Vectors | None) -> str:
-        facts: dict[str, object] = {"r": self.r, "dimensions": self.dimensions}
-        if self.power != _FULL_POWER:
-            facts["power"] = self.power
-        facts["texts"] = text_count
-        if query_vectors is not None:
-            facts["queries"] = len(query_vectors)
-        written_facts = [f"{name}={value}" for name, value in facts.items() if value is not None]
-        return f"{self.kind}:" + ",".join(written_facts)
-
-
-def _check_directions(
-    name: str,
-    value: int | None,
-    kind_of_option: Kind,
-    kind: Kind,
-    most: int,
-) -> None:
-    if value is None:
-        return
-    if kind != kind_of_option:
-        raise ValueError(f"{name}={value!r} belongs to kind={kind_of_option!r}, not to {kind!r}. Drop it.")
-    if type(value) is not int or not 1 <= value <= most:
-        raise ValueError(f"{name}={value!r} must be a whole number from 1 to {most}.")
-
-
-def _check_power(power: float | None, kind: Kind) -> None:
-    if power is None:
-        return
-    if kind != "whiten":
-        raise ValueError(f"power={power!r} belongs to kind='whiten', not to {kind!r}. Drop it.")
-    if type(power) not in (int, float) or not 0 < power <= _FULL_POWER:
-        raise ValueError(f"power={power!r} must be a number above 0, and {_FULL_POWER} at most.")
-
-
 def _finite_mean(vectors: Vectors) -> Array:
     if not np.isfinite(vectors).all():
         raise ValueError("vectors hold NaN or infinity. Load the model in float32 or bfloat16.")
@@ -309,10 +260,10 @@ def _mean_of_queries(query_vectors: Vectors, width: int) -> Array:
     query_count, query_width = query_vectors.shape
     if query_width != width:
         raise ValueError(f"query_vectors have {query_width} dimensions, document_vectors {width}. Use one model.")
-    if query_count < FEWEST_QUERIES:
+    if query_count < FEWEST_FOR_MEAN:
         raise ValueError(
             f"query_vectors: the mean of {query_count} is a chance one. "
-            f"Give {FEWEST_QUERIES} or more, as sentences of the documents."
+            f"Give {FEWEST_FOR_MEAN} or more, as sentences of the documents."
         )
     return _finite_mean(query_vectors)
 
@@ -325,7 +276,7 @@ def _fit_weight(vectors: Vectors, mean: Array, options: FilterOptions) -> Array:
     covariance = _covariance(vectors, mean)
     squared_length = float(covariance.trace() + mean @ mean)
     variances, directions = _principal_directions(covariance, options.direction_count)
-    if options.power < _FULL_POWER:
+    if options.power < FULL_POWER:
         mean_variance = float(covariance.trace()) / width
         variances = (1 - _SHRINKAGE) * variances + _SHRINKAGE * mean_variance
     if variances.min() <= _LEAST_DEVIATION**2 * squared_length:

@@ -22,7 +22,7 @@ METHODS = {
     "nosink": "The text once, through layers whose masks are changed (NoSink, section 3).",
 }
 # Where none is named: on real bases, the best of those that need no texts and no numbers (docs/results).
-DEFAULT = "prompteol:template=prompteol-says"
+DEFAULT = "prompteol:template=prompteol-search"
 # Options that only some methods have.
 _OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("repeats", "compute_matched"), ("reba", "echo")),
@@ -44,6 +44,8 @@ _RESERVED = (
     "self|inputs|sentences|prompt|prompt_name|batch_size|show_progress_bar|output_value|precision|convert_to_numpy|"
     "convert_to_tensor|device|normalize_embeddings|truncate_dim|pool|chunk_size|processing_kwargs|task"
 )
+SAYS = 'The text: "{text}" In one word, what it says is: "'
+SAYS_ZH = "这句话：“{text}”的意思用一个词概括是：“"
 # Templates as the papers write them; a mapping has one for encode_query, one for encode_document, and perhaps one for
 # encode, "similarity".
 TEMPLATES: dict[str, Any] = {
@@ -57,8 +59,19 @@ TEMPLATES: dict[str, Any] = {
     },
     # PromptEOL, as in Echo, section 4.2 and appendix D; the other wordings and the example are this project's own.
     "prompteol": 'This sentence: "{text}" means in one word:"',
-    "prompteol-says": 'The text: "{text}" In one word, what it says is: "',
-    "prompteol-zh": "这句话：“{text}”的意思用一个词概括是：“",
+    "prompteol-says": SAYS,
+    "prompteol-zh": SAYS_ZH,
+    # For search, and as above where there is no query; chosen on four collections and three bases.
+    "prompteol-search": {
+        "query": 'Query: "{text}" Its topic, as a single lowercase word, is: "',
+        "document": 'Passage: "{text}" Its topic, as a single lowercase word, is: "',
+        "similarity": SAYS,
+    },
+    "prompteol-search-zh": {
+        "query": "问题：“{text}”为了便于检索，用一个词概括这个问题。这个词是：“",
+        "document": "文档：“{text}”为了便于检索，用一个词概括这篇文档。这个词是：“",
+        "similarity": SAYS_ZH,
+    },
     "prompteol-example": (
         'This sentence: "The chef chops onions in a small kitchen." means in one word:"Cooking". '
         'This sentence: "{text}" means in one word:"'

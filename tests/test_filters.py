@@ -182,7 +182,8 @@ def test_settings_of_the_model_are_carried_over() -> None:
 
 
 REFUSED_FITS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "99 texts": (TEXTS[:99], "center", {}),
+    "19 texts": (TEXTS[:19], "center", {}),
+    "99 texts": (TEXTS[:99], "whiten", {"power": 0.25}),
     "5 different texts": (TEXTS[:5] * 50, "center", {}),
     "fewer texts than dimensions": (TEXTS[:191], "abtt", {}),
     "fewer texts than four a dimension": (TEXTS, "whiten", {}),

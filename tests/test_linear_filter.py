@@ -64,11 +64,11 @@ def test_filter_equals_a_singular_value_decomposition(kind: Any, options: dict[s
 
 @pytest.mark.parametrize("power", [0.25, 0.1])
 def test_partial_whitening_divides_by_a_power_of_the_variance(power: float) -> None:
-    """Each variance is drawn to the mean of all by a tenth of their distance."""
+    """Each variance is drawn to the mean of all by half of their distance."""
     sample = draw_vectors(300, 6)
     covariance = np.cov(sample.T, bias=True)
     variances, directions = np.linalg.eigh(covariance)
-    shrunk_variances = 0.9 * variances + 0.1 * variances.mean()
+    shrunk_variances = 0.5 * variances + 0.5 * variances.mean()
     fitted_filter = Filter.fit(sample, "whiten", power=power)
     assert fitted_filter.description == f"whiten:power={power},texts=300"
     expected_gram = directions @ np.diag(shrunk_variances ** (-2 * power)) @ directions.T
@@ -83,7 +83,7 @@ def test_partial_whitening_takes_fewer_texts_than_dimensions() -> None:
     gains = np.linalg.norm(weight, axis=1)
     mean_variance = sample.var(axis=0).mean()
     assert weight.shape == (400, 400)
-    assert gains[100:] == pytest.approx((0.1 * mean_variance) ** -0.25)
+    assert gains[100:] == pytest.approx((0.5 * mean_variance) ** -0.25)
     with pytest.raises(ValueError, match="whiten: 100 different texts are too few"):
         Filter.fit(sample, "whiten")
 
@@ -102,6 +102,28 @@ def test_gain_of_partial_whitening_is_bounded() -> None:
     sample = unit_rows(draw_vectors(900, 6) * 1e-4 + np.array([5, 0, 0, 0, 0, 0]))
     weight = Filter.fit(sample, "whiten", power=0.25).weight
     assert np.linalg.norm(weight, ord=2) == pytest.approx(MOST_GAIN**0.5)
+
+
+def test_filter_for_search_is_what_the_vectors_allow() -> None:
+    queries = draw_vectors(30, 6, seed=1)
+    descriptions: dict[int, str] = {}
+    for count in (20, 99, 100, 400):
+        fitted_filter = Filter.fit_for_search(draw_vectors(count, 6), queries)
+        assert fitted_filter is not None
+        descriptions[count] = fitted_filter.description
+    assert descriptions == {
+        20: "center:texts=20,queries=30",
+        99: "center:texts=99,queries=30",
+        100: "whiten:power=0.25,texts=100,queries=30",
+        400: "whiten:power=0.25,texts=400,queries=30",
+    }
+    assert Filter.fit_for_search(draw_vectors(19, 6), queries) is None
+
+
+def test_few_queries_have_the_mean_of_the_documents() -> None:
+    fitted_filter = Filter.fit_for_search(draw_vectors(20, 6), draw_vectors(19, 6, seed=1))
+    assert fitted_filter is not None
+    assert fitted_filter.query_mean is None
 
 
 def flat_vectors() -> Vectors:

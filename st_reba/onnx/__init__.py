@@ -62,7 +62,7 @@ def export(
     Example:
         >>> import st_reba, st_reba.onnx
         >>> model = st_reba.build("mini", dtype="float32", device="cpu")
-        >>> st_reba.onnx.export(model, "exported")["distance"] < 1e-5  # doctest: +SKIP
+        >>> st_reba.onnx.export(model, "exported", task="query")["distance"] < 1e-5  # doctest: +SKIP
         True
     """
     if quantize not in (None, "int8"):

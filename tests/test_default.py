@@ -1,0 +1,48 @@
+"""What `build` makes where no method is named: one model for similarity and for search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+import st_reba
+from st_reba.hub.card import write_card, written_templates
+from st_reba.methods import TEMPLATES
+
+TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。"]
+
+
+def build_default(**options: str) -> SentenceTransformer:
+    return st_reba.build("mini", device="cpu", check=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("search_template", "similarity_template"),
+    [("prompteol-search", "prompteol-says"), ("prompteol-search-zh", "prompteol-zh")],
+)
+def test_encode_asks_as_the_template_for_similarity(search_template: str, similarity_template: str) -> None:
+    model = build_default(method="prompteol", template=search_template)
+    expected = build_default(method="prompteol", template=similarity_template).encode(TEXTS)
+    assert np.array_equal(model.encode(TEXTS), expected)
+    for vectors in (model.encode_query(TEXTS), model.encode_document(TEXTS)):
+        assert np.abs(vectors - expected).max() > 1e-3
+
+
+def test_default_tells_queries_from_documents() -> None:
+    model = build_default()
+    assert str(st_reba.method_of(model)) == "prompteol:template=prompteol-search"
+    assert np.abs(model.encode_query(TEXTS) - model.encode_document(TEXTS)).max() > 1e-3
+
+
+def test_card_shows_the_three_wordings(tmp_path: Path) -> None:
+    model = build_default()
+    model.save_pretrained(str(tmp_path))
+    write_card(model, tmp_path)
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert written_templates(model[0]) == {task: [wording] for task, wording in TEMPLATES["prompteol-search"].items()}
+    assert '- A query is laid out as `"Query: \\"{text}\\" Its topic' in card
+    assert '- A document is laid out as `"Passage: \\"{text}\\" Its topic' in card
+    assert "- A text that is neither, which `encode` takes, is laid out as" in card
