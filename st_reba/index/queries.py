@@ -49,6 +49,8 @@ class Question:
 
 def read_queries(queries: str | Sequence[str] | Vectors, vectors: Vectors | None) -> Queries:
     """Check queries; arguments as for ``Index.search``."""
+    if isinstance(queries, np.ndarray) and queries.dtype.kind in "OTU" and queries.ndim == 1:
+        queries = queries.tolist()  # texts, as those of a column
     if isinstance(queries, np.ndarray):
         if vectors is not None:
             raise ValueError("vectors=… belong to texts; give the array alone, or the texts of its queries")
