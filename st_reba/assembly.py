@@ -46,9 +46,8 @@ class Assembly:
             raise ValueError(f"{unknown[0]}={loading[unknown[0]]!r} is no option of {method.name} or of loading.")
         bases.check_loading(base, loading)
         if isinstance(base, (str, os.PathLike)):
-            self.dtype = bases.requested_dtype(self.dtype, self.loading.get("model_kwargs"))
-            if "model_kwargs" in self.loading:
-                self.loading["model_kwargs"] = bases.without_dtype(self.loading["model_kwargs"])
+            self.dtype = bases.requested_dtype(self.dtype, self.loading)
+            self.loading = bases.without_dtype(self.loading)
         self.device = loading.get("device")
         bases.check_device(self.device)  # before weights are loaded
         self.place = {name: loading[name] for name in bases.HUB if loading.get(name) is not None}

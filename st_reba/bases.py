@@ -43,6 +43,7 @@ _LOADING_TYPES: dict[str, tuple[Any, str]] = {
 }
 # transformers' names of the option, the older one last.
 DTYPE_NAMES = ("dtype", "torch_dtype")
+_OPTIONS_WITH_DTYPE = ("model_kwargs", "config_kwargs")
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 
 
@@ -121,8 +122,13 @@ def check_loading(base: Any, loading: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}={size!r:.80} must be a whole number from 1 on.")
 
 
-def requested_dtype(dtype: Any, model_kwargs: Mapping[str, Any] | None) -> Any:
-    """The number type that a call asks for: ``dtype``, or either of transformers' names in ``model_kwargs``.
+def requested_dtype(dtype: Any, loading: Mapping[str, Any]) -> Any:
+    """The number type that a call asks for.
+
+    Args:
+        dtype: The call's own option.
+        loading: Its options of loading, whose ``model_kwargs`` and ``config_kwargs`` may hold either of transformers'
+            names for it.
 
     Returns:
         A torch.dtype, ``"auto"``, or None: none is asked for.
@@ -131,8 +137,9 @@ def requested_dtype(dtype: Any, model_kwargs: Mapping[str, Any] | None) -> Any:
         ValueError: A value is not known, or two of them differ.
     """
     values = {"dtype": dtype}
-    for name in DTYPE_NAMES:
-        values[f"model_kwargs[{name!r}]"] = (model_kwargs or {}).get(name)
+    for option in _OPTIONS_WITH_DTYPE:
+        for name in DTYPE_NAMES:
+            values[f"{option}[{name!r}]"] = (loading.get(option) or {}).get(name)
     requested: dict[str, Any] = {}
     for name, value in values.items():
         if value is not None:
@@ -143,9 +150,13 @@ def requested_dtype(dtype: Any, model_kwargs: Mapping[str, Any] | None) -> Any:
     return next(iter(requested.values()), None)
 
 
-def without_dtype(model_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Options for transformers, but for the number type, which `requested_dtype` reads."""
-    return {name: value for name, value in (model_kwargs or {}).items() if name not in DTYPE_NAMES}
+def without_dtype(loading: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of loading, but for the number type, which `requested_dtype` reads."""
+    remaining = dict(loading)
+    for option in _OPTIONS_WITH_DTYPE:
+        if loading.get(option):
+            remaining[option] = {name: loading[option][name] for name in loading[option] if name not in DTYPE_NAMES}
+    return remaining
 
 
 def _parse_dtype(name: str, value: Any) -> Any:

@@ -296,11 +296,15 @@ def test_the_number_type_of_the_base(llama: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["bfloat16", "torch.bfloat16", torch.bfloat16])
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
-def test_either_name_of_the_number_type_is_obeyed(llama: Path, name: str, value: Any, tmp_path: Path) -> None:
-    model = build(llama, model_kwargs={name: value})
+@pytest.mark.parametrize("option", ["model_kwargs", "config_kwargs"])
+def test_either_name_of_the_number_type_is_obeyed(
+    llama: Path, option: str, name: str, value: Any, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {option: {name: value}}
+    model = build(llama, **options)
     assert model.dtype == torch.bfloat16
     model.save_pretrained(str(tmp_path / "saved"))
-    assert st_reba.load(tmp_path / "saved", device="cpu", model_kwargs={name: value}).dtype == torch.bfloat16
+    assert st_reba.load(tmp_path / "saved", device="cpu", **options).dtype == torch.bfloat16
     assert st_reba.load(tmp_path / "saved", device="cpu").dtype == torch.float32
 
 
@@ -308,6 +312,7 @@ def test_number_types_that_differ_are_refused(llama: Path) -> None:
     for options in (
         {"dtype": "float16", "model_kwargs": {"torch_dtype": "bfloat16"}},
         {"model_kwargs": {"dtype": "float16", "torch_dtype": "bfloat16"}},
+        {"model_kwargs": {"dtype": "float16"}, "config_kwargs": {"torch_dtype": "bfloat16"}},
     ):
         with pytest.raises(ValueError, match=r"torch_dtype.*differ\. Give one"):
             build(llama, **options)

@@ -195,6 +195,8 @@ def quiet() -> None:
     hub: Any = import_module("huggingface_hub.utils")
     downloads = not hub.are_progress_bars_disabled()
     import_module("transformers.utils.logging").disable_progress_bar()
+    # It tells of a name that is none on the Hub, before the error says so.
+    logging.getLogger("sentence_transformers.util.file_io").setLevel(logging.ERROR)
     if downloads:
         hub.enable_progress_bars()
 

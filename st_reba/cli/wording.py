@@ -17,6 +17,11 @@ _OTHER_NAMES = {
     "option": ("vary",),
 }
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;()]*[^\s,;:.()]"""
+_BOTH_NAMES = re.compile(r"(?<![=\w])\w+ \((--[a-z-]+)\)")  # as "out (--out)"
+# A remedy of readers, which commands without that option do not have.
+_NAME_ENCODING = re.compile(
+    r", or name its encoding, as encoding='[\w-]+'( \([\w ]+\))?( or encoding='[\w-]+' \([\w ]+\))?"
+)
 _OPTION_FIRST = re.compile(r"(\w+: )?--?[a-z]")
 
 
@@ -53,7 +58,9 @@ class CommandWords:
         """
         if not self.spellings:
             return message
-        message = re.sub(r"\b\w+ \((--[a-z-]+)\)", r"\1", message)  # both names, as "out (--out)"
+        message = _BOTH_NAMES.sub(r"\1", message)
+        if "encoding" not in self.spellings:
+            message = _NAME_ENCODING.sub("", message)
         names = "|".join(map(re.escape, self.spellings))
         long_names = "|".join(re.escape(name) for name in self.spellings if "_" in name)
         message = re.sub(rf"(?<![\w.:/-])({names})=({_VALUE})( \(--[a-z-]+\))?", self._assignment, message)

@@ -55,11 +55,12 @@ def load(
         remedy = f"Run: st-reba build {path} FOLDER"
         raise ValueError(f"{path!r} holds no modules.json: it is no saved model. {remedy}")
     hub_options = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
-    dtype = requested_dtype(dtype, kwargs.get("model_kwargs"))
+    dtype = requested_dtype(dtype, kwargs)
+    kwargs = without_dtype(kwargs)
     model_kwargs: JsonObject = {"dtype": weights_dtype(dtype, device)}
     if kwargs.get("backend", "torch") == "torch":
         model_kwargs["use_safetensors"] = True
-    kwargs["model_kwargs"] = {**model_kwargs, **without_dtype(kwargs.get("model_kwargs"))}
+    kwargs["model_kwargs"] = {**model_kwargs, **(kwargs.get("model_kwargs") or {})}
     try:
         folders = check_repository(path, trust_remote_code=trust_remote_code, **hub_options)
         with limit_numbers(path, folders, **hub_options), panics_as_errors():

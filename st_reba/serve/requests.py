@@ -60,19 +60,23 @@ class _Body(BaseModel):
             raise Refusal(400, f"{field or 'The body'}: {reason}. Fields: {fields}.", field or None) from None
 
 
-# What NVIDIA's, Voyage's, Cohere's and Google's clients call a query and a document; of the other purposes none has a
-# prompt of its own.
+# What NVIDIA's, Voyage's, Cohere's, Nomic's, Google's and Jina's clients call a query and a document; of the other
+# purposes none has a prompt of its own.
 _INPUT_TYPES: dict[str, Task | None] = {
     "query": "query",
     "search_query": "query",
     "retrieval_query": "query",
+    "retrieval.query": "query",
     "passage": "document",
     "document": "document",
     "search_document": "document",
     "retrieval_document": "document",
+    "retrieval.passage": "document",
     "classification": None,
     "clustering": None,
+    "separation": None,
     "semantic_similarity": None,
+    "text-matching": None,
 }
 
 
@@ -108,16 +112,20 @@ class EmbeddingRequest(_Body):
         None, validation_alias=AliasChoices("dimensions", "output_dimension")
     )
     encoding_format: Literal["float", "base64"] | None = None
-    # NVIDIA's, Voyage's and Cohere's clients: chooses the prompt.
-    input_type: Annotated[str, AfterValidator(_known_input_type)] | None = None
+    # Chooses the prompt; Google's and Nomic's clients call it task_type, Jina's task.
+    input_type: Annotated[str, AfterValidator(_known_input_type)] | None = Field(
+        None, validation_alias=AliasChoices("input_type", "task_type", "task")
+    )
     # What happens to a text that is too long: NVIDIA's and Cohere's name, and Voyage's.
     truncate: _Cut = None
     truncation: _Cut = None
-    # Only ask for what is done: NVIDIA's, Voyage's and Cohere's clients.
+    # Only ask for what is done: NVIDIA's, Voyage's, Cohere's and Jina's clients.
     modality: Literal["text"] | list[Literal["text"]] | None = None
     output_dtype: Literal["float"] | None = None
     embedding_type: Literal["float"] | None = None
     embedding_types: list[Literal["float"]] | None = None
+    late_chunking: Literal[False] | None = None
+    return_multivector: Literal[False] | None = None
     # Of OpenAI, for its statistics; and LiteLLM's own, which RAGFlow sends to every server.
     user: str | None = None
     drop_params: bool | None = None

@@ -87,6 +87,13 @@ def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
         ("index a b --add", "batch_tokens=0 must be a whole number", "--batch-tokens 0 must be a whole number", 2),
         ("index a b --add", "replace it with upsert", "replace it with --upsert", 1),
         ("index a b --add", "path='' is blank", "INDEX '' is blank", 1),
+        ("compare a b c", "out (--out): there is no folder 'x'", "--out: there is no folder 'x'", 2),
+        ("compare a b c", "option='x' is not known", "--vary 'x' is not known", 2),
+        ("index a b --add", "save it, or name its encoding, as encoding='utf-16-le'",
+         "save it, or name its encoding, as --encoding 'utf-16-le'", 1),
+        ("build a b", "save it, or name its encoding, as encoding='gb18030' (Chinese) or encoding='cp1252' (Europe)",
+         "save it", 1),
+        ("index a b --add --model x", "'x' could not be loaded: no", "--model 'x' could not be loaded: no", 2),
         ("search a q", "k=0 must be a whole number", "--top 0 must be a whole number", 2),
         ("search a q", "/tmp/device=x/text_column.csv is damaged", "/tmp/device=x/text_column.csv is damaged", 1),
     ],
@@ -95,7 +102,7 @@ def test_messages_name_options(
     command: str, message: str, wanted: str, status: int,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    for target in ("st_reba.recipe.recipe_for", "st_reba.index.Index.open"):
+    for target in ("st_reba.recipe.recipe_for", "st_reba.index.Index.open", "st_reba.evaluation.run.compare"):
         monkeypatch.setattr(target, Mock(side_effect=ValueError(message)))
     assert main(command.split()) == status and capsys.readouterr().err == f"st-reba: {wanted}\n"
 

@@ -73,6 +73,6 @@ def test_tune(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert main(["tune", "mini", str(tmp_path / "t.txt"), out, "--labels", str(tmp_path / "l.csv")]) == 0
     assert (calls[1][1]["labels"].kind, calls[1][1]["labels"].items[1]) == ("Classification", (1, "b"))
     labels.to_csv(tmp_path / "t.csv", index=False)
-    assert main(["tune", "mini", str(tmp_path / "t.csv"), out, "--column", "text=nowhere"]) == 1
+    assert main(["tune", "mini", str(tmp_path / "t.csv"), out, "--column", "text=nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
     assert main(["tune", "mini", str(tmp_path / "t.txt"), out, "--kind", "STS"]) == 2

@@ -55,6 +55,10 @@ def test_token_ids_name_the_remedy() -> None:
         {"input_type": "query", "truncate": "END", "modality": "text"},
         {"input_type": "document", "truncation": True, "output_dtype": "float", "output_dimension": None},  # Voyage's
         {"input_type": "search_query", "embedding_types": ["float"]},  # Cohere's
+        {"task": "retrieval.query", "late_chunking": False, "embedding_type": "float", "truncate": True},  # Jina's
+        {"task_type": "search_document", "dimensions": 64},  # Nomic's
+        {"output_dtype": "float", "output_dimension": 64, "encoding_format": "float"},  # Mistral's
+        {"encoding_format": "base64", "dimensions": None, "user": "u"},  # LangChain's, LiteLLM's
     ],
 )
 def test_fields_of_widely_used_clients_pass(fields: dict[str, Any]) -> None:
@@ -68,6 +72,8 @@ def test_fields_of_widely_used_clients_pass(fields: dict[str, Any]) -> None:
         ({"input_type": "passage", "model": "m:query"}, "input_type"), ({"truncate": "START"}, "truncate"),
         ({"modality": "image"}, "modality"), ({"output_dtype": "int8"}, "output_dtype"),
         ({"embedding_types": ["int8"]}, "embedding_types"), ({"output_dimension": 0}, "output_dimension"),
+        ({"task": "code.query"}, "task"), ({"normalized": True}, "normalized"),
+        ({"task": "retrieval.query", "model": "m:document"}, "input_type"),
         ({"drop_params": "yes"}, "drop_params"), ({"late_chunking": True}, "late_chunking"),
     ],
 )  # fmt: skip
