@@ -75,7 +75,7 @@ def build(
 
         return auto(base, texts, check=check, **given, **loading)
     if texts is not None:
-        raise ValueError("texts belong to method='auto'. Drop them.")
+        raise ValueError("texts=… belong to method='auto'. Drop them.")
     told = {**loading, **given, **({} if method is None else {"method": method})}
     if isinstance(base, (str, os.PathLike)) and (recipe := recipe_for(base, told)) is not None:
         base, loading = recipe.base, {**recipe.loading, **loading}

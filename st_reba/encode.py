@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -130,6 +131,18 @@ def describe_truncation(truncated: int, total: int) -> str:
     else:
         subject = f"{truncated:,} of {total:,} texts are longer than the model reads: their ends are"
     return f"{subject} in no vector; cut long texts into passages"
+
+
+@contextmanager
+def unreported_cuts(model: SentenceTransformer) -> Iterator[None]:
+    """Within the ``with`` block, the model does not tell of a text that it cuts: the texts are not the user's."""
+    transformer: Any = model[0]
+    was_reported = getattr(transformer, "_warned", False)
+    transformer._warned = True
+    try:
+        yield
+    finally:
+        transformer._warned = was_reported
 
 
 def positions(

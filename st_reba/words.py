@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,10 +15,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 from tqdm.auto import tqdm
 
-from .encode import batch_positions, saved_prompt, token_batches
+from .encode import batch_positions, describe_truncation, saved_prompt, token_batches
 from .modules.pooling import ReBAPooling
 from .modules.transformer import RepeatTransformer
 
+logger = logging.getLogger(__name__)
 # Han and kana, which are written without spaces; other letters and digits; either with the marks on it.
 _ALONE = r"(?=[\p{L}\p{N}])[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 _LETTER = rf"(?!{_ALONE})[\p{{L}}\p{{N}}]"
@@ -74,11 +76,15 @@ def encode_words(
         places.setdefault(text, []).append(index)
     vectors = np.zeros((len(items), first.get_embedding_dimension()), np.float32)
     layout = {"prompt": prompt, "task": task, **fields}
+    truncated_count = 0
     for text, tokens, counted in _token_vectors(model, [*places], layout, normalize, batch_tokens, show_progress_bar):
         offsets = first.content([text], offsets=True)["offset_mapping"][0]
+        truncated_count += len(tokens) < len(offsets)
         for index in places[text]:
             own = _tokens(index, *placed[index], offsets, len(tokens))
             vectors[index] = counted[own] @ tokens[own] / max(counted[own].sum(), np.finfo(np.float32).tiny)
+    if truncated_count:
+        logger.warning("%s", describe_truncation(truncated_count, len(places)))
     return vectors
 
 

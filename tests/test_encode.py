@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -168,3 +170,25 @@ def test_counted_positions(path: str) -> None:
         counts = [model.preprocess([text], prompt="Query: ")["attention_mask"].numel() for text in TEXTS]
         assert positions(model, TEXTS, prompt="Query: ") == counts
     assert positions(tiny_model(), TEXTS) == [len(text) for text in TEXTS]
+
+
+@pytest.mark.parametrize("values", [pa.array(SOME), pa.chunked_array([SOME]), pl.Series(SOME), np.array(SOME, object)])
+def test_texts_of_any_table_library(path: str, values: Any) -> None:
+    model = plain(path)
+    assert np.array_equal(encode_texts(model, values), encode_texts(model, SOME))
+
+
+def test_no_texts_give_no_vectors(path: str) -> None:
+    model = plain(path)
+    assert encode_texts(model, []).shape == (0, model.get_embedding_dimension())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [pd.DataFrame({"text": SOME}), pl.DataFrame({"text": SOME}), pa.table({"text": SOME}), np.array([SOME]), 5, None],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_list_of_texts_is_refused(path: str, values: Any) -> None:
+    """A table's names of columns would be encoded in place of its texts."""
+    with pytest.raises(TypeError, match=r"^texts.*Give (one of its columns|a list of texts)\."):
+        encode_texts(plain(path), values)

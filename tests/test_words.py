@@ -214,3 +214,9 @@ def test_the_words_of_a_text() -> None:
     assert found("the river bank of the river", "the river") == ["the river", "the river"]
     with pytest.raises(ValueError, match="word"):
         words_of("abc", "")
+
+
+def test_texts_of_words_that_are_cut_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    model = st_reba.build("mini", "reba", max_seq_length=64)
+    encode_words(model, [("bank " + "long " * 90, "bank"), ("A bank.", "bank")])
+    assert "1 of 2 texts is longer than the model reads" in caplog.text

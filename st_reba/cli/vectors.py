@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -322,7 +323,11 @@ def _lines(input: str, *, encoding: str | None, **useless: Any) -> Any:
     from ..corpus.text_files import check_encoding
 
     check_encoding(encoding)
-    return read_stream(standard_input(), _STANDARD_INPUT, encoding)
+    records = read_stream(standard_input(), _STANDARD_INPUT, encoding)
+    first_record = next(records, None)
+    if first_record is None:
+        raise ValueError(f"{_STANDARD_INPUT}: no documents: it is empty")
+    return chain([first_record], records)
 
 
 def _queries(encoding: str | None) -> Iterator[str]:

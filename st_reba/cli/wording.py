@@ -17,7 +17,9 @@ _OTHER_NAMES = {
     "option": ("vary",),
 }
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;()]*[^\s,;:.()]"""
-_BOTH_NAMES = re.compile(r"(?<![=\w])\w+ \((--[a-z-]+)\)")  # as "out (--out)"
+# As "out (--out)" and "columns={'text': …} (--column text=…)".
+_BOTH_NAMES = re.compile(r"(?:(?<![=\w])\w+|\b\w+=\{[^}]*\}) \((--[^)]+)\)")
+_SAME_AGAIN = re.compile(r"(--[a-z-]+)([^;.]*?) \(\1\)")  # as "Give --task 'query' or 'document' (--task)"
 # A remedy of readers, which commands without that option do not have.
 _NAME_ENCODING = re.compile(
     r", or name its encoding, as encoding='[\w-]+'( \([\w ]+\))?( or encoding='[\w-]+' \([\w ]+\))?"
@@ -66,6 +68,7 @@ class CommandWords:
         message = re.sub(rf"(?<![\w.:/-])({names})=({_VALUE})( \(--[a-z-]+\))?", self._assignment, message)
         if long_names:
             message = re.sub(rf"(?<![\w.:/'-])({long_names})(?![\w='])", self._spelling, message)
+        message = _SAME_AGAIN.sub(r"\1\2", message)
         if self.flags:
             flags = "|".join(self.flags)
             message = re.sub(rf"\bwith ({flags})\b", lambda match: f"with {self._spelling(match)}", message)
@@ -87,16 +90,29 @@ def name_option_of_value(message: str, words: Sequence[str]) -> str:
     Example:
         >>> name_option_of_value("x.csv: no such file", ["evaluate", "model", "--train", "x.csv"])
         '--train x.csv: no such file'
+        >>> name_option_of_value("k0=0 is too low", ["build", "mini", "out", "--set=k0=0"])
+        '--set k0=0 is too low'
     """
+    for option, value in _options_of(words):
+        if _begins_with(message, value):
+            return f"{option} {message}"
+    return message
+
+
+def _options_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The options of a command line with their values, which may be behind "=" or the next word."""
     for word, next_word in zip(words, (*words[1:], ""), strict=True):
         option, equals, value = word.partition("=")
-        if not option.startswith("--") or option == "--":
-            continue
-        value = value if equals else next_word
-        for spelling in (value, repr(value)):
-            if value and re.match(rf"{re.escape(spelling)}(?![\w./-])", message):
-                return f"{option} {message}"
-    return message
+        if option.startswith("--") and option != "--":
+            yield option, value if equals else next_word
+
+
+def _begins_with(message: str, value: str) -> bool:
+    name, equals, _ = value.partition("=")
+    if equals and name.isidentifier() and message.startswith(f"{name}="):
+        return True
+    spellings = (re.escape(value), re.escape(repr(value)))
+    return value != "" and re.match(rf"({'|'.join(spellings)})(?![\w./-])", message) is not None
 
 
 def names_an_option_first(message: str) -> bool:

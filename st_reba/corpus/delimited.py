@@ -19,7 +19,7 @@ SEPARATORS = (",", ";", "\t", "|")
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*')
 _SAMPLE_LINES = 50
 # Lines of one record times their separators: so many agree with the first line's by chance only rarely.
-_MOST_AGREEING = 12
+_MAX_CHANCE_AGREEMENT = 12
 _QUOTE_REMEDY = "close it, and write quotes inside quotes twice"
 
 TextRow = tuple[str, dict[str, Any] | str]
@@ -44,12 +44,12 @@ class _LineFeed:
         self.next_number += 1
         return line
 
-    def put_back(self, keep: int) -> None:
-        """Put back the lines of the record but the first ``keep``, to be read again."""
-        returned = self.record_lines[keep:]
+    def put_back(self, kept_count: int) -> None:
+        """Put back the lines of the record but the first ``kept_count``, to be read again."""
+        returned = self.record_lines[kept_count:]
         self._returned.extendleft(reversed(returned))
         self.next_number -= len(returned)
-        del self.record_lines[keep:]
+        del self.record_lines[kept_count:]
 
 
 class DelimitedRows:
@@ -73,20 +73,20 @@ class DelimitedRows:
         header = self._read_header()
         header_fault = decoding_fault("".join(header), self._encoding)
         while True:
-            number = self._feed.next_number
+            line_number = self._feed.next_number
             self._feed.record_lines.clear()
             try:
                 fields = next(self._reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                yield f"line {number}", self._give_up_first_line(str(error))
+                yield f"line {line_number}", self._give_up_first_line(str(error))
                 continue
             if not fields:
                 continue
             fault = header_fault or decoding_fault("".join(fields), self._encoding)
-            fault = fault or self._fault_of(fields, header, number)
-            yield f"line {number}", fault or dict(zip(header, fields, strict=True))
+            fault = fault or self._fault_of(fields, header, line_number)
+            yield f"line {line_number}", fault or dict(zip(header, fields, strict=True))
 
     def field_counts(self) -> list[int]:
         """Number of fields of each row and of the header; a csv.Error: a quote is not closed, or stands alone."""
@@ -108,29 +108,30 @@ class DelimitedRows:
             raise ValueError("the first line must name the columns, each once")
         return header
 
-    def _fault_of(self, fields: list[str], header: list[str], number: int) -> str | None:
+    def _fault_of(self, fields: list[str], header: list[str], line_number: int) -> str | None:
         """Why a record is no row; of several lines, those that are rows by themselves are put back."""
         lines = self._feed.record_lines
-        last = number + len(lines) - 1
+        last_line_number = line_number + len(lines) - 1
         if len(lines) > 1 and self._joins_rows(lines, len(header), is_whole=len(fields) == len(header)):
             return self._give_up_first_line(
-                f"lines {number + 1} to {last} would be in it, which are rows by themselves"
+                f"lines {line_number + 1} to {last_line_number} would be in it, which are rows by themselves"
             )
         if len(fields) == len(header):
             return None
-        named = f"{len(header)} column{'s' * (len(header) > 1)} in the first line"
+        columns = f"{len(header)} column{'s' * (len(header) > 1)} in the first line"
         remedy = f"quote fields that hold {self.separator!r}, or remove lines above the names of the columns"
-        return f"wrong type: {len(fields)} fields, but {named}; {remedy}"
+        return f"wrong type: {len(fields)} fields, but {columns}; {remedy}"
 
     def _joins_rows(self, lines: list[str], columns: int, *, is_whole: bool) -> bool:
         """True if a quote joins lines which, by all that can be seen, are rows by themselves."""
         if columns == 1:
             return False
         # Where the record is a row, the quotes at both its ends must be text too.
-        rows = [line.rstrip("\r\n").split(self.separator) for line in (lines if is_whole else lines[1:])]
+        joined_lines = lines if is_whole else lines[1:]
+        rows = [line.rstrip("\r\n").split(self.separator) for line in joined_lines]
         if any(len(row) != columns for row in rows):
             return False
-        if not is_whole or len(rows) * (columns - 1) >= _MOST_AGREEING:
+        if not is_whole or len(rows) * (columns - 1) >= _MAX_CHANCE_AGREEMENT:
             return True
         return _are_alike([row[0] for row in rows]) or _are_alike([row[-1] for row in rows])
 
@@ -144,13 +145,17 @@ class DelimitedRows:
     def _recognize_separator(self, default: str) -> str:
         """The separator that splits the first line, and most lines after it into as many fields."""
         sample = list(islice(self._feed, _SAMPLE_LINES))
-        marked = _SEPARATOR_LINE.fullmatch(sample[0].lstrip("\ufeff")) if sample else None
-        self._feed.put_back(0 if marked is None else 1)
-        if marked is not None:
-            return marked[1]
+        separator_line = _SEPARATOR_LINE.fullmatch("".join(sample[:1]).lstrip("\ufeff"))
+        if separator_line is not None:
+            self._feed.put_back(1)
+            return separator_line[1]
+        self._feed.put_back(0)
         shares = {separator: self._agreement(sample, separator) for separator in (default, *SEPARATORS)}
-        best = max(shares, key=lambda separator: shares[separator])  # of equal ones the first, which is the default
-        return best if shares[best] >= 0.5 else default
+        # Of equal ones the first, which is the default.
+        likeliest_separator = max(shares, key=lambda separator: shares[separator])
+        if shares[likeliest_separator] < 0.5:
+            return default
+        return likeliest_separator
 
     def _agreement(self, sample: list[str], separator: str) -> float:
         """Share of lines that a separator splits as it splits the first, if it splits it at all."""
@@ -159,8 +164,10 @@ class DelimitedRows:
             counts.extend(len(fields) for fields in self._parse(iter(sample), separator) if fields)
         if not counts or counts[0] < 2:
             return 0.0
-        rows = counts[1:]
-        return sum(count == counts[0] for count in rows) / len(rows) if rows else 1.0
+        header_count, *row_counts = counts
+        if not row_counts:
+            return 1.0
+        return row_counts.count(header_count) / len(row_counts)
 
 
 def encloses_fields(stream: TextIO, again: TextIO) -> bool:

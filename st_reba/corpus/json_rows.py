@@ -27,37 +27,39 @@ _DECODER = json.JSONDecoder(parse_int=_parse_integer)
 
 def has_value_per_line(stream: TextIO, suffix: str) -> bool:
     """True if each line of a file is a value: its first does not begin an array, nor, in a .json, break off."""
-    first = next((line for line in _first_lines(stream) if not line.isspace()), "")
-    if first.lstrip().startswith("["):
+    first_line = _first_filled_line(stream)
+    if first_line.lstrip().startswith("["):
         return False
     if suffix != ".json":
         return True
     try:
-        _DECODER.decode(first.strip())
+        _DECODER.decode(first_line.strip())
     except (ValueError, RecursionError):
         return False
     return True
 
 
-def _first_lines(stream: TextIO) -> Iterator[str]:
-    """Lines, of which the first that is too long ends them: an array may be all on one line."""
-    while line := stream.readline(text_files.MOST_CHARS):
-        yield line
+def _first_filled_line(stream: TextIO) -> str:
+    """The first line that is not blank, or its beginning: an array may be all on one line; "": there is none."""
+    line = stream.readline(text_files.MOST_CHARS)
+    while line.isspace():
+        line = stream.readline(text_files.MOST_CHARS)
+    return line
 
 
 def read_json_lines(stream: TextIO) -> Iterator[TextRow]:
-    for number, line in enumerate(read_lines(stream), 1):
+    for line_number, line in enumerate(read_lines(stream), 1):
         if line.isspace():
             continue
-        place = f"line {number}"
+        row_place = f"line {line_number}"
         fault = decoding_fault(line, stream.encoding)
         if fault is not None:
-            yield place, fault
+            yield row_place, fault
             continue
         try:
-            yield place, _row_of(_DECODER.decode(line.strip().lstrip("\ufeff")))
+            yield row_place, _row_of(_DECODER.decode(line.strip().lstrip("\ufeff")))
         except (ValueError, RecursionError) as error:
-            yield place, f"wrong type: no JSON row ({error}); write one object or one string a line"
+            yield row_place, f"wrong type: no JSON row ({error}); write one object or one string a line"
 
 
 def read_json_values(stream: TextIO) -> Iterator[TextRow]:
@@ -70,13 +72,13 @@ def read_json_values(stream: TextIO) -> Iterator[TextRow]:
     is_array = scanner.next_character() == "["
     if is_array:
         scanner.skip()
-    number = 0
+    item_number = 0
     while scanner.next_character() not in ("", "]"):
-        number += 1
-        place = f"item {number} (line {scanner.line})"
+        item_number += 1
+        row_place = f"item {item_number} (line {scanner.line})"
         source, value = scanner.take_value()
         fault = decoding_fault(source, stream.encoding)
-        yield place, fault or _described_row(value)
+        yield row_place, fault or _row_or_reason(value)
         if is_array and scanner.next_character() == ",":
             scanner.skip()
         elif is_array and scanner.next_character() != "]":
@@ -100,7 +102,7 @@ def _row_of(value: Any) -> dict[str, Any]:
     return value
 
 
-def _described_row(value: Any) -> dict[str, Any] | str:
+def _row_or_reason(value: Any) -> dict[str, Any] | str:
     try:
         return _row_of(value)
     except ValueError as error:
@@ -161,7 +163,7 @@ class _Scanner:
             raise self.error(f"{reason}, or a value of more than {text_files.MOST_CHARS:,} characters")
 
     def _refill(self, size: int = 0) -> None:
-        more = self._stream.read(max(_CHUNK, size))
-        self._is_complete = not more
-        self._buffer = self._buffer[self._position :] + more
+        next_chunk = self._stream.read(max(_CHUNK, size))
+        self._is_complete = not next_chunk
+        self._buffer = self._buffer[self._position :] + next_chunk
         self._position = 0

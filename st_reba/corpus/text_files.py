@@ -18,7 +18,7 @@ MOST_CHARS = 2**24
 SAMPLE_BYTES = 2**16
 
 # The marks of UTF-32 come first, for one of them begins as a mark of UTF-16 does.
-_MARKS = {
+_BYTE_ORDER_MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
@@ -66,12 +66,19 @@ def decode_stream(binary: BinaryIO, name: str, encoding: str | None, *, is_inter
         is_interactive: Take no more than the first line before a line is asked for.
     """
     sample = binary.readline(SAMPLE_BYTES) if is_interactive else binary.read(SAMPLE_BYTES)
-    encoding = encoding or next((name for mark, name in _MARKS.items() if sample.startswith(mark)), "utf-8")
+    encoding = encoding or _encoding_by_mark(sample) or "utf-8"
     if is_utf8(encoding):
         encoding = "utf-8-sig"
         _refuse_other_formats(sample, name)
     stream = io.BufferedReader(_Rejoined(sample, binary), SAMPLE_BYTES)
     return io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline="")
+
+
+def _encoding_by_mark(sample: bytes) -> str | None:
+    for byte_order_mark, encoding in _BYTE_ORDER_MARKS.items():
+        if sample.startswith(byte_order_mark):
+            return encoding
+    return None
 
 
 @contextmanager
@@ -113,29 +120,29 @@ def decoding_fault(text: str, encoding: str) -> str | None:
         return f"not {shown_encoding}: a NUL, as UTF-16 has; {_WIDE_ENCODING_REMEDY}"
     if text.isascii():
         return None
-    undecoded = _UNDECODED.search(text)
-    if undecoded is None:
+    undecoded_byte = _UNDECODED.search(text)
+    if undecoded_byte is None:
         return None
-    byte = ord(undecoded.group()) - 0xDC00
+    byte = ord(undecoded_byte.group()) - 0xDC00
     return f"not {shown_encoding}: byte 0x{byte:02x}; {_BYTE_ENCODING_REMEDY}"
 
 
 def read_lines(stream: TextIO) -> Iterator[str]:
     """The lines; a ValueError of one that is too long, which must not pull the file into memory."""
-    number = 0
+    line_number = 0
     while line := stream.readline(MOST_CHARS):
-        number += 1
+        line_number += 1
         if len(line) == MOST_CHARS and line[-1] != "\n":
-            raise ValueError(f"line {number} has more than {MOST_CHARS:,} characters; split its text")
+            raise ValueError(f"line {line_number} has more than {MOST_CHARS:,} characters; split its text")
         yield line
 
 
 def read_text_lines(stream: TextIO) -> Iterator[tuple[str, dict[str, Any] | str]]:
     """The text of each line that is not blank, as {"text": line}, or why it is none; with its place, as "line 3"."""
-    for number, line in enumerate(read_lines(stream), 1):
+    for line_number, line in enumerate(read_lines(stream), 1):
         text = line.rstrip("\r\n").lstrip("\ufeff")  # files that are joined keep their marks
         if text and not text.isspace():
-            yield f"line {number}", decoding_fault(text, stream.encoding) or {"text": text}
+            yield f"line {line_number}", decoding_fault(text, stream.encoding) or {"text": text}
 
 
 def describe_gzip_error(error: Exception) -> str:
@@ -151,9 +158,11 @@ def _refuse_other_formats(sample: bytes, name: str) -> None:
         raise ValueError(f"{name}: compressed by gzip; let its name end in .gz, or unpack it")
     if b"\0" not in sample:
         return
-    line = sample.count(b"\n", 0, sample.index(b"\0")) + 1
+    line_number = sample.count(b"\n", 0, sample.index(b"\0")) + 1
     remedy = _ENCODING_REMEDY.format(_guess_wide_encoding(sample))
-    raise ValueError(f"{name}, line {line}: not utf-8: a NUL, as UTF-16 without a mark or a binary file has; {remedy}")
+    raise ValueError(
+        f"{name}, line {line_number}: not utf-8: a NUL, as UTF-16 without a mark or a binary file has; {remedy}"
+    )
 
 
 def _guess_wide_encoding(sample: bytes) -> str:
@@ -166,9 +175,9 @@ def _guess_wide_encoding(sample: bytes) -> str:
 class _Rejoined(io.RawIOBase):
     """A stream from its start again, after some of its bytes were read."""
 
-    def __init__(self, sample: bytes, rest: BinaryIO) -> None:
+    def __init__(self, sample: bytes, remainder: BinaryIO) -> None:
         self._sample = sample
-        self._rest = rest
+        self._remainder = remainder
 
     def readable(self) -> bool:
         return True
@@ -178,11 +187,11 @@ class _Rejoined(io.RawIOBase):
             content = self._sample[: len(buffer)]
             self._sample = self._sample[len(buffer) :]
         else:
-            content = self._rest.read1(len(buffer))  # type: ignore[attr-defined]
+            content = self._remainder.read1(len(buffer))  # type: ignore[attr-defined]
         buffer[: len(content)] = content
         return len(content)
 
     def close(self) -> None:
         if not self.closed:
-            self._rest.close()
+            self._remainder.close()
         super().close()

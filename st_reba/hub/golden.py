@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
+from ..encode import unreported_cuts
 from ..modules.layout import empty_text_token
 from ..modules.version import __version__
 from ..storage.probe import worst
@@ -202,10 +203,9 @@ def open_fields(first: Any, task: str | None = None) -> list[str]:
 def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]) -> Any:
     """Vectors [texts, d], each text alone, so that no vector holds what a batch adds to it."""
     first: Any = model[0]
-    warned, first._warned = getattr(first, "_warned", False), True  # nobody need know that these texts were cut
     options: dict[str, Any] = {"prompt": "", "show_progress_bar": False, "convert_to_tensor": True, **fields}
     try:
-        with model.truncate_embeddings(None):
+        with model.truncate_embeddings(None), unreported_cuts(model):
             vectors = [model.encode([text], **options)[0].float().cpu().numpy() for text in texts]
     except Exception as error:  # of others' modules, which check little before they run
         if isinstance(error, ValueError) and hasattr(first, "fields"):
@@ -215,8 +215,6 @@ def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[st
         raise ValueError(
             f"A pipeline of {modules} does not encode a text ({problem}). Golden vectors need one vector of each text."
         ) from error
-    finally:
-        first._warned = warned
     if not np.isfinite(vectors).all():
         raise ValueError("Golden vectors: the model gives NaN or infinity. Load it in another dtype.")
     return np.stack(vectors)

@@ -37,10 +37,10 @@ def check_keys(keys: Sequence[str]) -> None:
     """Refuse keys that would let everybody in; a message never holds a key."""
     if isinstance(keys, (str, bytes)):
         raise ValueError("keys must be a list of keys: of a string, every letter would be one.")
-    for number, key in enumerate(keys, 1):
+    for key_number, key in enumerate(keys, 1):
         if not isinstance(key, str) or not key.strip():
             raise ValueError(
-                f"{API_KEY_VARIABLE}: key {number} of {len(keys)} is empty. Write KEY or KEY,KEY; "
+                f"{API_KEY_VARIABLE}: key {key_number} of {len(keys)} is empty. Write KEY or KEY,KEY; "
                 "to serve without a key, unset the variable."
             )
 

@@ -40,13 +40,13 @@ def _cut_by_budget(transformer: Any, texts: Sequence[str], counts: Sequence[int]
     if budget is None:
         return []
     frames = transformer.frames(**layout)
-    full = len(frames) * (max(frame.overhead for frame in frames) + frames[0].copies * budget)
-    cut = []
+    full_length = len(frames) * (max(frame.overhead for frame in frames) + frames[0].copies * budget)
+    cut_indices = []
     for index, count in enumerate(counts):
         # A text that takes less room than there is was not cut, and is not tokenized again.
-        if count >= full and len(transformer.content([texts[index]])["input_ids"][0]) > budget:
-            cut.append(index)
-    return cut
+        if count >= full_length and len(transformer.content([texts[index]])["input_ids"][0]) > budget:
+            cut_indices.append(index)
+    return cut_indices
 
 
 def _cut_by_tokenizer(model: Any, prompt: str, texts: Sequence[str], counts: Sequence[int]) -> list[int]:
@@ -56,11 +56,11 @@ def _cut_by_tokenizer(model: Any, prompt: str, texts: Sequence[str], counts: Seq
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return []
     limit = min(model.max_seq_length or tokenizer.model_max_length, tokenizer.model_max_length)
-    cut = []
+    cut_indices = []
     for index, count in enumerate(counts):
         if count < limit:
             continue
         token_ids = tokenizer(prompt + texts[index], truncation=False, verbose=False)["input_ids"]
         if len(token_ids) > limit:
-            cut.append(index)
-    return cut
+            cut_indices.append(index)
+    return cut_indices

@@ -125,3 +125,27 @@ def test_blank_names_are_wrong_usage(command: str, capsys: pytest.CaptureFixture
         assert main([*command.split(), blank]) == 2
         assert "it is blank; give a value, or leave it out." in capsys.readouterr().err
     assert main([*command.split(), "a\udcff"]) == 2 and "is not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["index - out --model m", "encode m -"])
+def test_empty_standard_input_is_named(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", Input(b""))
+    assert main(command.split()) == 1
+    assert capsys.readouterr().err == "st-reba: standard input: no documents: it is empty\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["search", "index", ""], ["search", "index", "\udcff"], ["build", "mini", "out", "--template", "\udcff"]]
+)
+def test_words_that_are_no_text_are_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("st-reba: Invalid value for ")
+
+
+def test_a_long_value_does_not_hide_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "mini", "a.tsv", "echo", "--column", "a" * 5000]) == 2
+    error = capsys.readouterr().err
+    assert "write NAME=VALUE" in error and len(error) < 1000

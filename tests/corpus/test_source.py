@@ -214,3 +214,14 @@ def test_metadata_as_json() -> None:
     assert plain(value) == {"a": "2020-01-02", "b": "1.5", "c": 0.5, "d": [1], "e": None}
     assert checked(Document("a\ud800"), "here") == Document("a\ufffd")
     assert checked(longest := Document("a" * 1_000_000), "here") == longest
+
+
+def test_columns_of_arrow_are_texts() -> None:
+    for column in (pa.array(["a", "b"]), pa.chunked_array([["a"], ["b"]])):
+        assert [record.text for record in open_source(column).read()] == ["a", "b"]
+
+
+def test_what_cannot_be_read_is_named() -> None:
+    for value in (pl.DataFrame({"text": ["a"]}).lazy(), 5):
+        with pytest.raises(TypeError, match=f"the input is a {type(value).__name__}; give a file, a table, or a list"):
+            open_source(value)

@@ -217,3 +217,13 @@ def test_where_nothing_can_be_read_the_first_reasons_are_told(tmp_path: Path) ->
         read_texts(tmp_path / "a.csv")
     with pytest.raises(ValueError, match=r"no documents: all 4 records are set aside: a.csv, line 2: .*first line"):
         st_reba.Index.build(st_reba.build("mini"), tmp_path / "a.csv", tmp_path / "index", strict=False)
+
+
+def test_remedies_name_encodings_that_can_help(tmp_path: Path) -> None:
+    """Of one byte for a letter there are many, and each decodes most bytes of the others."""
+    (tmp_path / "a.txt").write_bytes("f\u00fcr\n".encode("cp1252"))
+    (reject,) = open_source(tmp_path / "a.txt").read()
+    assert "'gb18030' (Chinese) or encoding='cp1252' (Western Europe)" in str(reject)
+    (tmp_path / "b.txt").write_bytes("Hund\n".encode("utf-16-be"))
+    with pytest.raises(ValueError, match=r"does not start with BOM.*encoding='utf-16-le'$"):
+        list(open_source(tmp_path / "b.txt", encoding="utf-16").read())

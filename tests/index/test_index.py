@@ -322,3 +322,11 @@ def test_inner_products(tmp_path: Path) -> None:
     assert [one.score for one in index.search("gold ship", 5, mode="vectors")] == pytest.approx(
         np.sort(products)[::-1][:5], rel=1e-5
     )
+
+
+def test_queries_in_an_array_are_texts(tmp_path: Path) -> None:
+    index = build(tmp_path)
+    wanted = index.search(["a dog", "a cat"], 2)
+    assert (
+        index.search(np.array(["a dog", "a cat"]), 2) == index.search(np.array(["a dog", "a cat"], object), 2) == wanted
+    )

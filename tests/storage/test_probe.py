@@ -101,3 +101,13 @@ def test_where_a_model_is(tmp_path: Path) -> None:
     mark = probe(load(cached, {"dtype": "bfloat16"}))
     assert (mark.source, mark.revision, mark.name, mark.dtype) == ("me/it--2", "a" * 40, "it--2", "bfloat16")
     assert load(MODEL, {"dtype": None, "trust_remote_code": False}) is MODEL
+
+
+def test_the_probe_tells_of_no_cut_text(caplog: pytest.LogCaptureFixture) -> None:
+    """Its texts are not the user's, whose own cut is still told."""
+    model = st_reba.build("mini", "prompteol", max_seq_length=40)
+    caplog.clear()
+    probe(model)
+    assert caplog.text == ""
+    model.encode("long " * 90)
+    assert "was cut" in caplog.text
