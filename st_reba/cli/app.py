@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -60,7 +61,13 @@ class CheckedCommand(TyperCommand):
                 fault = _fault_of_word(word, may_be_blank=parameter.name in _MAY_BE_BLANK)
                 if fault is not None:
                     raise typer.BadParameter(fault, ctx=ctx, param=parameter)
-        return list(super().parse_args(ctx, args))
+        try:
+            return list(super().parse_args(ctx, args))
+        except typer.BadParameter as error:
+            value = values.get(str(error.param.name)) if error.param is not None else None
+            if isinstance(value, str) and value not in error.message:  # as of a number that is none
+                error.message = f"{value!r:.60}: {error.message}."
+            raise
 
 
 def _fault_of_word(word: object, *, may_be_blank: bool) -> str | None:
@@ -174,8 +181,13 @@ def _report(error: Exception, words: list[str]) -> int:
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
         message = f"{error.filename}: {error.strerror}"
     message = name_option_of_value(in_options(message, words[0]), words)
-    is_usage = isinstance(error, (ValueError, FileNotFoundError)) and names_an_option_first(message)
+    is_of_value = isinstance(error, (ValueError, FileNotFoundError)) or _is_of_long_name(error)
+    is_usage = is_of_value and names_an_option_first(message)
     return _fail(message, 2 if is_usage else 1)
+
+
+def _is_of_long_name(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
 
 
 def in_options(message: str, command: str) -> str:

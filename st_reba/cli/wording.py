@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ _SAME_AGAIN = re.compile(r"(--[a-z-]+)([^;.]*?) \(\1\)")  # as "Give --task 'que
 _NAME_ENCODING = re.compile(
     r", or name its encoding, as encoding='[\w-]+'( \([\w ]+\))?( or encoding='[\w-]+' \([\w ]+\))?"
 )
+_MAX_PATH = 4096
 _OPTION_FIRST = re.compile(r"(\w+: )?--?[a-z]")
 
 
@@ -111,8 +113,9 @@ def _begins_with(message: str, value: str) -> bool:
     name, equals, _ = value.partition("=")
     if equals and name.isidentifier() and message.startswith(f"{name}="):
         return True
-    spellings = (re.escape(value), re.escape(repr(value)))
-    return value != "" and re.match(rf"({'|'.join(spellings)})(?![\w./-])", message) is not None
+    # Messages tell of a file as it was named, quoted, or by its whole path.
+    spellings = map(re.escape, (value, repr(value), os.path.realpath(value[:_MAX_PATH])))
+    return value != "" and re.match(rf"({'|'.join(spellings)})(?![\w.-])", message) is not None
 
 
 def names_an_option_first(message: str) -> bool:

@@ -145,6 +145,12 @@ def test_words_that_are_no_text_are_wrong_usage(words: list[str], capsys: pytest
     assert capsys.readouterr().err.startswith("st-reba: Invalid value for ")
 
 
+@pytest.mark.parametrize("value", ["nan", "0", "1e30"])
+def test_a_number_that_is_none_is_named(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "index", "dog", "--top", value]) == 2
+    assert f"'--top' / '-k': '{value}': " in capsys.readouterr().err
+
+
 def test_a_long_value_does_not_hide_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "mini", "a.tsv", "echo", "--column", "a" * 5000]) == 2
     error = capsys.readouterr().err
