@@ -29,7 +29,15 @@ async def as_openai(request: Request, error: Any) -> Response:
     """The answer to a request that ends in an HTTPException, in OpenAI's form."""
     kind = _ERROR_TYPES.get(error.status_code, "invalid_request_error")
     about = {"param": getattr(error, "param", None), "code": getattr(error, "code", None)}
-    return JSONResponse({"error": {"message": error.detail, "type": kind, **about}}, error.status_code, error.headers)
+    is_of_router = error.status_code == 404 and not isinstance(error, Refusal)
+    message = _describe_paths(request) if is_of_router else error.detail
+    return JSONResponse({"error": {"message": message, "type": kind, **about}}, error.status_code, error.headers)
+
+
+def _describe_paths(request: Request) -> str:
+    """Where a client that asked for a path of another API finds what it wants."""
+    paths = ", ".join(route.path for route in request.app.routes)
+    return f"There is no {request.url.path!r:.200} here, but {paths}. A client's base URL ends in /v1."
 
 
 def _as_list(value: Any) -> Any:

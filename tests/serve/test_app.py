@@ -82,6 +82,14 @@ def test_paths_and_content_types(ask: Any) -> None:
     assert all(one.json()["error"]["message"] for one in answers)
 
 
+@pytest.mark.parametrize("path", ["/v2/embed", "/v1/embed", "/openai/deployments/m/embeddings?api-version=2024-02-01"])
+def test_a_path_of_another_api_names_those_that_are_there(path: str, ask: Any) -> None:
+    """Cohere's and Azure's clients."""
+    (answer,) = ask((path, {"input": "a"}))
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 404 and "/v1/embeddings" in message and "base URL ends in /v1" in message
+
+
 def test_keys_and_hosts(ask: Any) -> None:
     paths, body = ("/v1/models", "/metrics", PATH), {"input": "a"}
     sent = [{"Authorization": "Bearer two"}, {"Authorization": "Bearer on"}, None]
