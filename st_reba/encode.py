@@ -96,7 +96,7 @@ def _list_of_texts(texts: Iterable[str]) -> list[str]:
     if hasattr(texts, "columns") or hasattr(texts, "column_names"):  # to iterate over it may give their names
         raise TypeError(f"texts is a {kind}, a table. Give one of its columns.")
     if not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
-        raise TypeError(f"texts={texts!r:.80} is a {kind}. Give a list of texts.")
+        raise TypeError(f"texts is a {kind}. Give a list of texts.")
     return list(python_values(texts))
 
 
