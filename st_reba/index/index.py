@@ -23,11 +23,11 @@ from ..storage.probe import Probe, check, load, located, probe, remembered, vers
 from .changes import Change, changing, check_target, one_writer, take_in
 from .export import export, verify
 from .queries import Mode, Queries, Question, Vectors, check_mode, choose_mode, read_queries
+from .query_terms import read_terms
 from .search import Snapshot
 from .store import State, Store, documents, documents_with, read_state
 from .vectors import METRICS, make_index, scaled_queries
 from .where import Where
-from .words import query_terms
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -240,12 +240,13 @@ class Index:
         return np.asarray(self._its_model().encode_query(texts, show_progress_bar=False))
 
     def _question(self, mode: Mode, asked: Queries, vectors: Vectors | None, state: State) -> Question:
-        scaled, terms = None, None
+        scaled_vectors = None
         if mode != "words" and vectors is not None:
-            scaled = scaled_queries(vectors, state.dimension, state.metric)
+            scaled_vectors = scaled_queries(vectors, state.dimension, state.metric)
+        query_terms = None
         if mode != "vectors" and state.words is not None:
-            terms = query_terms(state.words, asked.texts or [])
-        return Question(scaled, terms)
+            query_terms = read_terms(state.words, asked.texts or [])
+        return Question(scaled_vectors, query_terms)
 
     def _tell_of_absent_words(self) -> None:
         if not self._absent_words_told:
