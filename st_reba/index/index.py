@@ -226,7 +226,7 @@ class Index:
         with self._store.reading() as tx:
             snapshot = self._present(tx)
             state = snapshot.state
-            chosen = choose_mode(mode, asked, has_words=state.words is not None, folder=self.path)
+            chosen = choose_mode(mode, asked, has_words=state.words is not None, index_folder=self.path)
             # Another model's index may have taken the place of the one that vectors are for.
             if self._model is not None and chosen != "words" and known != state.model:
                 self._check(state)
