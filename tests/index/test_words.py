@@ -207,3 +207,14 @@ def test_words_that_do_not_fit_their_documents_are_noticed(tmp_path: Path, state
     index.compact()
     index.verify()
     assert ids_of(index.search("gold", mode="words")) == ["3"]
+
+
+def test_words_of_a_document_that_is_not_there_are_noticed_by_a_search(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["cat", "dog", "ship", "gold moon"])
+    connection = sqlite3.connect(tmp_path / "index" / "index.sqlite")
+    connection.execute("INSERT INTO words (rowid, text) VALUES (99, 'gold')")
+    connection.commit()
+    connection.close()
+    for mode in ("words", "hybrid"):
+        with pytest.raises(ValueError, match="its words are not those of its documents"):
+            index.search("gold", mode=mode)  # type: ignore[arg-type]
