@@ -18,10 +18,9 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from .layout import PARTS, Features
+from .layout import PARTS, Features, decoder_of
 
-# A stage costs as much as so many positions; on a GPU more, which was not measured.
-STAGE_COST = {"cpu": 32, "cuda": 512}
+STAGE_COST = {"cpu": 32, "cuda": 512}  # as much as so many positions; a GPU was not measured
 
 
 class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -46,8 +45,7 @@ class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     ) -> tuple[Tensor, Tensor]:
         """Keys and values that the stage sees, [B, H, start + T, D]; to keep those of all layers needs much memory."""
         joined_keys = self.join(self.source.keys, key_states)  # type: ignore[arg-type]
-        joined_values = self.join(self.source.values, value_states)  # type: ignore[arg-type]
-        return joined_keys, joined_values
+        return joined_keys, self.join(self.source.values, value_states)  # type: ignore[arg-type]
 
     def join(self, source_states: Tensor, added_states: Tensor) -> Tensor:
         """States of the earlier stage, and those behind them."""
@@ -92,12 +90,14 @@ def run_stage(transformer: Any, features: Features, hooks: Sequence[object], cac
     visible_length = cache.get_seq_length() + token_ids.shape[1]
     visible = token_ids.new_ones(len(token_ids), visible_length)
     arguments: Features = {"attention_mask": visible, "use_cache": True}
-    model_parameters = inspect.signature(transformer.model.forward).parameters
+    model_parameters = inspect.signature(decoder_of(transformer.model).forward).parameters
     if "cache" in model_parameters:
         arguments["cache"] = cache
     else:
         arguments["past_key_values"] = cache  # as older releases of transformers call it
     stage_states: Tensor = transformer.run_pass(features, hooks, arguments)
+    if not cache.layers:
+        raise ValueError(f"{type(transformer.model).__name__} hides the cache of its layers. Set shares_prefix=False.")
     return stage_states
 
 
