@@ -342,6 +342,7 @@ _CHECKS: dict[ModuleClass, Callable[[StoredModule], object]] = {
     modules.ChunkedReBAPooling: _check_computing,
     modules.NoSinkTransformer: _check_transformer,
     modules.PromptEnsemble: _check_computing,
+    modules.QueryShift: _check_sized,
     modules.ReBAPooling: _check_computing,
     modules.RepeatTransformer: _check_transformer,
 }
@@ -359,5 +360,6 @@ _NOT_FIRST = {
     modules.AuthorsReBAPooling,
     modules.ChunkedReBAPooling,
     modules.PromptEnsemble,
+    modules.QueryShift,
     modules.ReBAPooling,
 }
