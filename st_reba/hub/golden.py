@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
+from ..encode import describe_pipeline_fault
 from ..modules.layout import empty_text_token
 from ..modules.version import __version__
 from ..storage.probe import worst
@@ -210,11 +211,8 @@ def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[st
     except Exception as error:  # of others' modules, which check little before they run
         if isinstance(error, ValueError) and hasattr(first, "fields"):
             raise  # ours says what is wrong
-        modules = ", ".join(type(module).__name__ for module in model.children())
-        problem = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(
-            f"A pipeline of {modules} does not encode a text ({problem}). Golden vectors need one vector of each text."
-        ) from error
+        fault = describe_pipeline_fault(model, error)
+        raise ValueError(f"{fault} Golden vectors need one vector of each text.") from error
     finally:
         first._warned = warned
     if not np.isfinite(vectors).all():

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from ..encode import naming_pipeline
 from ..methods import method_of
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def probe(model: SentenceTransformer) -> Probe:
     """Take the probe of a model, or give the one that was taken before if neither weights nor settings changed."""
     version = version_of(model)
     if model not in _taken or _taken[model][0] != version:
-        model.encode_document(TEXTS[0], show_progress_bar=False)  # the first call of a process takes long
+        with naming_pipeline(model):
+            model.encode_document(TEXTS[0], show_progress_bar=False)  # the first call of a process takes long
         began = time.perf_counter()
         vectors = np.asarray(model.encode_document(list(TEXTS), show_progress_bar=False), np.float32)
         seconds = time.perf_counter() - began
