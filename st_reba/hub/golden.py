@@ -22,6 +22,8 @@ from ..storage.probe import worst
 from .digests import compare_digests, digests_of, writers_of
 
 FILE = "golden.json"
+# Of a model with thousands of tensors, and vectors of thousands of dimensions, it is a few million.
+_MOST_BYTES = 32 << 20
 _PACKAGES = ("sentence-transformers", "transformers", "torch")
 
 TEXTS = (
@@ -235,6 +237,9 @@ def write_file(
 def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
     """Read a golden.json; a ValueError where it is not what :func:`write_golden` writes."""
     try:
+        size = Path(path).stat().st_size
+        if size > _MOST_BYTES:
+            raise ValueError(f"{size:,} bytes, where {_MOST_BYTES:,} are enough")
         value: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         vectors = np.array([each["vector"] for each in value["texts"]], dtype=np.float64)
         if vectors.ndim != 2 or not np.isfinite(vectors).all() or not isinstance(value["made"]["dtype"], str):
