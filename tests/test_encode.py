@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipelines import PIPELINES, made
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tiny import tiny_model
 
 import st_reba
+from st_reba.bases import EMBEDDED
 from st_reba.encode import (
     DEFAULT_BATCH_TOKENS,
     FREE_PADDING,
@@ -168,3 +169,9 @@ def test_counted_positions(path: str) -> None:
         counts = [model.preprocess([text], prompt="Query: ")["attention_mask"].numel() for text in TEXTS]
         assert positions(model, TEXTS, prompt="Query: ") == counts
     assert positions(tiny_model(), TEXTS) == [len(text) for text in TEXTS]
+
+
+def test_modules_that_do_not_go_together_are_named() -> None:
+    model = SentenceTransformer(modules=[Transformer(str(EMBEDDED["mini"])), Normalize()], device="cpu")
+    with pytest.raises(ValueError, match="A pipeline of Transformer, Normalize does not encode a text"):
+        encode_texts(model, ["hi"])

@@ -77,8 +77,8 @@ class Joining:
             lengths = await asyncio.to_thread(measure_lengths, self.model, texts, task=task)
             counts = lengths.positions
             if lengths.truncated and not may_cut:
-                first_index = lengths.truncated[0]
-                message = f"input[{first_index}] is longer than the model reads, and is not to be cut. Split it."
+                position = f"input[{lengths.truncated[0]}]"
+                message = f"{position} is longer than the model reads, and is not to be cut. Split it."
                 raise Refusal(400, message, "input")
             if (total := sum(counts)) > self.max_tokens:
                 raise Refusal(422, f"{total} tokens exceed {self.max_tokens}: send several requests.", "input")
