@@ -67,6 +67,8 @@ def encode_texts(
         raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     if refused := {"output_value", "precision", "pool"} & options.keys():
         raise ValueError(f"{min(refused)}= does not go with batches of so many positions. Call model.encode.")
+    if not texts:
+        return np.zeros((0, options.get("truncate_dim") or model.get_embedding_dimension() or 0), dtype=np.float32)
     lengths = measure_lengths(model, texts, task=task, is_batched=True, **options)
     batches = token_batches(lengths.positions, batch_tokens)
     method: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
@@ -104,11 +106,27 @@ def describe_pipeline_fault(model: SentenceTransformer, error: Exception) -> str
 
 def _list_of_texts(texts: Iterable[str]) -> list[str]:
     """The texts by position: to index a pandas Series would take its labels."""
+    kind = type(texts).__name__
     if isinstance(texts, str):
         raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
     if isinstance(texts, (Mapping, set, frozenset)):
-        raise TypeError(f"texts is a {type(texts).__name__}, whose values have no order. Give a list.")
-    return list(texts)
+        raise TypeError(f"texts is a {kind}, whose values have no order. Give a list.")
+    if hasattr(texts, "columns") or hasattr(texts, "column_names"):  # to iterate over it may give their names
+        raise TypeError(f"texts is a {kind}, a table. Give one of its columns.")
+    if not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
+        raise TypeError(f"texts={texts!r:.80} is a {kind}. Give a list of texts.")
+    return list(python_values(texts))
+
+
+def python_values(values: Iterable[Any]) -> Iterator[Any]:
+    """What an iterable holds; Arrow's own scalars become values of Python.
+
+    Example:
+        >>> import pyarrow
+        >>> list(python_values(pyarrow.array(["Cats sleep.", None])))
+        ['Cats sleep.', None]
+    """
+    return (value.as_py() if hasattr(value, "as_py") else value for value in values)
 
 
 @dataclass

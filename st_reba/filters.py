@@ -141,7 +141,6 @@ def _keep_fitted_templates(transformer: RepeatTransformer, fitted_filter: Filter
     assert transformer.template is not None  # the bare text has one wording
     transformer.template = _select_wordings(transformer.template, source_of_task)
     transformer.templates = PARTS["templates"](transformer.template)
-    transformer._frames = {}
 
 
 def _select_wordings(

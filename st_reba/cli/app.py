@@ -22,12 +22,14 @@ from typer.core import TyperCommand
 
 from ..modules.version import __version__
 from . import streams
-from .wording import CommandWords, names_an_option_first
+from .wording import CommandWords, name_option_of_value, names_an_option_first
 
-# Options and arguments that may be blank: one says "none", the others are text.
-_MAY_BE_BLANK = frozenset({"id_column", "query", "template", "prompt", "message", "word", "where"})
+# Options that may be blank: one says "none", the others are text.
+_MAY_BE_BLANK = frozenset({"id_column", "template", "prompt", "message", "word", "where"})
 
 _INTERRUPTED = 130
+# Characters of a word of an error: more than a path has, and a value that went wrong does not hide the remedy.
+_MAX_WORD = 300
 
 app = typer.Typer(
     help="Turn decoder-only language models into text embedders, without training. Start: st-reba build mini my_model",
@@ -47,26 +49,28 @@ AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 class CheckedCommand(TyperCommand):
-    """A command that refuses names that are blank or no text: pathlib takes "" for the folder where it runs."""
+    """A command that refuses words that are blank or no text: pathlib takes "" for the folder where it runs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         values, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         parameter: Any
         for parameter in self.params:
             value = values.get(str(parameter.name))
-            names = value if isinstance(value, (list, tuple)) else (value,)
-            faults = [_fault_of_name(name) for name in names if isinstance(name, str)]
-            if any(faults) and parameter.name not in _MAY_BE_BLANK:
-                raise typer.BadParameter("; ".join(filter(None, faults)), ctx=ctx, param=parameter)
+            for word in value if isinstance(value, (list, tuple)) else (value,):
+                fault = _fault_of_word(word, may_be_blank=parameter.name in _MAY_BE_BLANK)
+                if fault is not None:
+                    raise typer.BadParameter(fault, ctx=ctx, param=parameter)
         return list(super().parse_args(ctx, args))
 
 
-def _fault_of_name(name: str) -> str | None:
-    if not name.strip():
-        return "it is blank; give a name, or leave it out."
+def _fault_of_word(word: object, *, may_be_blank: bool) -> str | None:
+    if not isinstance(word, str):
+        return None
+    if not word.strip():
+        return None if may_be_blank else "it is blank; give a value, or leave it out."
     # Bytes of a command line that are not of the locale's encoding are lone surrogates, also in names of files.
-    if any("\ud800" <= letter <= "\udfff" for letter in name) and not os.path.lexists(name):
-        return f"{name!r} is not UTF-8, and no file has that name; correct it."
+    if any("\ud800" <= letter <= "\udfff" for letter in word) and not os.path.lexists(word):
+        return f"{word!r:.60} is not UTF-8, and no file has that name; correct it."
     return None
 
 
@@ -166,8 +170,11 @@ def _report(error: Exception, words: list[str]) -> int:
         return _fail(f"{error.format_message()} Help: {path} --help", 2)
     if not isinstance(error, (ValueError, OSError, ImportError, RuntimeError, sqlite3.Error, MemoryError)):
         raise error
-    message = in_options(str(error) or type(error).__name__, words[0])
-    is_usage = isinstance(error, ValueError) and names_an_option_first(message)
+    message = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
+        message = f"{error.filename}: {error.strerror}"
+    message = name_option_of_value(in_options(message, words[0]), words)
+    is_usage = isinstance(error, (ValueError, FileNotFoundError)) and names_an_option_first(message)
     return _fail(message, 2 if is_usage else 1)
 
 
@@ -178,7 +185,8 @@ def in_options(message: str, command: str) -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    streams.print_error(f"st-reba: {' '.join(message.split())}")
+    words = [word if len(word) <= _MAX_WORD else f"{word[:_MAX_WORD]}…" for word in message.split()]
+    streams.print_error(f"st-reba: {' '.join(words)}")
     return status
 
 

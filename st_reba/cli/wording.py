@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 # Arguments of Python that have another name on the command line.
-_OTHER_NAMES = {"path": ("folder", "out"), "columns": ("column",), "labels": ("label",), "prompts": ("prompt",)}
+_OTHER_NAMES = {
+    "path": ("folder", "out"),
+    "columns": ("column",),
+    "text_column": ("column",),
+    "labels": ("label",),
+    "prompts": ("prompt",),
+    "option": ("vary",),
+}
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;()]*[^\s,;:.()]"""
 _OPTION_FIRST = re.compile(r"(\w+: )?--?[a-z]")
 
@@ -46,6 +53,7 @@ class CommandWords:
         """
         if not self.spellings:
             return message
+        message = re.sub(r"\b\w+ \((--[a-z-]+)\)", r"\1", message)  # both names, as "out (--out)"
         names = "|".join(map(re.escape, self.spellings))
         long_names = "|".join(re.escape(name) for name in self.spellings if "_" in name)
         message = re.sub(rf"(?<![\w.:/-])({names})=({_VALUE})( \(--[a-z-]+\))?", self._assignment, message)
@@ -64,6 +72,24 @@ class CommandWords:
 
     def _spelling(self, match: re.Match[str]) -> str:
         return self.spellings[match[1]]
+
+
+def name_option_of_value(message: str, words: Sequence[str]) -> str:
+    """A message that begins with the value of an option, such as a file's name, begins with the option.
+
+    Example:
+        >>> name_option_of_value("x.csv: no such file", ["evaluate", "model", "--train", "x.csv"])
+        '--train x.csv: no such file'
+    """
+    for word, next_word in zip(words, (*words[1:], ""), strict=True):
+        option, equals, value = word.partition("=")
+        if not option.startswith("--") or option == "--":
+            continue
+        value = value if equals else next_word
+        for spelling in (value, repr(value)):
+            if value and re.match(rf"{re.escape(spelling)}(?![\w./-])", message):
+                return f"{option} {message}"
+    return message
 
 
 def names_an_option_first(message: str) -> bool:

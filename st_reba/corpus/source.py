@@ -6,7 +6,7 @@ import logging
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -15,6 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..encode import python_values
 from .folder import is_corpus
 from .records import (
     MAX_INTEGER_BITS,
@@ -124,6 +125,8 @@ def open_source(
         found = columns.copy() if in_folder else columns  # tables in a folder may have different ones
     elif isinstance(input, Mapping):  # to iterate over it would give its keys
         raise TypeError(f"the input is one {type(input).__name__}; give one of its values, or a list of dicts")
+    elif not isinstance(input, (Iterable, Sized)):  # as a query of polars that has not run
+        raise TypeError(f"the input is a {type(input).__name__}; give a file, a table, or a list of texts")
     else:
         tables = iter([table_rows(input) or _item_rows(input)])
     records = chain.from_iterable(_documents(rows, text_column, id_column, found) for rows in tables)
@@ -206,7 +209,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _item_rows(input: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    for number, item in enumerate(input):
+    for number, item in enumerate(python_values(input)):
         row: Any = Document(item) if isinstance(item, str) else item
         if not isinstance(row, (Document, Mapping, Reject)):
             row = f"wrong type: {beginning(item)} is a {type(item).__name__}; give strings, Documents or dicts"

@@ -27,6 +27,9 @@ _MARKS = {
 _GZIP_MAGIC = b"\x1f\x8b"
 _UNDECODED = re.compile("[\udc80-\udcff]")
 _ENCODING_REMEDY = "save it as UTF-8, or name its encoding, as encoding='{}'"
+# A wrong one of these would decode most bytes of the other: whoever reads the message must choose.
+_BYTE_ENCODING_REMEDY = f"{_ENCODING_REMEDY.format('gb18030')} (Chinese) or encoding='cp1252' (Western Europe)"
+_WIDE_ENCODING_REMEDY = _ENCODING_REMEDY.format("utf-16-le")
 GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
@@ -79,7 +82,9 @@ def named_errors(name: str) -> Iterator[None]:
     except GZIP_ERRORS as error:
         raise ValueError(f"{name}: {describe_gzip_error(error)}") from None
     except UnicodeError as error:
-        raise ValueError(f"{name}: cannot be decoded ({error}); {_ENCODING_REMEDY.format('gb18030')}") from None
+        is_wide = "utf-16" in str(error).lower() or "utf-32" in str(error).lower()
+        remedy = _WIDE_ENCODING_REMEDY if is_wide else _BYTE_ENCODING_REMEDY
+        raise ValueError(f"{name}: cannot be decoded ({error}); {remedy}") from None
     except ValueError as error:
         if str(error).startswith((name, "encoding=")):
             raise
@@ -93,7 +98,7 @@ def check_encoding(encoding: str | None) -> None:
     try:
         b"a".decode(encoding, "replace")
     except (LookupError, ValueError):
-        message = f"encoding={encoding!r} is not known; name one of text, as 'gb18030', 'utf-16-le' or 'cp1252'"
+        message = f"encoding={encoding!r:.60} is not known; name one of text, as 'gb18030', 'utf-16-le' or 'cp1252'"
         raise ValueError(message) from None
 
 
@@ -105,14 +110,14 @@ def decoding_fault(text: str, encoding: str) -> str | None:
     """Why a text cannot be in a file's encoding, with a remedy; None: it can."""
     shown_encoding = "utf-8" if is_utf8(encoding) else encoding
     if "\0" in text:
-        return f"not {shown_encoding}: a NUL, as UTF-16 has; {_ENCODING_REMEDY.format('utf-16-le')}"
+        return f"not {shown_encoding}: a NUL, as UTF-16 has; {_WIDE_ENCODING_REMEDY}"
     if text.isascii():
         return None
     undecoded = _UNDECODED.search(text)
     if undecoded is None:
         return None
     byte = ord(undecoded.group()) - 0xDC00
-    return f"not {shown_encoding}: byte 0x{byte:02x}; {_ENCODING_REMEDY.format('gb18030')}"
+    return f"not {shown_encoding}: byte 0x{byte:02x}; {_BYTE_ENCODING_REMEDY}"
 
 
 def read_lines(stream: TextIO) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import SupportsIndex
 import numpy as np
 
 from ..corpus.records import beginning, clean_text
+from ..encode import python_values
 from ..storage.files import parse_path
 
 
@@ -57,7 +58,7 @@ def parse_queries(queries: str | Iterable[str]) -> list[str]:
     if isinstance(queries, str):
         query_texts = [queries]
     elif isinstance(queries, Iterable) and not isinstance(queries, (bytes, Mapping)):
-        query_texts = list(queries)
+        query_texts = list(python_values(queries))
     else:
         raise TypeError(remedy)
     cleaned_texts = []

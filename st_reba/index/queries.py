@@ -53,6 +53,8 @@ def read_queries(
     ready_vectors: Vectors | None,
 ) -> Queries:
     """Check queries; arguments as for ``Index.search``."""
+    if isinstance(given_queries, np.ndarray) and given_queries.dtype.kind in "OTU" and given_queries.ndim == 1:
+        given_queries = given_queries.tolist()  # texts, as those of a column
     if isinstance(given_queries, np.ndarray):
         if ready_vectors is not None:
             raise ValueError("vectors=… belong to texts; give the array alone, or the texts of its queries")

@@ -140,7 +140,6 @@ class RepeatTransformer(Transformer):
         self.shares_prefix = shares_prefix
         given = dict(reading or {})
         self.reader: Any = PARTS[f"{given.pop('of')}_reader"](self, **given) if given else None
-        self._frames: dict[Any, tuple[Frame, ...]] = {}
         self._warned = False
         self._pipeline: list[Any] = [self]
 
@@ -176,13 +175,8 @@ class RepeatTransformer(Transformer):
         if task is None:
             given = {*fields, "instruction"} if prompt else set(fields)
             task = "query" if given & (self.fields("query") - self.fields()) else self.default_task
-        # Asked anew each time, as a tokenizer's post-processor can be replaced without a sign of it.
-        special = special_tokens(self.tokenizer)
-        key = (prompt, task, repr(sorted(fields.items())), self.instruction, id(self.tokenizer), special)
-        if (frames := self._frames.get(key)) is None:
-            frames = self._make_frames(prompt or "", task, fields)
-            self._frames = {**(self._frames if len(self._frames) < 64 else {}), key: frames}
-        return frames
+        # Made anew each time, as parts of a tokenizer can be replaced without a sign of it.
+        return self._make_frames(prompt or "", task, fields)
 
     def _make_frames(self, prompt: str, task: str, fields: Mapping[str, str]) -> tuple[Frame, ...]:
         if task not in self.templates[0]:
@@ -240,7 +234,17 @@ class RepeatTransformer(Transformer):
                 # The text's end is cut, which is the beginning of the reversed text.
                 kept = backwards[-(budget or 0) :] if frame.is_reversed else ids[:budget]
                 rows.append(frame.place(kept or [empty_text_token(self.tokenizer)]))
-        return pad(rows)
+        features = pad(rows)
+        self._check_embeddings(features["input_ids"])
+        return features
+
+    def _check_embeddings(self, token_ids: Tensor) -> None:
+        """Refuse a token that the tokenizer was given and the model was not: on a GPU it would end the process."""
+        count = self.model.get_input_embeddings().num_embeddings
+        highest = int(token_ids.max()) if token_ids.numel() else 0
+        if highest >= count:
+            remedy = "Call model[0].model.resize_token_embeddings(len(model.tokenizer)), and train it"
+            raise ValueError(f"The tokenizer has token {highest}, but the model only {count} embeddings. {remedy}.")
 
     def forward(self, features: dict[str, Any], capture: Any = None, **kwargs: Any) -> dict[str, Any]:
         """Run the decoder.

@@ -62,8 +62,8 @@ def test_options_of_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         assert main(["build", "mini", "out", *arguments.split()]) == 1
         assert asked.mock_calls == [call("mini", method, **options)]
         asked.reset_mock()
-    for wrong in (["out", "--set", "m"], ["out", "--prompt", "=a"], ["texts.txt"]):
-        assert main(["build", "mini", *wrong]) == 1 and not asked.called
+    for wrong, status in ((["out", "--set", "m"], 2), (["out", "--prompt", "=a"], 2), (["texts.txt"], 1)):
+        assert main(["build", "mini", *wrong]) == status and not asked.called
 
 
 def test_zoo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,5 +123,5 @@ def test_a_stopped_index_tells_what_it_keeps(
 def test_blank_names_are_wrong_usage(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     for blank in ("", " "):
         assert main([*command.split(), blank]) == 2
-        assert "it is blank; give a name, or leave it out." in capsys.readouterr().err
+        assert "it is blank; give a value, or leave it out." in capsys.readouterr().err
     assert main([*command.split(), "a\udcff"]) == 2 and "is not UTF-8" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from oracle import assert_close, oracle
 from pipelines import build, encoded, features_of, made
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
+from tokenizers import normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from st_reba.modules import RepeatTransformer
@@ -176,6 +178,41 @@ def test_copies(base: Base, name: str) -> None:
         assert torch.equal(encoded(copied), wanted)
         copied[0].model.get_input_embeddings().weight.data.zero_()
     assert torch.equal(encoded(model), wanted)
+
+
+def lowercase(tokenizer: Any) -> None:
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+
+
+def split_digits(tokenizer: Any) -> None:
+    steps = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=True)]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+
+
+def change_pad_token(tokenizer: Any) -> None:
+    tokenizer.pad_token = "a"  # which becomes a special token, within words of the template too
+
+
+@pytest.mark.parametrize("change", [lowercase, split_digits, change_pad_token])
+def test_a_changed_tokenizer_reads_the_template_too(change: Callable[[Any], None], tmp_path: Path) -> None:
+    """In memory as after it is saved and loaded, although the template was read before."""
+    model: Any = build("mini", "prompteol", template='A Passage: "{text}" means in a word:"')
+    before = model.encode("The Cat is 12 years old.")
+    change(model.tokenizer)
+    changed = model.encode("The Cat is 12 years old.")
+    assert abs(changed - before).max() > 1e-3
+    model.save_pretrained(str(tmp_path / "saved"))
+    loaded = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert abs(loaded.encode("The Cat is 12 years old.") - changed).max() < 1e-6
+
+
+def test_a_token_without_an_embedding_is_refused_and_the_remedy_helps() -> None:
+    model: Any = build("mini", "echo", pooling="mean")
+    model.tokenizer.add_tokens(["Newtok"])
+    with pytest.raises(ValueError, match=r"token 8192, but the model only 8192 embeddings\. Call model\[0\]\.model\."):
+        model.encode("Newtok sleeps.")
+    model[0].model.resize_token_embeddings(len(model.tokenizer))
+    assert model.encode("Newtok sleeps.").shape == (192,)
 
 
 def test_a_post_processor_that_is_replaced_is_seen_at_once(tmp_path: Path) -> None:
