@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from contextlib import nullcontext
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
