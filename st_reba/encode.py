@@ -75,7 +75,9 @@ def encode_texts(
     rows: list[NDArray[np.float32]] = []
     for batch in batches:
         given = {"batch_size": len(batch), "show_progress_bar": False, **options, "convert_to_tensor": True}
-        rows.append(method([texts[index] for index in batch], **given).float().cpu().numpy())
+        with naming_pipeline(model):
+            vectors = method([texts[index] for index in batch], **given)
+        rows.append(vectors.float().cpu().numpy())
         if progress is not None:
             progress(len(batch))
     if lengths.truncated:
@@ -84,6 +86,22 @@ def encode_texts(
         else:
             on_truncated(lengths.truncated)
     return in_order(rows, batches)
+
+
+@contextmanager
+def naming_pipeline(model: SentenceTransformer) -> Iterator[None]:
+    """Inside the ``with`` block, modules that do not go together are named: others' check little before they run."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError) as error:
+        raise ValueError(describe_pipeline_fault(model, error)) from error
+
+
+def describe_pipeline_fault(model: SentenceTransformer, error: Exception) -> str:
+    """Which modules fail at a text, and how."""
+    modules = ", ".join(type(module).__name__ for module in model.children())
+    problem = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return f"A pipeline of {modules} does not encode a text ({problem})."
 
 
 def _list_of_texts(texts: Iterable[str]) -> list[str]:

@@ -61,15 +61,15 @@ TEMPLATES: dict[str, Any] = {
     "prompteol": 'This sentence: "{text}" means in one word:"',
     "prompteol-says": SAYS,
     "prompteol-zh": SAYS_ZH,
-    # For search, and as above where there is no query; chosen on four collections and three bases.
+    # For search, and as above for all else; chosen by four collections on two bases, SmolLM2 and Gemma 3.
     "prompteol-search": {
         "query": 'Query: "{text}" Its topic, as a single lowercase word, is: "',
         "document": 'Passage: "{text}" Its topic, as a single lowercase word, is: "',
         "similarity": SAYS,
     },
     "prompteol-search-zh": {
-        "query": "问题：“{text}”为了便于检索，用一个词概括这个问题。这个词是：“",
-        "document": "文档：“{text}”为了便于检索，用一个词概括这篇文档。这个词是：“",
+        "query": "问题：“{text}”的意思用一个词概括是：“",
+        "document": "文档：“{text}”的意思用一个词概括是：“",
         "similarity": SAYS_ZH,
     },
     "prompteol-example": (

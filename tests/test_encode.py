@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipelines import PIPELINES, made
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tiny import tiny_model
 
 import st_reba
+from st_reba.bases import EMBEDDED
 from st_reba.encode import (
     DEFAULT_BATCH_TOKENS,
     FREE_PADDING,
@@ -192,3 +193,9 @@ def test_what_is_no_list_of_texts_is_refused(path: str, values: Any) -> None:
     """A table's names of columns would be encoded in place of its texts."""
     with pytest.raises(TypeError, match=r"^texts.*Give (one of its columns|a list of texts)\."):
         encode_texts(plain(path), values)
+
+
+def test_modules_that_do_not_go_together_are_named() -> None:
+    model = SentenceTransformer(modules=[Transformer(str(EMBEDDED["mini"])), Normalize()], device="cpu")
+    with pytest.raises(ValueError, match="A pipeline of Transformer, Normalize does not encode a text"):
+        encode_texts(model, ["hi"])

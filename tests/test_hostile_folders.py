@@ -267,6 +267,53 @@ def test_weights_that_claim_to_be_whole_numbers_are_refused(tmp_path: Path, numb
         st_reba.build(base, "echo", device="cpu")
 
 
+@pytest.mark.parametrize("stored_type", ["BF16", "F16"])
+def test_half_precision_weights_that_claim_to_be_of_the_other_type_are_refused(folder: Path, stored_type: str) -> None:
+    named_type = {"BF16": torch.float16, "F16": torch.bfloat16}[stored_type]
+    file = folder / "model.safetensors"
+    weights = {name: weight.to(named_type) for name, weight in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
+    write_json(folder / "config.json", dtype=str(named_type).removeprefix("torch."))
+    st_reba.load(folder, device="cpu")
+    rename_number_types(file, stored_type)
+    assert_refused(folder, f"is stored as {stored_type}")
+
+
+def test_weights_in_another_number_type_than_the_configuration_names_load(folder: Path) -> None:
+    """As many published models have them."""
+    file = folder / "model.safetensors"
+    weights = {name: weight.to(torch.float16) for name, weight in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
+    write_json(folder / "config.json", dtype="bfloat16")
+    assert st_reba.load(folder, device="cpu").encode("hi").shape == (16,)
+
+
+PADDING: list[dict[str, Any]] = [
+    {"processing_kwargs": {"text": {"padding": "max_length", "max_length": 10**5}}},
+    {"processing_kwargs": {"common": {"padding": "max_length"}, "text": {"max_length": 10**5}}},
+    {"processing_kwargs": {"text": {"pad_to_multiple_of": 10**5}}},
+    {"processing_kwargs": {"text": {"padding": "max_length"}}, "max_seq_length": 10**5},
+    {"query_expansion": {"strategy": "fixed", "length": 10**5}},
+]
+
+
+@pytest.mark.parametrize("settings", PADDING, ids=str)
+def test_padding_of_every_text_to_thousands_of_tokens_is_refused(folder: Path, settings: dict[str, Any]) -> None:
+    write_json(folder / SETTINGS, **settings)
+    assert_refused(folder, "pads every text")
+
+
+def test_padding_to_a_common_length_loads(folder: Path) -> None:
+    write_json(folder / SETTINGS, processing_kwargs={"text": {"padding": "max_length", "max_length": 64}})
+    assert st_reba.load(folder, device="cpu").encode("hi").shape == (16,)
+
+
+def test_a_module_that_reads_tokens_behind_one_that_gives_none_is_refused(folder: Path) -> None:
+    write_json(folder / "0_BoW" / "config.json", vocab=["hi"], word_weights={}, unknown_word_weight=1)
+    list_modules(folder, (TYPES + "BoW", "0_BoW"), (TYPES + "Pooling", "1_Pooling"))
+    assert_refused(folder, "a Pooling reads tokens, and a BoW gives none")
+
+
 def test_a_shard_that_is_no_safetensors_file_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "weights.bin")
     (folder / "other.safetensors").touch()

@@ -15,7 +15,7 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from ..build import build
-from ..encode import DEFAULT_BATCH_TOKENS, batch_positions, copied_positions, encode_texts, token_batches
+from ..encode import DEFAULT_BATCH_TOKENS, batch_positions, encode_texts, token_batches
 from ..filters import Filter
 from ..methods import Method
 from ..modules import PromptEnsemble
@@ -106,7 +106,7 @@ def vectors(
             continue
         found[first] = encode_texts(model, texts, batch_tokens=batch_tokens, **layout)
         if progress is not None:
-            progress(sum(copied_positions(model[0], texts, layout)))
+            progress(sum(batch_positions(model[0], texts, layout, whole=True)))
     for method in methods:
         found[method] = _units(found[method]) if method.normalize else found[method]
         if method.filter is not None:

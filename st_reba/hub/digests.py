@@ -24,6 +24,7 @@ WEIGHTS = "weights"
 # It is to find damage; who can change the weights can change golden.json as well.
 _HEX_DIGITS = 16
 _CHUNK_LENGTH = 1 << 22
+_MOST_SETTINGS_BYTES = 64 << 20
 # From the narrowest on: values get the digest of the first type that holds them exactly.
 _FLOAT_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 _INTEGER_TYPES = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -360,6 +361,9 @@ def _is_empty(value: object) -> bool:
 
 
 def _read_settings(file: Path) -> dict[str, JsonValue]:
+    size = file.stat().st_size
+    if size > _MOST_SETTINGS_BYTES:
+        raise ValueError(f"{file.name} has {size:,} bytes, far more than settings or a tokenizer. Remove it.")
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -15,13 +15,15 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from ..encode import unreported_cuts
+from ..encode import describe_pipeline_fault, unreported_cuts
 from ..modules.layout import empty_text_token
 from ..modules.version import __version__
 from ..storage.probe import worst
 from .digests import compare_digests, digests_of, writers_of
 
 FILE = "golden.json"
+# Of a model with thousands of tensors, and vectors of thousands of dimensions, it is a few million.
+_MOST_BYTES = 32 << 20
 _PACKAGES = ("sentence-transformers", "transformers", "torch")
 
 TEXTS = (
@@ -210,11 +212,8 @@ def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[st
     except Exception as error:  # of others' modules, which check little before they run
         if isinstance(error, ValueError) and hasattr(first, "fields"):
             raise  # ours says what is wrong
-        modules = ", ".join(type(module).__name__ for module in model.children())
-        problem = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(
-            f"A pipeline of {modules} does not encode a text ({problem}). Golden vectors need one vector of each text."
-        ) from error
+        fault = describe_pipeline_fault(model, error)
+        raise ValueError(f"{fault} Golden vectors need one vector of each text.") from error
     if not np.isfinite(vectors).all():
         raise ValueError("Golden vectors: the model gives NaN or infinity. Load it in another dtype.")
     return np.stack(vectors)
@@ -235,6 +234,9 @@ def write_file(
 def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
     """Read a golden.json; a ValueError where it is not what :func:`write_golden` writes."""
     try:
+        size = Path(path).stat().st_size
+        if size > _MOST_BYTES:
+            raise ValueError(f"{size:,} bytes, where {_MOST_BYTES:,} are enough")
         value: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         vectors = np.array([each["vector"] for each in value["texts"]], dtype=np.float64)
         if vectors.ndim != 2 or not np.isfinite(vectors).all() or not isinstance(value["made"]["dtype"], str):

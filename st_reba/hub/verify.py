@@ -15,7 +15,7 @@ from ..bases import HUB
 from ..modules import RepeatTransformer
 from ..modules.layout import PARTS
 from ..modules.version import __version__
-from ..safety import load
+from ..safety import Repository, load
 from .digests import files_of
 from .golden import FILE, Report, compare, read_golden, with_digests
 
@@ -56,7 +56,9 @@ def verify(
     """
     folder = os.fspath(path)
     place = {name: hub[name] for name in HUB if name in hub}
-    file = load_file_path(folder, FILE, **place)
+    repository = Repository(folder, place)
+    repository.check_files()
+    file = repository.find(FILE)
     if file is None:
         raise FileNotFoundError(f"{folder!r} holds no {FILE}. st-reba build and st_reba.hub.save write one.")
     stored = read_golden(file)

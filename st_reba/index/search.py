@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from .bm25 import Scores, WordScores
 from .fusion import LIST_LENGTH, Hit, best_keys, fused_scores
 from .queries import Question
+from .query_terms import QueryTerms
 from .store import Keys, Matrix, State, Store, Stored, damaged, documents_with, read_dead, read_pending, vector_keys
 from .vectors import VectorFile, best, compared, rescored
 from .where import Where, conditions
-from .words import QueryTerms
+from .words import damaged_words
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,10 @@ class Snapshot:
     ) -> list[list[SearchResult]]:
         """The k best documents of each query; ``tx`` is the transaction that the snapshot was read in."""
         allowed = None if where is None else self.allowed(tx, where)
-        hits = self._hits(tx, question, k, allowed)
+        try:
+            hits = self._hits(tx, question, k, allowed)
+        except IndexError:  # a key among the words that no document has
+            raise ValueError(damaged_words(self.store.path)) from None
         wanted = {hit.key for listed in hits for hit in listed}
         rows = {row.key: row for row in documents_with(tx, "key", wanted)}
         if rows.keys() != wanted:
@@ -119,13 +123,13 @@ class Snapshot:
     ) -> list[list[Hit]]:
         """The k best documents of each query, best first."""
         if question.vectors is None:
-            return [self._hits_by_words(tx, terms, k, allowed) for terms in question.terms or ()]
-        if question.terms is None:
+            return [self._hits_by_words(tx, terms, k, allowed) for terms in question.query_terms or ()]
+        if question.query_terms is None:
             return [_hits_by_vectors(listed) for listed in self._nearest(tx, question.vectors, k, allowed)]
         list_length = max(k, LIST_LENGTH)
         nearest = self._nearest(tx, question.vectors, list_length, allowed)
         hits = []
-        for query, terms, listed in zip(question.vectors, question.terms, nearest, strict=True):
+        for query, terms, listed in zip(question.vectors, question.query_terms, nearest, strict=True):
             word_scores = self._word_scores(tx, terms, allowed)
             hits.append(self._fused_hits(tx, query, word_scores, listed, list_length)[:k])
         return hits

@@ -33,6 +33,8 @@ _MAX_LISTS = 2**22
 # A factory is tried with a small index of the same kind. Graphs over the centroids need about a hundred of them.
 _TRIAL_LISTS, _TRIAL_VECTORS = 128, 256
 
+_FAISS_SOURCE = re.compile(r"Error in .*? at \S+:\d+: (Error: )?")
+
 Segment = tuple[Keys, Callable[[], Matrix]]
 """Keys of some vectors, ascending, and a function that loads the vectors [keys, d]."""
 
@@ -47,10 +49,21 @@ def make_index(factory: str, dim: int, parameters: str | None = None) -> Any:
         set_parameters(index, parameters)
     except (RuntimeError, ValueError, TypeError, MemoryError) as error:
         raise ValueError(
-            f"factory={factory!r}, parameters={parameters!r}, for {dim} dimensions: {error}. Use 'Flat' (exact), or "
+            f"{_describe(factory, parameters)}, for {dim} dimensions: {_reason(error)}. Use 'Flat' (exact), or "
             "inverted lists, as 'IVF1024,Flat', 'IVF1024,SQ8' or 'IVF4096,PQ48np' with 'nprobe=16'"
         ) from None
     return index
+
+
+def _describe(factory: str, parameters: str | None) -> str:
+    if parameters is None:
+        return f"factory={factory!r}"
+    return f"factory={factory!r}, parameters={parameters!r}"
+
+
+def _reason(error: BaseException) -> str:
+    """What an error of FAISS says, without the lines of its source that it names."""
+    return _FAISS_SOURCE.sub("", str(error))
 
 
 def check_list_count(factory: str) -> None:
@@ -81,7 +94,7 @@ def try_factory(factory: str, dim: int, parameters: str | None = None) -> None:
         >>> try_factory("IVF1024,FlatDedup", 8)
         Traceback (most recent call last):
         ...
-        ValueError: factory='IVF1024,FlatDedup', parameters=None: a small index of this kind ...
+        ValueError: factory='IVF1024,FlatDedup': a small index of this kind ...
     """
     if isinstance(make_index(factory, dim, parameters), faiss.IndexFlat):
         return
@@ -103,8 +116,8 @@ def try_factory(factory: str, dim: int, parameters: str | None = None) -> None:
             raise ValueError("a search finds nothing")
     except (RuntimeError, ValueError, MemoryError) as error:
         raise ValueError(
-            f"factory={factory!r}, parameters={parameters!r}: a small index of this kind cannot be searched or changed "
-            f"({error}); use 'Flat', or 'IVF1024,Flat', 'IVF1024,SQ8' or 'IVF4096,PQ48np' with 'nprobe=16'"
+            f"{_describe(factory, parameters)}: a small index of this kind cannot be searched or changed "
+            f"({_reason(error)}); use 'Flat', or 'IVF1024,Flat', 'IVF1024,SQ8' or 'IVF4096,PQ48np' with 'nprobe=16'"
         ) from None
 
 
@@ -163,7 +176,7 @@ def trained(factory: str, dim: int, parameters: str | None, segments: Sequence[S
     try:
         index.train(sample)
     except RuntimeError as error:
-        why = f"cannot be trained on {count:,} vectors ({error}); use 'Flat', or fewer lists"
+        why = f"cannot be trained on {count:,} vectors ({_reason(error)}); use 'Flat', or fewer lists"
         raise ValueError(f"factory={factory!r} {why}") from None
     probed = max(ceil(index.nlist * PROBED), min(index.nlist, FEWEST_PROBED))
     return index, factory, parameters or f"nprobe={probed}"

@@ -30,8 +30,7 @@ SLOTS = ("text", "reversed")
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.
 _tokenizing = threading.RLock()
 _SURROGATES = re.compile("[\ud800-\udfff]")
-# What modules hand on, by name: tensors and lists, [B, …] each.
-Features = dict[str, Any]
+Features = dict[str, Any]  # what modules hand on, by name
 # Pairs of a literal and the field after it, or None.
 Template = tuple[tuple[str, str | None], ...]
 

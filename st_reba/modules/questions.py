@@ -61,31 +61,37 @@ class QuestionBatch:
     def run(self) -> Tensor | None:
         """Hidden states [B, T, d], anything at padding; None: the rows have to run whole."""
         all_rows = range(len(self.spans))
-        prefix_ends = [span.start for span in self.spans]
-        text_ends = [span.start + span.length for span in self.spans]
+        prefix_ends: list[int] = []
+        text_ends: list[int] = []
+        for span in self.spans:
+            prefix_ends.append(span.start)
+            text_ends.append(span.start + span.length)
         whole_rows: list[int] = []
         for prefix_rows in self.group_rows(all_rows, prefix_ends):
             texts = self.group_rows(prefix_rows, text_ends)
             if self.saves_texts(texts):
                 self.run_texts(prefix_rows, texts)
             elif self.saves_prefix(prefix_rows):
-                prefix_end = prefix_ends[prefix_rows[0]]
-                prefix_cache = self.run_prefix(prefix_rows)
-                source_rows = [0] * len(prefix_rows)
-                branch_cache = continue_cache(prefix_cache, source_rows, prefix_end)
-                self.fill_states(prefix_rows, prefix_end, self.row_end(prefix_rows), branch_cache)
+                self.run_behind_prefix(prefix_rows)
             else:
                 whole_rows += prefix_rows
         if whole_rows and self.hidden_states is not None:
-            self.fill_states(whole_rows, 0, self.row_end(whole_rows), None)
+            longest_end = self.row_end(whole_rows)
+            self.fill_states(whole_rows, 0, longest_end, None)
         return self.hidden_states
 
-    def group_rows(self, rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
-        """Rows that have the same ids up to an end, which ``ends`` holds for each row of the batch."""
+    def group_rows(
+        self,
+        rows: Sequence[int],
+        row_ends: Sequence[int],
+    ) -> list[list[int]]:
+        """Rows that have the same ids up to an end, which ``row_ends`` holds for each row of the batch."""
         groups: dict[bytes, list[int]] = {}
         for row in rows:
-            beginning = self.token_ids[row, : ends[row]].tobytes()
-            groups.setdefault(beginning, []).append(row)
+            row_end = row_ends[row]
+            beginning = self.token_ids[row, :row_end]
+            group = groups.setdefault(beginning.tobytes(), [])
+            group.append(row)
         return list(groups.values())
 
     def row_end(self, rows: Sequence[int]) -> int:
@@ -100,7 +106,8 @@ class QuestionBatch:
     def saves_prefix(self, rows: Sequence[int]) -> bool:
         """Whether a stage for the prefix of rows saves more than it costs."""
         prefix_length = self.spans[rows[0]].start
-        return prefix_length * (len(rows) - 1) >= self.stage_cost
+        saved_positions = prefix_length * (len(rows) - 1)
+        return saved_positions >= self.stage_cost
 
     def saves_texts(self, texts: Sequence[list[int]]) -> bool:
         """Whether stages for questions save more than they cost: one behind the texts of each length."""
@@ -108,7 +115,8 @@ class QuestionBatch:
         distinct_lengths: set[int] = set()
         for text_rows in texts:
             text_length = self.spans[text_rows[0]].length
-            saved_positions += text_length * (len(text_rows) - 1)
+            repetitions = len(text_rows) - 1
+            saved_positions += text_length * repetitions
             distinct_lengths.add(text_length)
         return saved_positions >= self.stage_cost * len(distinct_lengths)
 
@@ -120,10 +128,26 @@ class QuestionBatch:
         self.copy_states(rows, 0, prefix_length)
         return prefix_cache
 
-    def run_texts(self, prefix_rows: Sequence[int], texts: Sequence[list[int]]) -> None:
+    def run_behind_prefix(self, rows: Sequence[int]) -> None:
+        """Run rows that have one prefix, and nothing more in common."""
+        prefix_end = self.spans[rows[0]].start
+        prefix_cache = self.run_prefix(rows)
+        source_rows = [0] * len(rows)
+        branch_cache = continue_cache(prefix_cache, source_rows, prefix_end)
+        longest_end = self.row_end(rows)
+        self.fill_states(rows, prefix_end, longest_end, branch_cache)
+
+    def run_texts(
+        self,
+        prefix_rows: Sequence[int],
+        texts: Sequence[list[int]],
+    ) -> None:
         """Run rows that have one prefix: each text once, and its questions behind it."""
-        leading_rows = [text_rows[0] for text_rows in texts]
-        text_ends = [self.text_end(text_rows) for text_rows in texts]
+        leading_rows: list[int] = []
+        text_ends: list[int] = []
+        for text_rows in texts:
+            leading_rows.append(text_rows[0])
+            text_ends.append(self.text_end(text_rows))
         start = 0
         text_cache: Cache = DynamicCache()
         if self.saves_prefix(leading_rows):
@@ -138,7 +162,12 @@ class QuestionBatch:
         for text_end in sorted(set(text_ends)):
             self.run_questions(texts, text_end, text_cache)
 
-    def run_questions(self, texts: Sequence[list[int]], text_end: int, text_cache: Cache) -> None:
+    def run_questions(
+        self,
+        texts: Sequence[list[int]],
+        text_end: int,
+        text_cache: Cache,
+    ) -> None:
         """Run what follows the texts that have one end."""
         question_rows: list[int] = []
         source_rows: list[int] = []
@@ -170,7 +199,12 @@ class QuestionBatch:
             self.hidden_states = stage_states.new_zeros(*batch_shape, width)
         self.hidden_states[rows, start:end] = stage_states
 
-    def copy_states(self, rows: Sequence[int], start: int, end: int) -> None:
+    def copy_states(
+        self,
+        rows: Sequence[int],
+        start: int,
+        end: int,
+    ) -> None:
         """Give rows the states of the first of them."""
         assert self.hidden_states is not None
         first_states = self.hidden_states[rows[0], start:end]

@@ -156,11 +156,13 @@ def check_padding(transformer: Any, name: str) -> None:
 def can_share_prefix(transformer: RepeatTransformer) -> bool:
     """Whether rows that share what they begin with have the states of whole rows; tried on two questions of two texts.
 
-    A model is not asked what its layers keep: one that keeps more than keys and values fails here.
+    A model is not asked what its layers keep: one that keeps more than keys and values, or counts positions by the
+    tokens that it sees, fails here.
     """
     transformer.shares_prefix = True  # for the trial
     if not transformer.eval().can_share():
         return False
+    # Padding's own id is among these: models that count no position for it count otherwise behind a cache.
     prefix = (1, 2, 3, 4)
     frames = [Frame((prefix, None, (5, 6))), Frame((prefix, None, (7,)))]
     batch = pad([frame.place(text) for text in ([8, 9], [10, 11, 12]) for frame in frames])

@@ -3,7 +3,6 @@
 A row is p · x · s: prefix (special tokens, and what a template puts before the text), content, and the rest. Where
 every layer is causal, keys and values of p depend on p alone, so p runs as one row, and all rows go on from there.
 Each stage is a pass of its own, and begins at one position in all of its rows, so no padding lies between tokens.
-
 Rows run whole where that is not exact, or no faster: layers that look both ways, or whose masks were changed; other
 states than keys and values; captured attention; gradients, training, tracing; few positions in common.
 """
@@ -19,16 +18,15 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from .layout import PARTS, Features
+from .layout import PARTS, Features, decoder_of
 
-# A stage costs as much as so many positions; on a GPU more, which was not measured.
-STAGE_COST = {"cpu": 32, "cuda": 512}
+STAGE_COST = {"cpu": 32, "cuda": 512}  # as much as so many positions; a GPU was not measured
 
 
 class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Cache of one layer in a stage, whose row i goes on from row ``source_rows[i]`` of an earlier stage."""
 
-    def __init__(self, source: Any, source_rows: Tensor, start: int) -> None:
+    def __init__(self, source: DynamicLayer, source_rows: Tensor, start: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.source = source
         self.source_rows = source_rows
@@ -46,9 +44,8 @@ class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         """Keys and values that the stage sees, [B, H, start + T, D]; to keep those of all layers needs much memory."""
-        joined_keys = self.join(self.source.keys, key_states)
-        joined_values = self.join(self.source.values, value_states)
-        return joined_keys, joined_values
+        joined_keys = self.join(self.source.keys, key_states)  # type: ignore[arg-type]
+        return joined_keys, self.join(self.source.values, value_states)  # type: ignore[arg-type]
 
     def join(self, source_states: Tensor, added_states: Tensor) -> Tensor:
         """States of the earlier stage, and those behind them."""
@@ -68,7 +65,7 @@ def continue_cache(
     branch_cache = DynamicCache()
     row_index = torch.tensor(source_rows)
     for source in cache.layers:
-        branch_layer = layer_class(source, row_index, start)
+        branch_layer = layer_class(source, row_index, start)  # type: ignore[arg-type]
         branch_cache.layers.append(branch_layer)
     return branch_cache
 
@@ -93,17 +90,22 @@ def run_stage(transformer: Any, features: Features, hooks: Sequence[object], cac
     visible_length = cache.get_seq_length() + token_ids.shape[1]
     visible = token_ids.new_ones(len(token_ids), visible_length)
     arguments: Features = {"attention_mask": visible, "use_cache": True}
-    # Older releases of transformers call it by another name.
-    model_parameters = inspect.signature(transformer.model.forward).parameters
+    model_parameters = inspect.signature(decoder_of(transformer.model).forward).parameters
     if "cache" in model_parameters:
         arguments["cache"] = cache
     else:
-        arguments["past_key_values"] = cache
+        arguments["past_key_values"] = cache  # as older releases of transformers call it
     stage_states: Tensor = transformer.run_pass(features, hooks, arguments)
+    if not cache.layers:
+        raise ValueError(f"{type(transformer.model).__name__} hides the cache of its layers. Set shares_prefix=False.")
     return stage_states
 
 
-def run_shared(transformer: Any, features: Features, hooks: Sequence[object]) -> Tensor | None:
+def run_shared(
+    transformer: Any,
+    features: Features,
+    hooks: Sequence[object],
+) -> Tensor | None:
     """Hidden states [B, T, d] of a batch that runs in stages; None: its rows have to run whole."""
     if torch.is_grad_enabled() or transformer.training:
         return None
@@ -119,7 +121,8 @@ def run_shared(transformer: Any, features: Features, hooks: Sequence[object]) ->
     if prefix_length * (row_count - 1) < stage_cost:
         return None
     prefix_ids = token_ids[:, :prefix_length]
-    if not torch.equal(prefix_ids, prefix_ids[:1].expand_as(prefix_ids)):
+    first_prefix = prefix_ids[:1].expand_as(prefix_ids)
+    if not torch.equal(prefix_ids, first_prefix):
         return None
     prefix_cache = DynamicCache()
     prefix_features = select_positions(features, [0], 0, prefix_length)

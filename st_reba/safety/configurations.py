@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -15,13 +16,21 @@ from transformers.utils.import_utils import DummyObject, is_flash_attn_2_availab
 from . import names
 from .numbers import adapted_base, quantization
 from .repository import COPY_AGAIN, Configuration, JsonObject, JsonValue, Repository
-from .weights import StoredTensors, check_number_types, read_header, read_headers
+from .weights import (
+    StoredTensors,
+    check_half_type,
+    check_number_types,
+    read_header,
+    read_headers,
+)
 
 _MOST_SETTING = 1 << 20
 # A group that repeats, and more repetitions than this, can take a regular expression for ever.
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 _REPETITION = re.compile(r"[*+{]")
 _MOST_REPETITIONS = 4
+# Tokens that a text may be padded to: they take memory with their square, however short it is.
+_MOST_PADDING = 4096
 
 
 def check_transformer(
@@ -61,6 +70,8 @@ def check_model_files(
     tensors = read_headers(repository, folder)
     if tensors and not quantization(repository, folder):
         check_number_types(repository, folder, tensors)
+        dtype = model_config.values.get("dtype") or model_config.values.get("torch_dtype")
+        check_half_type(repository, folder, tensors, str(dtype))
     check_processors(repository, folder)
     adapter_config = repository.configuration(os.path.join(folder, "adapter_config.json"))
     if not adapter_config.values:
@@ -112,6 +123,7 @@ def _check_settings(settings: Configuration) -> None:
             reason = f"is none of {sorted(names.TRANSFORMER_TASKS)}. Correct it."
             raise settings.refusal_of("transformer_task", task, reason)
         _check_methods(settings, settings.values.get("modality_config") or {})
+        _check_padding(settings)
 
 
 def _check_passed_on(
@@ -132,6 +144,35 @@ def _check_methods(settings: Configuration, modalities: JsonObject) -> None:
         method = modality["method"]
         if not names.FEATURE_METHOD.fullmatch(method):
             raise settings.refusal_of("method", method, "is none that embeds. Correct it.")
+
+
+def _check_padding(settings: Configuration) -> None:
+    """What sentence-transformers passes on to the tokenizer with every text."""
+    expansion = settings.values.get("query_expansion") or {}
+    _check_padded_length(settings, "length", expansion.get("length"))
+    processing = settings.values.get("processing_kwargs") or {}
+    options = {**processing.get("common", {}), **processing.get("text", {})}
+    _check_padded_length(settings, "pad_to_multiple_of", options.get("pad_to_multiple_of"))
+    if options.get("padding") != "max_length":
+        return
+    length = options.get("max_length")
+    if length is None:
+        length = settings.values.get("max_seq_length") or _longest_input(settings)
+    _check_padded_length(settings, "max_length", length)
+
+
+def _longest_input(settings: Configuration) -> float:
+    """Tokens that the tokenizer beside a file of settings takes."""
+    folder = os.path.dirname(settings.file_name)
+    tokenizer_config = settings.repository.configuration(os.path.join(folder, "tokenizer_config.json"))
+    longest: float = tokenizer_config.values.get("model_max_length", math.inf)
+    return longest
+
+
+def _check_padded_length(settings: Configuration, setting: str, length: JsonValue) -> None:
+    if length is not None and length > _MOST_PADDING:
+        reason = f"pads every text to more than {_MOST_PADDING} tokens. Correct it."
+        raise settings.refusal_of(setting, length, reason)
 
 
 def _check_values(configuration: Configuration) -> None:

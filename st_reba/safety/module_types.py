@@ -110,6 +110,7 @@ def check_modules(
     with repository.explaining(list_file):
         if entries and find_module_class(entries[0]["type"]) in _NOT_FIRST:
             raise repository.refusal(list_file, f"its first module reads no text. {COPY_AGAIN}")
+        _check_tokens(repository, list_file, [entry["type"] for entry in entries])
         for entry in entries:
             folder = repository.check_folder_name(entry["path"], list_file)
             checked_folders = check_module(
@@ -122,6 +123,18 @@ def check_modules(
             _check_not_shared(repository, list_file, set(checked_folders) & set(folders))
             folders += checked_folders
     return folders or [""]
+
+
+def _check_tokens(repository: Repository, list_file: str, type_names: list[JsonValue]) -> None:
+    """Refuse modules that read the vectors of tokens behind one that gives none."""
+    module_classes = [find_module_class(type_name) for type_name in type_names]
+    if not module_classes or module_classes[0] not in _WITHOUT_TOKENS:
+        return
+    for module_class in module_classes[1:]:
+        if module_class in _READ_TOKENS:
+            first_name = module_classes[0].__name__
+            reason = f"a {module_class.__name__} reads tokens, and a {first_name} gives none."
+            raise repository.refusal(list_file, f"{reason} Remove it.")
 
 
 def _check_not_shared(repository: Repository, list_file: str, shared_folders: set[str]) -> None:
@@ -342,22 +355,29 @@ _CHECKS: dict[ModuleClass, Callable[[StoredModule], object]] = {
     modules.ChunkedReBAPooling: _check_computing,
     modules.NoSinkTransformer: _check_transformer,
     modules.PromptEnsemble: _check_computing,
+    modules.QueryShift: _check_sized,
     modules.ReBAPooling: _check_computing,
     modules.RepeatTransformer: _check_transformer,
 }
-# Modules that read what others give, not text.
-_NOT_FIRST = {
-    Normalize,
+# Modules that make the vector of a text at once.
+_WITHOUT_TOKENS = {st_modules.BoW, st_modules.StaticEmbedding}
+_READ_TOKENS = {
     st_modules.CNN,
-    st_modules.Dense,
-    st_modules.Dropout,
-    st_modules.LayerNorm,
     st_modules.LSTM,
     st_modules.Pooling,
     st_modules.WeightedLayerPooling,
     st_modules.WordWeights,
     modules.AuthorsReBAPooling,
     modules.ChunkedReBAPooling,
-    modules.PromptEnsemble,
     modules.ReBAPooling,
+}
+# Modules that read what others give, not text.
+_NOT_FIRST = {
+    *_READ_TOKENS,
+    Normalize,
+    st_modules.Dense,
+    st_modules.Dropout,
+    st_modules.LayerNorm,
+    modules.PromptEnsemble,
+    modules.QueryShift,
 }

@@ -35,12 +35,20 @@ _INTEGER_TABLES = {
 _MASKS = {"bias", "masked_bias"}
 
 
+# Of the two types of 16 bits, the median of the numbers of a weight lies between these where they
+# are read as what they are; read as the other type, far outside.
+_USUAL_WEIGHTS = (1e-7, 0.4)
+_HALF_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
+_SAMPLED_ROWS = 8
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor as the header of its file describes it."""
 
     dtype: str
     shape: tuple[int, ...]
+    path: str
 
     @property
     def size(self) -> int:
@@ -109,7 +117,7 @@ def read_header(repository: Repository, file_name: str) -> StoredTensors:
         with safe_open(path, framework="numpy") as stored:
             for name in sorted(stored.keys()):
                 header = stored.get_slice(name)
-                tensors[name] = StoredTensor(header.get_dtype(), tuple(header.get_shape()))
+                tensors[name] = StoredTensor(header.get_dtype(), tuple(header.get_shape()), path)
     except (SafetensorError, OSError) as error:
         reason = f"it is no safetensors file, or cut ({str(error)[:200]})."
         raise repository.refusal(file_name, reason) from error
@@ -124,6 +132,40 @@ def check_number_types(repository: Repository, folder: str, tensors: StoredTenso
         file_name = os.path.join(folder, "model.safetensors")
         reason = f"{name} is stored as {tensor.dtype}, but config.json has no quantization_config."
         raise repository.refusal(file_name, f"{reason} {COPY_AGAIN}")
+
+
+def check_half_type(repository: Repository, folder: str, tensors: StoredTensors, dtype: str) -> None:
+    """Refuse weights of the one type of 16 bits whose bits are numbers of the other.
+
+    Args:
+        repository: The files.
+        folder: Where those of the model are.
+        tensors: The tensors of its weights.
+        dtype: The number type that its configuration names. Many models are stored in another, so
+            the numbers of the largest matrix decide.
+    """
+    matrices = {name: tensor for name, tensor in tensors.items() if len(tensor.shape) == 2}
+    if not matrices:
+        return
+    name = max(matrices, key=lambda name: matrices[name].size)
+    tensor = matrices[name]
+    stored_type = _HALF_TYPES.get(tensor.dtype)
+    named_type = getattr(torch, dtype.removeprefix("torch."), None)
+    is_other_half = named_type in _HALF_TYPES.values() and named_type != stored_type
+    if stored_type is None or not is_other_half or tensor.size == 0:
+        return
+    with safe_open(tensor.path, framework="pt") as stored:
+        sample = stored.get_slice(name)[:_SAMPLED_ROWS]
+    if not _are_usual_weights(sample) and _are_usual_weights(sample.view(named_type)):
+        reason = f"{name} is stored as {tensor.dtype}, but its numbers are {dtype}, as config.json says."
+        file_name = os.path.join(folder, os.path.basename(tensor.path))
+        raise repository.refusal(file_name, f"{reason} {COPY_AGAIN}")
+
+
+def _are_usual_weights(sample: torch.Tensor) -> bool:
+    smallest, largest = _USUAL_WEIGHTS
+    median = sample.float().abs().median().item()
+    return smallest < median < largest
 
 
 def check_shapes(

@@ -13,8 +13,7 @@ import numpy as np
 from batched.aio import AsyncBatchProcessor  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from ..encode import Task, encode_texts, in_order, positions
-from .cut_texts import find_cut_texts
+from ..encode import Task, encode_texts, in_order, measure_lengths
 from .requests import Refusal
 
 # Milliseconds that an incomplete batch waits for more texts.
@@ -75,10 +74,11 @@ class Joining:
             raise Refusal(429, f"{self.waiting} texts are waiting: send this again later.", code="rate_limit_exceeded")
         self.waiting += len(texts)
         try:
-            counts = await asyncio.to_thread(positions, self.model, texts, task=task)
-            cut_texts = await asyncio.to_thread(find_cut_texts, self.model, texts, counts, task)
-            if cut_texts and not may_cut:
-                message = f"input[{cut_texts[0]}] is longer than the model reads, and is not to be cut. Split it."
+            lengths = await asyncio.to_thread(measure_lengths, self.model, texts, task=task)
+            counts = lengths.positions
+            if lengths.truncated and not may_cut:
+                position = f"input[{lengths.truncated[0]}]"
+                message = f"{position} is longer than the model reads, and is not to be cut. Split it."
                 raise Refusal(400, message, "input")
             if (total := sum(counts)) > self.max_tokens:
                 raise Refusal(422, f"{total} tokens exceed {self.max_tokens}: send several requests.", "input")
@@ -93,7 +93,7 @@ class Joining:
                 if error := next((one for one in found if isinstance(one, Exception)), None):
                     raise error
                 rows.append(np.stack(found))
-            return Encoded(in_order(rows, parts), total, len(cut_texts))
+            return Encoded(in_order(rows, parts), total, len(lengths.truncated))
         finally:
             self.waiting -= len(texts)
 
@@ -104,6 +104,11 @@ class Joining:
     def _vectors(self, texts: list[str], task: Task | None) -> list[Any]:
         """A vector for each text, or the exception it raised: a text never fails another caller's request."""
         try:
-            return list(encode_texts(self.model, texts, task=task))
+            # What is cut is counted for each request, and is no news for the log.
+            return list(encode_texts(self.model, texts, task=task, on_truncated=_ignore_truncation))
         except Exception as error:
             return [error] if len(texts) == 1 else [one for text in texts for one in self._vectors([text], task)]
+
+
+def _ignore_truncation(indices: list[int]) -> None:
+    """Of the joined texts of several requests, indices say nothing."""

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ..encode import unreported_cuts
+from ..encode import naming_pipeline, unreported_cuts
 from ..methods import method_of
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ TEXTS = (
 # Largest distance as `worst` gives it. Measured on two models: another dtype 0.0007 to 0.019, the nearest other method
 # of the same weights 0.03; two runs in float32 differ by less than a thousandth of 0.005.
 TOLERANCE = {"float32": 0.005, "other": 0.025}
+_NAME_IT = "name its folder or Hub id, as model='my_model'"
 _SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]{40})")
 
 
@@ -82,7 +83,7 @@ def probe(model: SentenceTransformer) -> Probe:
     """Take the probe of a model, or give the one that was taken before if neither weights nor settings changed."""
     version = version_of(model)
     if model not in _taken or _taken[model][0] != version:
-        with unreported_cuts(model):
+        with unreported_cuts(model), naming_pipeline(model):
             model.encode_document(TEXTS[0], show_progress_bar=False)  # the first call of a process takes long
             began = time.perf_counter()
             vectors = np.asarray(model.encode_document(list(TEXTS), show_progress_bar=False), np.float32)
@@ -173,11 +174,11 @@ def remembered(model: Any, mark: Probe, folder: str | os.PathLike[str]) -> dict[
 def located(stored: Probe, folder: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """Folder or Hub id of a remembered model, and its revision as an option of `load`."""
     if stored.source is None:
-        raise ValueError(f"the place of the model, {stored}, is not known; give the model, or its folder or Hub id")
+        raise ValueError(f"the place of the model, {stored}, is not known; {_NAME_IT}")
     if not stored.source.startswith("."):
         return stored.source, {"revision": stored.revision} if stored.revision else {}
     path = os.path.normpath(os.path.join(os.path.realpath(folder), stored.source))
     if not os.path.isdir(path):
         # Not passed on: the name of a missing folder could be somebody's repository on the Hub.
-        raise ValueError(f"the folder of the model, {path!r}, is gone; give the model, or its folder or Hub id")
+        raise ValueError(f"the folder of the model, {path!r}, is gone; {_NAME_IT}")
     return path, {}

@@ -11,7 +11,7 @@ import pytest
 from marks import slow_but
 
 from st_reba import Method
-from st_reba.encode import copied_positions
+from st_reba.encode import batch_positions
 from st_reba.evaluation.encoding import progress_bar
 from st_reba.evaluation.readouts import Readout, of_base, opened, read, readout_of, shared, vectors
 
@@ -143,7 +143,8 @@ def test_progress_counts_positions() -> None:
     assert len(seen) > 1
     vectors(base, [Method("echo", pooled="repeats")], TEXTS, progress=seen.append)
     assert [progress_bar(1, show).disable for show in (True, False)] == [False, True]
-    assert sum(seen) == 2 * sum(copied_positions(of_base(base, Method("echo"))[0], TEXTS, {}))
+    transformer = of_base(base, Method("echo"))[0]
+    assert sum(seen) == 2 * sum(batch_positions(transformer, TEXTS, {}, whole=True))
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,9 @@ def test_views_judge_with_a_filter_and_labels_both(small: str) -> None:
     for one in found:
         units = torch.from_numpy(vectors(base, [one.method], views.texts)[one.method])
         assert one.score == pytest.approx(float(evidence(views, filtered(units)).mean()), abs=2e-3)
-        assert one.cost == pytest.approx((one.method.layer or 6) / 6)
+        computed = sum(copied_positions(of_base(base, replace(one.method, filter=None))[0], views.texts, {}))
+        plain = sum(copied_positions(base[0], views.texts, {}))
+        assert one.cost == pytest.approx(computed / plain * (one.method.layer or 6) / 6)
 
 
 def test_what_does_not_fit_is_read_by_another_pass(small: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,4 +116,23 @@ def test_a_pipeline_that_does_not_encode_is_refused_in_one_line(
     assert main(["verify", str(folder)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("st-reba: ")] == lines[-1:]
-    assert "does not encode a text" in lines[-1] or "could not be loaded" in lines[-1]
+    reasons = ("does not encode a text", "could not be loaded", "sentence_bert_config.json: a value is")
+    assert any(reason in lines[-1] for reason in reasons)
+
+
+@pytest.mark.parametrize("name", ["golden.json", "more.json"])
+def test_a_file_that_is_a_pipe_is_refused_before_it_is_read(copied: Path, name: str) -> None:
+    file = copied / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    (copied / "config.json").unlink()  # what is refused is refused before anything is loaded
+    with pytest.raises(ValueError, match=f"{name}: it is a pipe"):
+        verify(copied)
+
+
+@pytest.mark.parametrize("name", ["golden.json", "more.json"])
+def test_a_file_too_large_for_what_it_is_is_not_read(copied: Path, name: str) -> None:
+    with (copied / name).open("a") as file:
+        file.truncate(100 << 20)
+    with pytest.raises(ValueError, match=f"{name}.*104,857,600 bytes"):
+        verify(copied)

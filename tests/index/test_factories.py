@@ -10,6 +10,7 @@ from indexes import MODEL, build, documents
 
 from st_reba.index import Index
 from st_reba.index.changes import changing
+from st_reba.index.vectors import try_factory
 
 UNUSABLE = [
     ("IVF0,Flat", None), ("IVF1000000000,Flat", None), ("IVF5M,Flat", None), ("IVF4,FlatDedup", None),
@@ -44,3 +45,12 @@ def test_verify_searches_and_compact_mends(tmp_path: Path) -> None:
         index.verify()
     index.compact(factory="IVF2,Flat", parameters="nprobe=2")
     assert index.verify()["parameters"] == "nprobe=2" and len(index.search("cat", 12)) == 12
+
+
+@pytest.mark.parametrize("factory", ["IVF-5,Flat", "IVF2,PQ7", "IVF4,FlatDedup"])
+def test_errors_of_faiss_are_told_without_lines_of_its_source(factory: str) -> None:
+    with pytest.raises(ValueError, match="factory=") as caught:
+        try_factory(factory, 8)
+    message = str(caught.value)
+    assert ".cpp" not in message
+    assert "parameters=None" not in message

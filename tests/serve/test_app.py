@@ -164,6 +164,14 @@ def test_texts_that_are_cut_are_counted(ask: Any) -> None:
     assert "st_reba_cut_texts_total 4.0" in page.text.splitlines()
 
 
+def test_texts_that_are_cut_are_no_news_for_the_log(ask: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = st_reba.build("mini", "classical", pooling="mean", max_seq_length=64, device="cpu")
+    (answer,) = ask((PATH, {"input": ["word " * 90, "short"]}), app=EmbeddingServer(model, "m"))
+    assert answer.status_code == 200
+    messages = [record.getMessage() for record in caplog.records]
+    assert not any("longer than the model reads" in message for message in messages)
+
+
 def test_models_and_health(ask: Any) -> None:
     models, health = ask(("/v1/models", None), ("/health", None))
     assert [one["id"] for one in models.json()["data"]] == ["m", "m:query", "m:document"]
