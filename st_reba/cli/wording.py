@@ -25,7 +25,6 @@ _SAME_AGAIN = re.compile(r"(--[a-z-]+)([^;.]*?) \(\1\)")  # as "Give --task 'que
 _NAME_ENCODING = re.compile(
     r", or name its encoding, as encoding='[\w-]+'( \([\w ]+\))?( or encoding='[\w-]+' \([\w ]+\))?"
 )
-_MAX_PATH = 4096
 _OPTION_FIRST = re.compile(r"(\w+: )?--?[a-z]")
 
 
@@ -94,6 +93,8 @@ def name_option_of_value(message: str, words: Sequence[str]) -> str:
         '--train x.csv: no such file'
         >>> name_option_of_value("k0=0 is too low", ["build", "mini", "out", "--set=k0=0"])
         '--set k0=0 is too low'
+        >>> name_option_of_value("the model gives NaN", ["serve", "model", "--name", "the"])
+        'the model gives NaN'
     """
     for option, value in _options_of(words):
         if _begins_with(message, value):
@@ -113,9 +114,11 @@ def _begins_with(message: str, value: str) -> bool:
     name, equals, _ = value.partition("=")
     if equals and name.isidentifier() and message.startswith(f"{name}="):
         return True
-    # Messages tell of a file as it was named, quoted, or by its whole path.
-    spellings = map(re.escape, (value, repr(value), os.path.realpath(value[:_MAX_PATH])))
-    return value != "" and re.match(rf"({'|'.join(spellings)})(?![\w.-])", message) is not None
+    if message.startswith(f"{value!r} "):
+        return True
+    # Of a file, messages tell as it was named, or by its whole path; a value may also be their first word by chance.
+    names = f"{re.escape(value)}|{re.escape(os.path.abspath(value))}"
+    return value != "" and re.match(rf"({names})(:|/| is (no|a) )", message) is not None
 
 
 def names_an_option_first(message: str) -> bool:

@@ -89,13 +89,17 @@ def named_errors(name: str) -> Iterator[None]:
     except GZIP_ERRORS as error:
         raise ValueError(f"{name}: {describe_gzip_error(error)}") from None
     except UnicodeError as error:
-        is_wide = "utf-16" in str(error).lower() or "utf-32" in str(error).lower()
-        remedy = _WIDE_ENCODING_REMEDY if is_wide else _BYTE_ENCODING_REMEDY
-        raise ValueError(f"{name}: cannot be decoded ({error}); {remedy}") from None
+        raise ValueError(f"{name}: cannot be decoded ({error}); {_remedy_of(error)}") from None
     except ValueError as error:
         if str(error).startswith((name, "encoding=")):
             raise
         raise ValueError(f"{name}: {error}") from None
+
+
+def _remedy_of(error: UnicodeError) -> str:
+    if re.search("utf-(16|32)", str(error), re.IGNORECASE):
+        return _WIDE_ENCODING_REMEDY
+    return _BYTE_ENCODING_REMEDY
 
 
 def check_encoding(encoding: str | None) -> None:
