@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 # Arguments of Python that have another name on the command line.
-_OTHER_NAMES = {"path": ("folder", "out"), "columns": ("column",), "labels": ("label",), "prompts": ("prompt",)}
+_OTHER_NAMES = {
+    "path": ("folder", "out"),
+    "columns": ("column",),
+    "labels": ("label",),
+    "prompts": ("prompt",),
+    "queries": ("query",),
+}
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;()]*[^\s,;:.()]"""
 _OPTION_FIRST = re.compile(r"(\w+: )?--?[a-z]")
 
