@@ -192,6 +192,7 @@ CONFIGURATIONS: list[dict[str, Any]] = [
     {"model_type": "rag"},
     {"model_type": "detr"},
     {"vision_config": {"model_type": "timm_wrapper"}},
+    {"vision_config": {"architecture": "hf-hub:evil/model"}},
     {"fusion_config": {"patch": True}},
     {"transformers_weights": "adapter_model.bin"},
     {"_attn_implementation": "flash_attention_3"},
@@ -209,7 +210,7 @@ def test_a_configuration_is_refused(folder: Path, tmp_path: Path, values: dict[s
     base = Path(shutil.copytree(MINI, tmp_path / "base"))
     for place in (folder, base):
         write_json(place / "config.json", **values)
-    assert_refused(folder, f"{name}|model_type|quant_method")
+    assert_refused(folder, f"{name}|model_type|quant_method|architecture")
     with pytest.raises(RepositoryRefused):
         st_reba.build(base, "echo", device="cpu")
 
@@ -286,6 +287,11 @@ def test_weights_in_another_number_type_than_the_configuration_names_load(folder
     save_file(weights, file, {"format": "pt"})
     write_json(folder / "config.json", dtype="bfloat16")
     assert st_reba.load(folder, device="cpu").encode("hi").shape == (16,)
+
+
+def test_a_prompt_of_a_million_letters_is_refused(folder: Path) -> None:
+    write_json(folder / MODEL_SETTINGS, prompts={"query": "a " * 500_000})
+    assert_refused(folder, "1,000,000 letters are too many")
 
 
 PADDING: list[dict[str, Any]] = [

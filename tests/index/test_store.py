@@ -132,3 +132,16 @@ def test_descriptors_are_closed(built: Path) -> None:
     for _ in range(20):
         Index.open(built, MODEL).search("cat")
     assert not count or len(os.listdir("/proc/self/fd")) <= count + 3
+
+
+@pytest.mark.parametrize("table", ["documents", "meta", "pending"])
+def test_a_view_in_place_of_a_table_is_refused(built: Path, tmp_path: Path, table: str) -> None:
+    """One that never ends would hang whoever opens the index."""
+    path = Path(shutil.copytree(built, tmp_path / "index"))
+    endless = "WITH RECURSIVE number(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number)"
+    with closing(sqlite3.connect(path / "index.sqlite")) as connection:
+        connection.execute(f"ALTER TABLE {table} RENAME TO hidden")
+        connection.execute(f"CREATE VIEW {table} AS {endless} SELECT hidden.* FROM hidden, number")
+        connection.commit()
+    with pytest.raises(ValueError, match=f"'{table}' is a view"):
+        Index.open(path)
