@@ -55,6 +55,8 @@ class CommandWords:
         names = "|".join(map(re.escape, self.spellings))
         long_names = "|".join(re.escape(name) for name in self.spellings if "_" in name)
         message = re.sub(rf"(?<![\w.:/-])({names})=({_VALUE})( \(--[a-z-]+\))?", self._assignment, message)
+        if "where" in self.spellings:
+            message = re.sub(r"^where: ", f"{self.spellings['where']}: ", message)
         if long_names:
             message = re.sub(rf"(?<![\w.:/'-])({long_names})(?![\w='])", self._spelling, message)
         if self.flags:

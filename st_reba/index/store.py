@@ -43,6 +43,9 @@ CREATE TABLE rejects (place TEXT NOT NULL, reason TEXT NOT NULL, id TEXT, text T
 CREATE TABLE meta (state TEXT NOT NULL, sha256 TEXT NOT NULL)
 """
 
+# How words are read; see `words.language_of`.
+ENGLISH = "English"
+OTHER = "other"
 # What a stranger's file could run in place of our tables, for ever.
 _FOREIGN = "SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger') LIMIT 1"
 
@@ -193,6 +196,8 @@ def _state(text: str, digest: str) -> State:
     state = State(**value)
     if state.file is not None and Path(state.file).name != state.file:
         raise ValueError("its FAISS file is not in the folder")
+    if state.words not in (None, ENGLISH, OTHER):
+        raise ValueError(f"words={state.words!r:.80} is no language")
     return state
 
 

@@ -249,11 +249,18 @@ class VectorFile:
         about = (self.whole.d, self.whole.ntotal, self.whole.metric_type)
         if about != (state.dimension, state.filed, faiss.METRIC_INNER_PRODUCT):
             raise ValueError(damaged(path, "another number of vectors, another dimension, or another metric"))
+        is_exact = isinstance(self.whole, faiss.IndexIDMap) and isinstance(
+            faiss.downcast_index(self.whole.index), faiss.IndexFlat
+        )
+        if not is_exact and not isinstance(self.whole, faiss.IndexIVF):
+            raise ValueError(damaged(path, f"{type(self.whole).__name__} is not used here"))
         self._mapping = Lock()
         # Of each row of an exact index; inverted lists hold the keys.
         self.keys: Keys | None = None
         if isinstance(self.whole, faiss.IndexIDMap):
             self.keys = faiss.vector_to_array(self.whole.id_map)
+            if (np.diff(self.keys) <= 0).any():
+                raise ValueError(damaged(path, "its keys do not ascend"))
             self.flat = faiss.downcast_index(self.whole.index)
             shape = (self.flat.ntotal, self.flat.d)
             self.rows: Matrix = faiss.rev_swig_ptr(self.flat.get_xb(), shape[0] * shape[1]).reshape(shape)

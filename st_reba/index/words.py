@@ -19,10 +19,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .store import damaged
+from .store import ENGLISH, OTHER, damaged
 
-ENGLISH = "English"
-OTHER = "other"
 # Marks are parts of words: the vowels of Hindi, for instance.
 _LETTERS = "unicode61 remove_diacritics 2 categories 'L* M* N* Co'"
 _TOKENIZERS = {ENGLISH: f"porter {_LETTERS}", OTHER: _LETTERS}

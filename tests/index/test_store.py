@@ -7,14 +7,21 @@ import os
 import shutil
 import sqlite3
 import stat
+from collections.abc import Callable
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from indexes import MODEL, QUIET, build, documents, texts
 
 from st_reba.index import Index
+from st_reba.index.changes import changing
+from st_reba.index.vectors import save
+
+faiss: Any = import_module("faiss")
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +139,35 @@ def test_descriptors_are_closed(built: Path) -> None:
     for _ in range(20):
         Index.open(built, MODEL).search("cat")
     assert not count or len(os.listdir("/proc/self/fd")) <= count + 3
+
+
+def graph() -> Any:
+    return faiss.IndexIDMap(faiss.IndexHNSWFlat(MODEL.get_embedding_dimension(), 4, faiss.METRIC_INNER_PRODUCT))
+
+
+def exact() -> Any:
+    return faiss.IndexIDMap(faiss.IndexFlatIP(MODEL.get_embedding_dimension()))
+
+
+@pytest.mark.parametrize(("make", "keys"), [(graph, [0, 1, 2]), (exact, [2, 1, 0]), (exact, [0, 0, 1])])
+def test_a_vector_file_of_another_kind_is_refused(tmp_path: Path, make: Callable[[], Any], keys: list[int]) -> None:
+    """Also where its digest is right."""
+    index = build(tmp_path / "index", documents(3), factory="Flat")
+    other = make()
+    other.add_with_ids(np.ones((3, other.d), np.float32), np.array(keys))
+    with changing(index._store) as writer:
+        state = writer.state
+        state.bytes, state.sha256 = save(index.path / str(state.file), other)
+    with pytest.raises(ValueError, match="damaged, or not of an index"):
+        Index.open(index.path)
+
+
+def test_words_of_an_unknown_language_are_refused(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", documents(3))
+    with changing(index._store) as writer:
+        writer.state.words = "klingon"
+    with pytest.raises(ValueError, match="words='klingon' is no language"):
+        Index.open(index.path)
 
 
 @pytest.mark.parametrize("table", ["documents", "meta", "pending"])
