@@ -15,6 +15,8 @@ _OTHER_NAMES = {
     "prompts": ("prompt",),
     "queries": ("query",),
 }
+# Arguments that messages begin with. (Others could be the name of a file.)
+_SUBJECTS = {"tasks", "where"}
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;()]*[^\s,;:.()]"""
 _OPTION_FIRST = re.compile(r"(\w+: )?--?[a-z]")
 
@@ -49,14 +51,19 @@ class CommandWords:
             >>> words = CommandWords({"overwrite": "--overwrite", "id_column": "--id-column"}, frozenset({"overwrite"}))
             >>> words.translate("already there; give overwrite=True, or name one with id_column")
             'already there; give --overwrite, or name one with --id-column'
+            >>> words = CommandWords({"where": "--where", "columns": "--column"}, frozenset())
+            >>> words.translate("where: nothing; name them, columns={'text': …} (--column text=…)")
+            '--where: nothing; name them, --column text=…'
         """
         if not self.spellings:
             return message
         names = "|".join(map(re.escape, self.spellings))
+        # A remedy that is given in both ways.
+        message = re.sub(rf"(?<![\w.:/-])({names})=({{[^{{}}]*}}|…) \((--[a-z-]+ [^()]*)\)", r"\3", message)
+        for subject in _SUBJECTS & self.spellings.keys():
+            message = re.sub(rf"^{subject}: ", f"{self.spellings[subject]}: ", message)
         long_names = "|".join(re.escape(name) for name in self.spellings if "_" in name)
         message = re.sub(rf"(?<![\w.:/-])({names})=({_VALUE})( \(--[a-z-]+\))?", self._assignment, message)
-        if "where" in self.spellings:
-            message = re.sub(r"^where: ", f"{self.spellings['where']}: ", message)
         if long_names:
             message = re.sub(rf"(?<![\w.:/'-])({long_names})(?![\w='])", self._spelling, message)
         if self.flags:
