@@ -259,8 +259,6 @@ class VectorFile:
         self.keys: Keys | None = None
         if isinstance(self.whole, faiss.IndexIDMap):
             self.keys = faiss.vector_to_array(self.whole.id_map)
-            if (np.diff(self.keys) <= 0).any():
-                raise ValueError(damaged(path, "its keys do not ascend"))
             self.flat = faiss.downcast_index(self.whole.index)
             shape = (self.flat.ntotal, self.flat.d)
             self.rows: Matrix = faiss.rev_swig_ptr(self.flat.get_xb(), shape[0] * shape[1]).reshape(shape)

@@ -7,7 +7,6 @@ import os
 import shutil
 import sqlite3
 import stat
-from collections.abc import Callable
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -141,24 +140,16 @@ def test_descriptors_are_closed(built: Path) -> None:
     assert not count or len(os.listdir("/proc/self/fd")) <= count + 3
 
 
-def graph() -> Any:
-    return faiss.IndexIDMap(faiss.IndexHNSWFlat(MODEL.get_embedding_dimension(), 4, faiss.METRIC_INNER_PRODUCT))
-
-
-def exact() -> Any:
-    return faiss.IndexIDMap(faiss.IndexFlatIP(MODEL.get_embedding_dimension()))
-
-
-@pytest.mark.parametrize(("make", "keys"), [(graph, [0, 1, 2]), (exact, [2, 1, 0]), (exact, [0, 0, 1])])
-def test_a_vector_file_of_another_kind_is_refused(tmp_path: Path, make: Callable[[], Any], keys: list[int]) -> None:
+def test_a_vector_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     """Also where its digest is right."""
     index = build(tmp_path / "index", documents(3), factory="Flat")
-    other = make()
-    other.add_with_ids(np.ones((3, other.d), np.float32), np.array(keys))
+    dimension = int(MODEL.get_embedding_dimension() or 0)
+    graph = faiss.IndexIDMap(faiss.IndexHNSWFlat(dimension, 4, faiss.METRIC_INNER_PRODUCT))
+    graph.add_with_ids(np.ones((3, dimension), np.float32), np.arange(3))
     with changing(index._store) as writer:
         state = writer.state
-        state.bytes, state.sha256 = save(index.path / str(state.file), other)
-    with pytest.raises(ValueError, match="damaged, or not of an index"):
+        state.bytes, state.sha256 = save(index.path / str(state.file), graph)
+    with pytest.raises(ValueError, match="IndexIDMap is not used here"):
         Index.open(index.path)
 
 
