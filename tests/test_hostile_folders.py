@@ -352,14 +352,6 @@ def test_an_adapter_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
         st_reba.build(tmp_path, "echo", device="cpu")
 
 
-def test_weights_that_are_missing_take_no_memory(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    name = max(weights, key=lambda key: weights[key].numel())
-    save_file({name: weights[name]}, folder / "model.safetensors")
-    write_json(folder / "config.json", num_hidden_layers=30)
-    assert_refused(folder, "asks for far more")
-
-
 def test_sound_modules_of_every_kind_load(tmp_path: Path) -> None:
     """Embeddings of words and of tokens, and a Router of them."""
     tokenizer = WhitespaceTokenizer(["hi", "there"])
