@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from sentence_transformers.base.modules import Module
 from torch import Tensor
@@ -76,7 +78,7 @@ class QueryShift(Module):
         **kwargs: object,
     ) -> QueryShift:
         """Load the shift; an error where its weights are missing."""
-        source = {
+        source: dict[str, Any] = {
             "subfolder": subfolder,
             "token": token,
             "cache_folder": cache_folder,
