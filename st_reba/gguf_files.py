@@ -116,7 +116,7 @@ def _read_gguf(path: str, modified: int, size: int) -> GgufFile:
 
     try:
         reader = Reader(path)
-    except (ValueError, IndexError, KeyError) as error:
+    except (ValueError, IndexError, KeyError, RecursionError) as error:
         raise ValueError(f"base={path!r} is no whole GGUF file ({error}). Download it again.") from error
     metadata = {}
     for name, field in reader.fields.items():

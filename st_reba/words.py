@@ -216,5 +216,5 @@ def words_of(text: str, word: str | None = None) -> list[tuple[str, tuple[int, i
     if word is None:
         return [(text, match.span()) for match in _WORD.finditer(text)]
     if not word:
-        raise ValueError("word='': give a word, or None for all words.")
+        raise ValueError("word='' is no word. Give one, or leave it out for all words.")
     return [(text, match.span()) for match in regex.finditer(_EDGE + regex.escape(word) + _EDGE, text)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,13 @@ def test_what_a_file_says(tmp_path: Path) -> None:
     file = read_gguf(str(gguf_file(tmp_path, "Q8_0", tokenizer_pre="smollm")))
     assert (file.quantization, file.pre_tokenizer) == ("Q8_0", "smollm")
     assert file.shapes["token_embd.weight"] == (64, file.metadata["tokenizer.ggml.tokens"])
+
+
+def test_lists_within_lists_for_ever_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    list_of_one_list = struct.pack("<IQ", 9, 1)
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
+    file = tmp_path / "nested.gguf"
+    file.write_bytes(header + list_of_one_list * 3000)
+    with pytest.raises(ValueError, match="is no whole GGUF file"):
+        st_reba.build(file)

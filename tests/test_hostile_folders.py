@@ -192,6 +192,7 @@ CONFIGURATIONS: list[dict[str, Any]] = [
     {"model_type": "rag"},
     {"model_type": "detr"},
     {"vision_config": {"model_type": "timm_wrapper"}},
+    {"vision_config": {"architecture": "hf-hub:evil/model"}},
     {"fusion_config": {"patch": True}},
     {"transformers_weights": "adapter_model.bin"},
     {"_attn_implementation": "flash_attention_3"},
@@ -209,7 +210,7 @@ def test_a_configuration_is_refused(folder: Path, tmp_path: Path, values: dict[s
     base = Path(shutil.copytree(MINI, tmp_path / "base"))
     for place in (folder, base):
         write_json(place / "config.json", **values)
-    assert_refused(folder, f"{name}|model_type|quant_method")
+    assert_refused(folder, f"{name}|model_type|quant_method|architecture")
     with pytest.raises(RepositoryRefused):
         st_reba.build(base, "echo", device="cpu")
 
@@ -288,6 +289,11 @@ def test_weights_in_another_number_type_than_the_configuration_names_load(folder
     assert st_reba.load(folder, device="cpu").encode("hi").shape == (16,)
 
 
+def test_a_prompt_of_a_million_letters_is_refused(folder: Path) -> None:
+    write_json(folder / MODEL_SETTINGS, prompts={"query": "a " * 500_000})
+    assert_refused(folder, "1,000,000 letters are too many")
+
+
 PADDING: list[dict[str, Any]] = [
     {"processing_kwargs": {"text": {"padding": "max_length", "max_length": 10**5}}},
     {"processing_kwargs": {"common": {"padding": "max_length"}, "text": {"max_length": 10**5}}},
@@ -344,14 +350,6 @@ def test_an_adapter_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
     save_file(weights, tmp_path / "adapter_model.safetensors")
     with pytest.raises(RepositoryRefused, match=next(iter(values)) + "|r=1"):
         st_reba.build(tmp_path, "echo", device="cpu")
-
-
-def test_weights_that_are_missing_take_no_memory(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    name = max(weights, key=lambda key: weights[key].numel())
-    save_file({name: weights[name]}, folder / "model.safetensors")
-    write_json(folder / "config.json", num_hidden_layers=30)
-    assert_refused(folder, "asks for far more")
 
 
 def test_sound_modules_of_every_kind_load(tmp_path: Path) -> None:

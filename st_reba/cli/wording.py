@@ -15,8 +15,11 @@ _OTHER_NAMES = {
     "text_column": ("column",),
     "labels": ("label",),
     "prompts": ("prompt",),
+    "queries": ("query",),
     "option": ("vary",),
 }
+# Arguments that messages begin with. (Others could be the name of a file.)
+_SUBJECTS = {"tasks", "where"}
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;()]*[^\s,;:.()]"""
 # As "out (--out)" and "columns={'text': …} (--column text=…)".
 _BOTH_NAMES = re.compile(r"(?:(?<![=\w])\w+|\b\w+=\{[^}]*\}) \((--[^)]+)\)")
@@ -58,6 +61,9 @@ class CommandWords:
             >>> words = CommandWords({"overwrite": "--overwrite", "id_column": "--id-column"}, frozenset({"overwrite"}))
             >>> words.translate("already there; give overwrite=True, or name one with id_column")
             'already there; give --overwrite, or name one with --id-column'
+            >>> words = CommandWords({"where": "--where", "columns": "--column"}, frozenset())
+            >>> words.translate("where: nothing; name them, columns={'text': …} (--column text=…)")
+            '--where: nothing; name them, --column text=…'
         """
         if not self.spellings:
             return message
@@ -65,6 +71,10 @@ class CommandWords:
         if "encoding" not in self.spellings:
             message = _NAME_ENCODING.sub("", message)
         names = "|".join(map(re.escape, self.spellings))
+        # A remedy that is given in both ways.
+        message = re.sub(rf"(?<![\w.:/-])({names})=({{[^{{}}]*}}|…) \((--[a-z-]+ [^()]*)\)", r"\3", message)
+        for subject in _SUBJECTS & self.spellings.keys():
+            message = re.sub(rf"^{subject}: ", f"{self.spellings[subject]}: ", message)
         long_names = "|".join(re.escape(name) for name in self.spellings if "_" in name)
         message = re.sub(rf"(?<![\w.:/-])({names})=({_VALUE})( \(--[a-z-]+\))?", self._assignment, message)
         if long_names:

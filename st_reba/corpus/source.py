@@ -48,6 +48,8 @@ Input = Any
 TEXT_NAMES = ("text", "content", "body", "document", "sentence", "passage", "contents")
 ID_NAMES = ("id", "_id", "doc_id", "docid", "document_id", "pid", "uuid")
 
+_EMPTY = "{}: no documents: it is empty"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -131,7 +133,7 @@ def open_source(
         tables = iter([table_rows(input) or _item_rows(input)])
     records = chain.from_iterable(_documents(rows, text_column, id_column, found) for rows in tables)
     if (first := next(records, None)) is None:
-        raise ValueError(f"{name}: no documents: it is empty")
+        raise ValueError(_EMPTY.format(name))
     left = [chain([first], records)]
 
     def read() -> Iterator[Document | Reject]:
@@ -156,9 +158,13 @@ def read_texts(path: str | PathLike[str], column: str | None = None) -> list[str
 def read_stream(stream: BinaryIO, name: str, encoding: str | None = None) -> Iterator[Document | Reject]:
     """The lines of a stream of bytes, as of a .txt file; ``name`` is the stream's name in places."""
     check_encoding(encoding)
+    is_empty = True
     with named_errors(name):
         for place, row in read_text_lines(decode_stream(stream, name, encoding)):
+            is_empty = False
             yield Reject(f"{name}, {place}", row) if isinstance(row, str) else Document(row["text"])
+    if is_empty:
+        raise ValueError(_EMPTY.format(name))
 
 
 def _file_rows(path: Path, in_folder: bool, encoding: str | None) -> Iterator[Iterator[tuple[str, Any]]]:

@@ -54,7 +54,7 @@ def parse_queries(queries: str | Iterable[str]) -> list[str]:
         >>> parse_queries("Cats sleep")
         ['Cats sleep']
     """
-    remedy = f"queries={beginning(queries)}: give texts that are not empty, or an array of floats"
+    remedy = f"queries={beginning(queries)!r}: give texts that are not empty, or an array of floats"
     if isinstance(queries, str):
         query_texts = [queries]
     elif isinstance(queries, Iterable) and not isinstance(queries, (bytes, Mapping)):

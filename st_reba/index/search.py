@@ -85,7 +85,9 @@ class Snapshot:
             found[vector_keys(tx, sql, *parameters)] = True
             if not found.any():
                 names = tx.execute("SELECT DISTINCT each.key FROM documents, json_each(metadata) AS each ORDER BY 1")
-                logger.warning("where: no document meets %s; there are: %s", where, ", ".join(one for (one,) in names))
+                logger.warning(
+                    "where: no document meets %.200s; there are: %s", where, ", ".join(one for (one,) in names)
+                )
             if len(self.conditions) >= _KEPT_CONDITIONS:
                 self.conditions.clear()
             self.conditions[name] = found

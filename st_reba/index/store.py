@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ..corpus.records import Document, to_json
 from ..storage import files
+from .terms import TOKENIZERS
 
 FILE = "index.sqlite"
 FORMAT = 6
@@ -42,6 +43,9 @@ CREATE TABLE truncated (key INTEGER PRIMARY KEY);
 CREATE TABLE rejects (place TEXT NOT NULL, reason TEXT NOT NULL, id TEXT, text TEXT);
 CREATE TABLE meta (state TEXT NOT NULL, sha256 TEXT NOT NULL)
 """
+
+# What a stranger's file could run in place of our tables, for ever.
+_FOREIGN = "SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger') LIMIT 1"
 
 # SQLite's errors, as those of the system.
 _ERRORS = {sqlite3.SQLITE_BUSY: errno.EAGAIN, sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EACCES}
@@ -170,6 +174,9 @@ def damaged(path: Path, why: object) -> str:
 def read_state(tx: sqlite3.Connection, path: Path) -> State:
     """The state; a FileNotFoundError where nothing was committed yet, a ValueError where it is not what was written."""
     begun = tx.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+    foreign = tx.execute(_FOREIGN).fetchone()
+    if foreign is not None:
+        raise ValueError(damaged(path, f"{foreign[0]!r:.80} is a view or a trigger, and an index has none"))
     row = tx.execute("SELECT state, sha256 FROM meta").fetchone() if begun else None
     if row is None:
         raise FileNotFoundError(_ABSENT.format(path.parent))
@@ -187,6 +194,8 @@ def _state(text: str, digest: str) -> State:
     state = State(**value)
     if state.file is not None and Path(state.file).name != state.file:
         raise ValueError("its FAISS file is not in the folder")
+    if state.words is not None and state.words not in TOKENIZERS:
+        raise ValueError(f"words={state.words!r:.80} is no language")
     return state
 
 

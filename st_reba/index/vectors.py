@@ -249,6 +249,11 @@ class VectorFile:
         about = (self.whole.d, self.whole.ntotal, self.whole.metric_type)
         if about != (state.dimension, state.filed, faiss.METRIC_INNER_PRODUCT):
             raise ValueError(damaged(path, "another number of vectors, another dimension, or another metric"))
+        is_exact = isinstance(self.whole, faiss.IndexIDMap) and isinstance(
+            faiss.downcast_index(self.whole.index), faiss.IndexFlat
+        )
+        if not is_exact and not isinstance(self.whole, faiss.IndexIVF):
+            raise ValueError(damaged(path, f"{type(self.whole).__name__} is not used here"))
         self._mapping = Lock()
         # Of each row of an exact index; inverted lists hold the keys.
         self.keys: Keys | None = None

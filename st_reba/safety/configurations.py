@@ -190,7 +190,9 @@ def _check_values(configuration: Configuration) -> None:
 def _check_origin(configuration: Configuration, setting: str, value: JsonValue) -> None:
     names_repository = setting.endswith("name_or_path") and setting not in names.ORIGINS
     is_unchecked = setting in names.UNCHECKED_SETTINGS
-    if value and (is_unchecked or names_repository):
+    # timm fetches what stands behind a colon.
+    is_fetched = setting == "architecture" and ":" in str(value)
+    if value and (is_unchecked or names_repository or is_fetched):
         reason = "names code or files elsewhere. Remove it."
         raise configuration.refusal_of(setting, value, reason)
 

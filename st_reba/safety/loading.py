@@ -101,6 +101,7 @@ def check_repository(
 
 
 def _check_model_settings(settings: Configuration) -> None:
+    settings.check_size()
     model_type = settings.values.get("model_type", "SentenceTransformer")
     if model_type != "SentenceTransformer":
         # sentence-transformers would load something else than what modules.json lists.

@@ -25,7 +25,8 @@ _MAX_CONFIGURATION_BYTES = 4 << 20
 # An index of shards, or a list of words.
 _MAX_LIST_BYTES = 64 << 20
 _MAX_VALUES = 100_000
-_MAX_LETTERS = 1 << 20
+# Of a text, as a prompt or a template, which stands before every text that is encoded.
+_MAX_LETTERS = 1 << 18
 # A model with more files than these is a disk, reached through a link.
 _MAX_FILES = 100_000
 # Texts that libraries read whole; they may be as large as these, or as a quarter of the weights.
@@ -191,6 +192,11 @@ class Configuration:
                 waiting += value.items()
             elif isinstance(value, list):
                 waiting += [(setting, item) for item in value]
+
+    def check_size(self) -> None:
+        """Refuse more values, or longer texts, than a configuration has."""
+        for _ in self.walk():
+            pass
 
     def refusal(self, reason: str) -> RepositoryRefused:
         """The error that names the file and what is wrong with it."""

@@ -117,3 +117,32 @@ def test_conditions() -> None:
     for wrong in (["lang"], ["{a"], ["=x"], ["a!=1", "a!=2"]):
         with pytest.raises(ValueError):
             parse_where(wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search", "INDEX", "", "--mode", "words"], "QUERY '': give texts that are not empty"),
+        (["search", "INDEX", "cats", "--mode", "words", "--where", "year>=[1]"], '--where: "year" >= [1]: use one of'),
+        (["search", "INDEX", "cats"], "name its folder or Hub id, as --model 'my_model'"),
+        (["encode", "MODEL", "-"], "standard input: no documents: it is empty"),
+        (["encode", "MODEL", "FILE", "--word", ""], "--word '' is no word"),
+    ],
+)
+def test_messages_name_what_stands_on_the_command_line(
+    arguments: list[str],
+    message: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "lines.txt").write_text("Cats sleep.", encoding="utf-8")
+    (tmp_path / "no_lines.txt").touch()
+    monkeypatch.setattr("sys.stdin", (tmp_path / "no_lines.txt").open(encoding="utf-8"))
+    index = tmp_path / "index"
+    st_reba.Index.build(st_reba.build("mini"), ["Cats sleep."], index)
+    paths = {"INDEX": index, "MODEL": folder / "model", "FILE": tmp_path / "lines.txt"}
+    words = [str(paths.get(word, word)) for word in arguments]
+    assert main(words) in (1, 2)
+    assert message in capsys.readouterr().err

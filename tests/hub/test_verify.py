@@ -116,8 +116,8 @@ def test_a_pipeline_that_does_not_encode_is_refused_in_one_line(
     assert main(["verify", str(folder)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("st-reba: ")] == lines[-1:]
-    reasons = ("does not encode a text", "could not be loaded", "sentence_bert_config.json: a value is")
-    assert any(reason in lines[-1] for reason in reasons)
+    refusals = ("does not encode a text", "could not be loaded", "sentence_bert_config.json: ")
+    assert any(refusal in lines[-1] for refusal in refusals)
 
 
 @pytest.mark.parametrize("name", ["golden.json", "more.json"])

@@ -8,13 +8,19 @@ import shutil
 import sqlite3
 import stat
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from indexes import MODEL, QUIET, build, documents, texts
 
 from st_reba.index import Index
+from st_reba.index.changes import changing
+from st_reba.index.vectors import save
+
+faiss: Any = import_module("faiss")
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +138,37 @@ def test_descriptors_are_closed(built: Path) -> None:
     for _ in range(20):
         Index.open(built, MODEL).search("cat")
     assert not count or len(os.listdir("/proc/self/fd")) <= count + 3
+
+
+def test_a_vector_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    """Also where its digest is right."""
+    index = build(tmp_path / "index", documents(3), factory="Flat")
+    dimension = int(MODEL.get_embedding_dimension() or 0)
+    graph = faiss.IndexIDMap(faiss.IndexHNSWFlat(dimension, 4, faiss.METRIC_INNER_PRODUCT))
+    graph.add_with_ids(np.ones((3, dimension), np.float32), np.arange(3))
+    with changing(index._store) as writer:
+        state = writer.state
+        state.bytes, state.sha256 = save(index.path / str(state.file), graph)
+    with pytest.raises(ValueError, match="IndexIDMap is not used here"):
+        Index.open(index.path)
+
+
+def test_words_of_an_unknown_language_are_refused(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", documents(3))
+    with changing(index._store) as writer:
+        writer.state.words = "klingon"
+    with pytest.raises(ValueError, match="words='klingon' is no language"):
+        Index.open(index.path)
+
+
+@pytest.mark.parametrize("table", ["documents", "meta", "pending"])
+def test_a_view_in_place_of_a_table_is_refused(built: Path, tmp_path: Path, table: str) -> None:
+    """One that never ends would hang whoever opens the index."""
+    path = Path(shutil.copytree(built, tmp_path / "index"))
+    endless = "WITH RECURSIVE number(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number)"
+    with closing(sqlite3.connect(path / "index.sqlite")) as connection:
+        connection.execute(f"ALTER TABLE {table} RENAME TO hidden")
+        connection.execute(f"CREATE VIEW {table} AS {endless} SELECT hidden.* FROM hidden, number")
+        connection.commit()
+    with pytest.raises(ValueError, match=f"'{table}' is a view"):
+        Index.open(path)

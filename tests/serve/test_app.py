@@ -115,12 +115,6 @@ def test_another_scheme_than_bearer_is_refused(ask: Any) -> None:
     assert [answer.status_code for answer in ask(*requests, keys=["one"])] == [401, 200]
 
 
-def test_a_body_that_says_that_it_is_too_large_is_not_awaited(ask: Any) -> None:
-    """A client that sends Expect: 100-continue is refused before it sends the body."""
-    (answer,) = ask((PATH, b"{}", {"Content-Length": str(2**30)}), max_body=1)
-    assert answer.status_code == 413
-
-
 @pytest.mark.parametrize("name", ["m", "m:query", "org/m", "org/m:document"])
 def test_a_model_is_described_by_its_name(name: str, ask: Any, model: Any) -> None:
     app = EmbeddingServer(model, name.partition(":")[0])
