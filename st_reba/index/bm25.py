@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .query_terms import QueryTerms
 from .store import Keys
-from .words import QueryTerms
 
-# The usual values: how soon a repeated word stops counting, and how much the length of a document does.
+# The usual values: how soon a repeated word stops counting, and how much a document's length does.
 SATURATION = 1.2
 LENGTH_SHARE = 0.75
 # Words that more documents have than this share tell nothing, and cost most.
@@ -21,12 +22,24 @@ COMMON_SHARE = 0.5
 # Weights that are kept in memory for further queries; 16 bytes each.
 MAX_CACHED_WEIGHTS = 4_000_000
 
+_FREQUENCY = "SELECT doc FROM frequencies WHERE term = ?"
+_OCCURRENCES = "SELECT group_concat(doc) FROM occurrences WHERE term = ?"
+_LENGTHS = """
+SELECT group_concat(id), group_concat(hex(sz), '')
+FROM (SELECT id, sz FROM words_docsize ORDER BY id)
+"""
+
 Scores = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Postings:
-    """The documents that have a term, and what each gains by one occurrence of it in the query."""
+    """The documents that have a term, and what each gains by one occurrence of it in the query.
+
+    Args:
+        keys: Of the documents, [documents].
+        weights: [documents].
+    """
 
     keys: Keys
     weights: Scores
@@ -36,103 +49,140 @@ class WordScores:
     """Scores of documents in one state of an index.
 
     Args:
-        tx: A transaction that reads that state; `score` needs it again.
+        connection: A transaction that reads that state; `score` needs it again.
         key_count: All keys are smaller.
     """
 
-    def __init__(self, tx: sqlite3.Connection, key_count: int) -> None:
-        keys, lengths = read_lengths(tx)
-        self.document_count = len(keys)
+    def __init__(self, connection: sqlite3.Connection, key_count: int) -> None:
+        document_keys, document_lengths = read_lengths(connection)
         self.key_count = key_count
+        self.document_count = len(document_keys)
         # By key: what a document's length adds to the number of occurrences in the denominator.
         self._length_terms = np.zeros(key_count)
-        relative_lengths = lengths / max(1.0, float(lengths.mean())) if len(keys) else lengths
-        self._length_terms[keys] = SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * relative_lengths)
+        if self.document_count:
+            relative_lengths = document_lengths / max(1.0, float(document_lengths.mean()))
+            length_factors = 1 - LENGTH_SHARE + LENGTH_SHARE * relative_lengths
+            self._length_terms[document_keys] = SATURATION * length_factors
         self._frequencies: dict[str, int] = {}
         self._postings: dict[str, Postings] = {}
         self._cached_weights = 0
 
-    def score(self, tx: sqlite3.Connection, terms: QueryTerms) -> Scores:
-        """Scores by key, [keys]: 0 for documents without any word of a query, and for keys of no document.
+    def score(
+        self,
+        connection: sqlite3.Connection,
+        query_terms: QueryTerms,
+    ) -> Scores:
+        """Scores by key, [keys]: 0 for documents without any word of a query, and for other keys.
 
         Words that more than half of the documents have are left out, unless the query has no other.
         """
-        decisive = self._sum(tx, terms.decisive, self._telling(tx, terms.decisive))
-        if not terms.supporting:
-            return decisive
-        supporting = self._sum(tx, terms.supporting, self._rare(tx, terms.supporting))
-        return np.where(decisive > 0, decisive + supporting, 0.0)
-
-    def _telling(self, tx: sqlite3.Connection, terms: Iterable[str]) -> list[str]:
-        return self._rare(tx, terms) or list(terms)
-
-    def _rare(self, tx: sqlite3.Connection, terms: Iterable[str]) -> list[str]:
-        most = COMMON_SHARE * self.document_count
-        return [term for term in terms if 0 < self._frequency(tx, term) <= most]
-
-    def _sum(self, tx: sqlite3.Connection, counts: dict[str, int], terms: Iterable[str]) -> Scores:
-        scores = np.zeros(self.key_count)
-        for term in terms:
-            postings = self._read_postings(tx, term)
-            scores[postings.keys] += counts[term] * postings.weights
+        decisive_terms = self._rare_terms(connection, query_terms.decisive)
+        if not decisive_terms:
+            decisive_terms = list(query_terms.decisive)
+        scores = self._add_up(connection, query_terms.decisive, decisive_terms)
+        supporting_terms = self._rare_terms(connection, query_terms.supporting)
+        if not supporting_terms:
+            return scores
+        is_found = scores > 0
+        scores += self._add_up(connection, query_terms.supporting, supporting_terms)
+        scores[~is_found] = 0
         return scores
 
-    def _frequency(self, tx: sqlite3.Connection, term: str) -> int:
-        frequency = self._frequencies.get(term)
-        if frequency is None:
-            row = tx.execute("SELECT doc FROM frequencies WHERE term = ?", (term,)).fetchone()
-            frequency = 0 if row is None else int(row[0])
-            self._frequencies[term] = frequency
-        return frequency
+    def _rare_terms(
+        self,
+        connection: sqlite3.Connection,
+        terms: Iterable[str],
+    ) -> list[str]:
+        """Terms that a document has, but not too many."""
+        largest_frequency = COMMON_SHARE * self.document_count
+        rare_terms = []
+        for term in terms:
+            document_frequency = self._frequency(connection, term)
+            if 0 < document_frequency <= largest_frequency:
+                rare_terms.append(term)
+        return rare_terms
 
-    def _read_postings(self, tx: sqlite3.Connection, term: str) -> Postings:
-        postings = self._postings.get(term)
-        if postings is not None:
-            return postings
-        query = "SELECT group_concat(doc) FROM occurrences WHERE term = ?"
-        occurrences = parse_integers(tx.execute(query, (term,)).fetchone()[0])
-        first_occurrences = np.flatnonzero(np.diff(occurrences, prepend=-1))
-        keys = occurrences[first_occurrences]
-        counts = np.diff(first_occurrences, append=len(occurrences))
-        weights = counts * (SATURATION + 1) / (counts + self._length_terms[keys])
-        postings = Postings(keys, self._rarity(len(keys)) * weights)
-        self._keep(term, postings)
+    def _add_up(
+        self,
+        connection: sqlite3.Connection,
+        term_counts: Counter[str],
+        chosen_terms: list[str],
+    ) -> Scores:
+        scores = np.zeros(self.key_count)
+        for term in chosen_terms:
+            postings = self._read_postings(connection, term)
+            scores[postings.keys] += term_counts[term] * postings.weights
+        return scores
+
+    def _frequency(self, connection: sqlite3.Connection, term: str) -> int:
+        """Number of documents that have a term."""
+        if term not in self._frequencies:
+            frequency_row = connection.execute(_FREQUENCY, (term,)).fetchone()
+            self._frequencies[term] = 0
+            if frequency_row is not None:
+                self._frequencies[term] = int(frequency_row[0])
+        return self._frequencies[term]
+
+    def _read_postings(self, connection: sqlite3.Connection, term: str) -> Postings:
+        cached_postings = self._postings.get(term)  # another thread may clear them
+        if cached_postings is not None:
+            return cached_postings
+        (joined_keys,) = connection.execute(_OCCURRENCES, (term,)).fetchone()
+        occurrence_keys = parse_integers(joined_keys)
+        # Keys ascend: where one differs from the one before, another document begins.
+        first_occurrences = np.flatnonzero(np.diff(occurrence_keys, prepend=-1))
+        document_keys = occurrence_keys[first_occurrences]
+        term_counts = np.diff(first_occurrences, append=len(occurrence_keys))
+        saturated_counts = term_counts / (term_counts + self._length_terms[document_keys])
+        rarity = self._rarity(len(document_keys))
+        postings = Postings(document_keys, rarity * (SATURATION + 1) * saturated_counts)
+        self._cache(term, postings)
         return postings
 
-    def _rarity(self, frequency: int) -> float:
+    def _rarity(self, document_frequency: int) -> float:
         """The inverse document frequency, as Lucene has it: it is never negative."""
-        return math.log(1 + (self.document_count - frequency + 0.5) / (frequency + 0.5))
+        absent_count = self.document_count - document_frequency
+        return math.log(1 + (absent_count + 0.5) / (document_frequency + 0.5))
 
-    def _keep(self, term: str, postings: Postings) -> None:
-        if self._cached_weights + len(postings.keys) > MAX_CACHED_WEIGHTS:
+    def _cache(self, term: str, postings: Postings) -> None:
+        weight_count = len(postings.weights)
+        if self._cached_weights + weight_count > MAX_CACHED_WEIGHTS:
             self._postings.clear()
             self._cached_weights = 0
         self._postings[term] = postings
-        self._cached_weights += len(postings.keys)
+        self._cached_weights += weight_count
 
 
-def read_lengths(tx: sqlite3.Connection) -> tuple[Keys, Scores]:
-    """Keys of the documents, ascending, and their numbers of terms.
+def read_lengths(connection: sqlite3.Connection) -> tuple[Keys, Scores]:
+    """Keys of the documents, ascending, and the number of terms of each."""
+    joined_keys, joined_lengths = connection.execute(_LENGTHS).fetchone()
+    length_bytes = bytes.fromhex(joined_lengths or "")
+    return parse_integers(joined_keys), decode_varints(length_bytes)
 
-    FTS5 keeps them as variable-length integers: seven bits a byte, the highest first, with the eighth bit set in all
-    bytes but the last.
+
+def decode_varints(encoded_numbers: bytes) -> Scores:
+    """Numbers as SQLite writes them: seven bits a byte, the highest first; the last is below 128.
+
+    Example:
+        >>> decode_varints(bytes([5, 129, 0])).tolist()
+        [5.0, 128.0]
     """
-    query = "SELECT group_concat(id), group_concat(hex(sz), '') FROM (SELECT id, sz FROM words_docsize ORDER BY id)"
-    identities, digits = tx.execute(query).fetchone()
-    keys = parse_integers(identities)
-    data = np.frombuffer(bytes.fromhex(digits or ""), np.uint8)
-    ends = np.flatnonzero(data < 128)
-    starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
-    lengths = np.zeros(len(ends))
-    for offset in range(int((ends - starts).max(initial=-1)) + 1):
-        is_inside = starts + offset <= ends
-        digit = data[np.minimum(starts + offset, ends)] & 127
-        lengths = np.where(is_inside, 128 * lengths + digit, lengths)
-    return keys, lengths
+    all_bytes = np.frombuffer(encoded_numbers, np.uint8)
+    last_places = np.flatnonzero(all_bytes < 128)
+    first_places = np.zeros_like(last_places)
+    first_places[1:] = last_places[:-1] + 1
+    byte_counts = last_places - first_places + 1
+    numbers = np.zeros(len(last_places))
+    for byte_offset in range(int(byte_counts.max(initial=0))):
+        has_byte = byte_offset < byte_counts
+        byte_places = np.minimum(first_places + byte_offset, last_places)
+        seven_bits = all_bytes[byte_places] & 127
+        numbers = np.where(has_byte, 128 * numbers + seven_bits, numbers)
+    return numbers
 
 
-def parse_integers(text: str | None) -> Keys:
+def parse_integers(joined_integers: str | None) -> Keys:
     """Integers that are separated by commas; None: none."""
-    if text is None:
+    if joined_integers is None:
         return np.zeros(0, np.int64)
-    return np.fromstring(text, np.int64, sep=",")
+    return np.fromstring(joined_integers, np.int64, sep=",")

@@ -50,28 +50,34 @@ def fused_scores(word_scores: Scores, vector_scores: Scores) -> Scores:
         >>> fused_scores(np.array([4.0, 0.0, 2.0]), np.array([0.7, 0.9, 0.5])).round(2).tolist()
         [0.8, 0.4, 0.3]
     """
+    lowest_vector_score = float(vector_scores.min(initial=np.inf))
+    scaled_vectors = _scaled(vector_scores, lowest_vector_score)
     scaled_words = _scaled(word_scores, 0.0)
-    scaled_vectors = _scaled(vector_scores, float(vector_scores.min(initial=np.inf)))
-    return VECTORS_SHARE * scaled_vectors + (1 - VECTORS_SHARE) * scaled_words
+    vectors_part = VECTORS_SHARE * scaled_vectors
+    words_part = (1 - VECTORS_SHARE) * scaled_words
+    return vectors_part + words_part
 
 
 def _scaled(scores: Scores, floor: float) -> Scores:
     """The best score as 1, and the floor as 0; all as 0 where they are the same."""
-    top = float(scores.max(initial=-np.inf))
-    if top <= floor:
+    best_score = float(scores.max(initial=-np.inf))
+    score_range = best_score - floor
+    if score_range <= 0:
         return np.zeros(len(scores))
-    return (scores - floor) / (top - floor)
+    return (scores - floor) / score_range
 
 
-def best_keys(scores: Scores, count: int) -> Keys:
+def best_keys(scores: Scores, most_keys: int) -> Keys:
     """Keys of the best documents that have a score above 0, best first, those of equal scores ascending.
 
     Args:
         scores: By key, [keys].
-        count: How many at most.
+        most_keys: How many at most.
     """
-    keys = np.flatnonzero(scores > 0)
-    if len(keys) > count:
-        lowest = np.partition(scores[keys], -count)[-count]
-        keys = keys[scores[keys] >= lowest]
-    return keys[np.lexsort((keys, -scores[keys]))][:count]
+    found_keys = np.flatnonzero(scores > 0)
+    if len(found_keys) > most_keys:
+        lowest_score = np.partition(scores[found_keys], -most_keys)[-most_keys]
+        is_among_best = scores[found_keys] >= lowest_score
+        found_keys = found_keys[is_among_best]
+    ranking = np.lexsort((found_keys, -scores[found_keys]))
+    return found_keys[ranking][:most_keys]

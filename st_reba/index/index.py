@@ -23,11 +23,11 @@ from .arguments import parse_count, parse_ids, resolve_folder
 from .changes import Change, changing, check_target, one_writer, take_in
 from .export import export, verify
 from .queries import Mode, Queries, Question, Vectors, check_mode, choose_mode, read_queries
+from .query_terms import read_terms
 from .search import Snapshot
 from .store import State, Store, documents, documents_with, read_state
 from .vectors import METRICS, scaled_queries, try_factory
 from .where import Where
-from .words import query_terms
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -225,7 +225,7 @@ class Index:
         with self._store.reading() as tx:
             snapshot = self._present(tx)
             state = snapshot.state
-            chosen = choose_mode(mode, asked, has_words=state.words is not None, folder=self.path)
+            chosen = choose_mode(mode, asked, has_words=state.words is not None, index_folder=self.path)
             # Another model's index may have taken the place of the one that vectors are for.
             if self._model is not None and chosen != "words" and known != state.model:
                 self._check(state)
@@ -239,12 +239,13 @@ class Index:
         return np.asarray(self._its_model().encode_query(texts, show_progress_bar=False))
 
     def _question(self, mode: Mode, asked: Queries, vectors: Vectors | None, state: State) -> Question:
-        scaled, terms = None, None
+        scaled_vectors = None
         if mode != "words" and vectors is not None:
-            scaled = scaled_queries(vectors, state.dimension, state.metric)
+            scaled_vectors = scaled_queries(vectors, state.dimension, state.metric)
+        query_terms = None
         if mode != "vectors" and state.words is not None:
-            terms = query_terms(state.words, asked.texts or [])
-        return Question(scaled, terms)
+            query_terms = read_terms(state.words, asked.texts or [])
+        return Question(scaled_vectors, query_terms)
 
     def _tell_of_absent_words(self) -> None:
         if not self._absent_words_told:

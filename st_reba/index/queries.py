@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import parse_queries
+from .query_terms import QueryTerms
 from .store import Matrix
-from .words import QueryTerms
 
 Mode = Literal["hybrid", "vectors", "words"]
 MODES: tuple[str, ...] = get_args(Mode)
+_MODES_OF_WORDS = ("hybrid", "words")
 Vectors = NDArray[np.floating[Any]]
 
 
@@ -40,43 +41,58 @@ class Question:
 
     Args:
         vectors: [queries, d] if vectors are searched.
-        terms: The words of each query if words are searched.
+        query_terms: The words of each query if words are searched.
     """
 
     vectors: Matrix | None
-    terms: list[QueryTerms] | None
+    query_terms: list[QueryTerms] | None
 
 
-def read_queries(queries: str | Sequence[str] | Vectors, vectors: Vectors | None) -> Queries:
+def read_queries(
+    given_queries: str | Sequence[str] | Vectors,
+    ready_vectors: Vectors | None,
+) -> Queries:
     """Check queries; arguments as for ``Index.search``."""
-    if isinstance(queries, np.ndarray):
-        if vectors is not None:
+    if isinstance(given_queries, np.ndarray):
+        if ready_vectors is not None:
             raise ValueError("vectors=… belong to texts; give the array alone, or the texts of its queries")
-        return Queries(None, np.atleast_2d(queries), queries.ndim == 1)
-    texts = parse_queries(queries)
-    if vectors is not None:
-        vectors = np.atleast_2d(vectors)
-        if len(vectors) != len(texts):
-            raise ValueError(f"vectors: {len(vectors)} for {len(texts)} texts; give one for each")
-    return Queries(texts, vectors, isinstance(queries, str))
+        is_single = given_queries.ndim == 1
+        return Queries(None, np.atleast_2d(given_queries), is_single)
+    query_texts = parse_queries(given_queries)
+    if ready_vectors is not None:
+        ready_vectors = np.atleast_2d(ready_vectors)
+        vector_count = len(ready_vectors)
+        text_count = len(query_texts)
+        if vector_count != text_count:
+            raise ValueError(f"vectors: {vector_count} for {text_count} texts; give one for each")
+    return Queries(query_texts, ready_vectors, isinstance(given_queries, str))
 
 
 def check_mode(mode: Mode | None, queries: Queries) -> None:
     """Refuse a mode that is not known, or that the queries do not allow."""
     if mode is not None and mode not in MODES:
         raise ValueError(f"mode={mode!r} is not known; choose one of {', '.join(MODES)}")
-    if mode in ("hybrid", "words") and queries.texts is None:
-        raise ValueError(f"mode={mode!r} needs texts; an array alone is searched by mode='vectors'")
+    if mode in _MODES_OF_WORDS and queries.texts is None:
+        raise ValueError(f"mode={mode!r} needs texts; search an array by mode='vectors'")
     if mode == "words" and queries.vectors is not None:
         raise ValueError("mode='words' needs no vectors=…; leave them out")
 
 
-def choose_mode(mode: Mode | None, queries: Queries, *, has_words: bool, folder: Path) -> Mode:
-    """The mode that is asked for, or the default; a ValueError where the index has no words for it."""
-    if mode in ("hybrid", "words") and not has_words:
+def choose_mode(
+    mode: Mode | None,
+    queries: Queries,
+    *,
+    has_words: bool,
+    index_folder: Path,
+) -> Mode:
+    """The mode that is asked for, or the default; a ValueError if the index has no words for it."""
+    if mode in _MODES_OF_WORDS and not has_words:
         raise ValueError(
-            f"mode={mode!r}: {folder} has no words yet; Index.compact (st-reba prune {folder} --compact) adds them"
+            f"mode={mode!r}: {index_folder} has no words yet; "
+            f"Index.compact (st-reba prune {index_folder} --compact) adds them"
         )
     if mode is not None:
         return mode
-    return "hybrid" if has_words and queries.texts is not None else "vectors"
+    if has_words and queries.texts is not None:
+        return "hybrid"
+    return "vectors"

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from .bm25 import Scores, WordScores
 from .fusion import LIST_LENGTH, Hit, best_keys, fused_scores
 from .queries import Question
+from .query_terms import QueryTerms
 from .store import Keys, Matrix, State, Store, Stored, damaged, documents_with, read_dead, read_pending, vector_keys
 from .vectors import VectorFile, best, compared, rescored
 from .where import Where, conditions
-from .words import QueryTerms
 
 logger = logging.getLogger(__name__)
 
@@ -119,13 +119,13 @@ class Snapshot:
     ) -> list[list[Hit]]:
         """The k best documents of each query, best first."""
         if question.vectors is None:
-            return [self._hits_by_words(tx, terms, k, allowed) for terms in question.terms or ()]
-        if question.terms is None:
+            return [self._hits_by_words(tx, terms, k, allowed) for terms in question.query_terms or ()]
+        if question.query_terms is None:
             return [_hits_by_vectors(listed) for listed in self._nearest(tx, question.vectors, k, allowed)]
         list_length = max(k, LIST_LENGTH)
         nearest = self._nearest(tx, question.vectors, list_length, allowed)
         hits = []
-        for query, terms, listed in zip(question.vectors, question.terms, nearest, strict=True):
+        for query, terms, listed in zip(question.vectors, question.query_terms, nearest, strict=True):
             word_scores = self._word_scores(tx, terms, allowed)
             hits.append(self._fused_hits(tx, query, word_scores, listed, list_length)[:k])
         return hits

@@ -124,6 +124,7 @@ def test_readers_see_whole_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         while not done.is_set():
             ids = {one.id for one in own.search(np.ones(16, np.float32), 99)}
             assert len(ids) == 52 and {"p0", "q0"} <= ids
+            assert {"p0", "q0"} <= {one.id for one in own.search("gold king", 99, mode="words")}
 
     with ThreadPoolExecutor() as pool:
         readers = [pool.submit(read, own) for own in (index, index, Index.open(tmp_path / "index"))]

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from tiny import tiny_model
 
 from st_reba.index import Document, Index, SearchResult, fusion
-from st_reba.index.words import ENGLISH, MAX_QUERY_TERMS, OTHER, language_of, query_terms
+from st_reba.index.query_terms import MAX_QUERY_TERMS, read_terms
+from st_reba.index.terms import ENGLISH, OTHER, language_of
 
 HOSTILE_PIECES = (
     *('"', '""', "'", "*", "cat*", "^cat", "-cat", "NOT", "AND cat", "OR", "NEAR(cat dog)", "NEAR/2", "text:cat", ":"),
@@ -214,7 +215,7 @@ def test_english_is_stemmed_and_accents_do_not_count(tmp_path: Path) -> None:
 
 
 def test_terms_of_a_long_query_are_bounded() -> None:
-    (terms,) = query_terms(OTHER, [" ".join(f"w{number}" for number in range(9_999))])
+    (terms,) = read_terms(OTHER, [" ".join(f"w{number}" for number in range(9_999))])
     assert len(terms.decisive) == MAX_QUERY_TERMS
 
 

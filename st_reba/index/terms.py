@@ -1,0 +1,115 @@
+"""How a text becomes words: what is done before SQLite's FTS5 sees it, and which of its tokenizers reads it.
+
+European words are read by ``unicode61``, and stemmed by ``porter`` where the texts are English. Scripts that
+write no spaces become overlapping pairs of characters, and single characters, here.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+ENGLISH = "English"
+OTHER = "other"
+# Marks are parts of words: the vowels of Hindi, for instance.
+_LETTERS = "unicode61 remove_diacritics 2 categories 'L* M* N* Co'"
+TOKENIZERS = {
+    ENGLISH: f"porter {_LETTERS}",
+    OTHER: _LETTERS,
+}
+
+# Kana, Bopomofo, Han, Hangul; Thai, Lao, Burmese and Khmer.
+_UNSPACED_RUN = re.compile(
+    "[\u3005\u3007\u3041-\u30fa\u30fc-\u312f\u31a0-\u31bf\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U000323af"
+    "\u0e01-\u0e4e\u0e81-\u0ece\u1000-\u103f\u1780-\u17d3]+"
+)
+_LATIN_WORD = re.compile("[a-z\u00df-\u024f]+")
+# Words that are frequent in English alone.
+_ENGLISH_WORD = re.compile(r"\b(?:the|of|and|to|with|from|that|this|are|which|by|or)\b")
+_ENGLISH_SHARE = 0.03
+# From fewer words nothing can be told: English, for it is the commonest.
+_FEWEST_WORDS = 50
+
+
+def language_of(texts: Iterable[str]) -> str:
+    """ENGLISH if English words are frequent among those in Latin letters, or these are few; else OTHER.
+
+    Args:
+        texts: A sample of the documents.
+
+    Example:
+        >>> language_of(["The cat sleeps."]), language_of(["Die Katze schläft auf dem Sofa."] * 9)
+        ('English', 'other')
+    """
+    word_count = 0
+    english_count = 0
+    for text in texts:
+        lower_text = text.lower()
+        word_count += len(_LATIN_WORD.findall(lower_text))
+        english_count += len(_ENGLISH_WORD.findall(lower_text))
+    if word_count < _FEWEST_WORDS:
+        return ENGLISH
+    if english_count < _ENGLISH_SHARE * word_count:
+        return OTHER
+    return ENGLISH
+
+
+def separated(text: str) -> str:
+    """A document as FTS5 gets it: runs of scripts without spaces as pairs and as single characters.
+
+    Example:
+        >>> separated("猫在睡觉 in Köln")
+        ' 猫在 在睡 睡觉 猫 在 睡 觉  in Köln'
+    """
+    if text.isascii():
+        return _without_nul(text)
+    return _UNSPACED_RUN.sub(_pairs_and_characters, _normalized(text))
+
+
+def separated_query(query: str) -> tuple[str, str]:
+    """A query as FTS5 gets it: its words and pairs of characters, and the single characters of longer runs.
+
+    Example:
+        >>> separated_query("猫在睡觉 in Köln"), separated_query("猫")
+        ((' 猫在 在睡 睡觉  in Köln', '猫 在 睡 觉'), (' 猫 ', ''))
+    """
+    normalized_query = _normalized(query)
+    unspaced_runs = _UNSPACED_RUN.findall(normalized_query)
+    words = _UNSPACED_RUN.sub(_only_pairs, normalized_query)
+    single_characters = " ".join(map(_characters, unspaced_runs))
+    return words, single_characters
+
+
+def _normalized(text: str) -> str:
+    """One way of writing for each character, whatever its width."""
+    return _without_nul(unicodedata.normalize("NFKC", text))
+
+
+def _without_nul(text: str) -> str:
+    return text.replace("\0", " ")
+
+
+def _pairs_and_characters(run_match: re.Match[str]) -> str:
+    unspaced_run = run_match.group()
+    return f" {_pairs(unspaced_run)} {_characters(unspaced_run)} "
+
+
+def _only_pairs(run_match: re.Match[str]) -> str:
+    return f" {_pairs(run_match.group())} "
+
+
+def _pairs(unspaced_run: str) -> str:
+    """Overlapping pairs; of a single character itself."""
+    if len(unspaced_run) == 1:
+        return unspaced_run
+    next_characters = unspaced_run[1:]
+    return " ".join(map("".join, zip(unspaced_run, next_characters, strict=False)))
+
+
+def _characters(unspaced_run: str) -> str:
+    """Single characters; none of a run that is a single character."""
+    if len(unspaced_run) == 1:
+        return ""
+    return " ".join(unspaced_run)
