@@ -121,6 +121,8 @@ def with_filter(model: SentenceTransformer, fitted_filter: Filter) -> SentenceTr
     if is_normalized:
         modules.append(Normalize())
     filtered_model._modules = {str(number): module for number, module in enumerate(modules)}
+    # So that the code of all these modules travels with it.
+    transformer.on_model_ready(filtered_model)
     filtered_model.truncate_dim = model.truncate_dim
     filtered_model.prompts = dict(model.prompts)
     filtered_model.model_card_data = copy.copy(model.model_card_data)

@@ -267,3 +267,10 @@ def test_filter_has_the_number_type_of_the_model(fitted_filters: dict[str, Filte
     fitted_filters["whiten"].save(file)
     half_model = st_reba.build("mini", **{**ECHO, "filter": file, "dtype": "bfloat16"})
     assert {parameter.dtype for parameter in half_model.parameters()} == {torch.bfloat16}
+
+
+def test_code_that_travels_holds_the_shift_of_queries(search_model: SentenceTransformer, tmp_path: Path) -> None:
+    st_reba.fit_filter(search_model, TEXTS, queries=True).save_pretrained(str(tmp_path))
+    assert "class QueryShift(Module):" in (tmp_path / "st_reba.py").read_text(encoding="utf-8")
+    search_model.save_pretrained(str(tmp_path / "unfiltered"))
+    assert "QueryShift(Module)" not in (tmp_path / "unfiltered" / "st_reba.py").read_text(encoding="utf-8")
