@@ -52,7 +52,10 @@ def index_state(path: Path) -> dict[str, Any]:
     about = index.verify()
     queries = np.asarray(model().encode_query(QUERIES, show_progress_bar=False))
     return {
-        **{name: about[name] for name in ("documents", "vectors", "factory", "parameters", "columns", "pending")},
+        **{
+            name: about[name]
+            for name in ("documents", "vectors", "factory", "parameters", "columns", "pending", "whitening")
+        },
         "found": [[(one.id, one.score, one.text) for one in row] for row in index.search(queries, k=8)],
         "words": [[(one.id, one.score) for one in row] for row in index.search(QUERIES, k=8, mode="words")],
         "texts": [(one.id, one.text, one.metadata) for one in index],
@@ -124,7 +127,24 @@ def operations(size: int = 24) -> list[Operation]:
         with patch.object(changes, "FEWEST_PENDING", 1):
             index.add(folder / "plain.jsonl", **parts)
 
+    # As many different texts as a whitening needs.
+    many = documents(300)
+
+    def build_whitened(folder: Path) -> None:
+        Index.build(model(), many, folder / "index", whiten=True, part_size=150, show_progress_bar=False)
+
+    def built_whitened(folder: Path) -> None:
+        build_whitened(folder)
+        index = Index.open(folder / "index", model())
+        index.add(texts(more, 5), show_progress_bar=False)
+        index.delete([f"d{n}" for n in range(20)])
+
+    def whiten_anew(folder: Path) -> None:
+        Index.open(folder / "index", model()).compact(whiten=True)
+
     return [
+        Operation("build whitened", empty, build_whitened, state, FileExistsError),
+        Operation("compact whitened", built_whitened, whiten_anew, state),
         Operation("encode_corpus", empty, encode, state),
         *(building(f"build {factory}", factory) for factory in ("Flat", ivf, sq8)),
         building("build overwrite", "Flat", built, overwrite=True),
