@@ -17,7 +17,7 @@ MODULES = {path.parent if path.stem == "__init__" else path.with_suffix(""): pat
 
 
 def test_sizes() -> None:
-    assert [str(path) for path in TREES if (ROOT / path).read_bytes().count(b"\n") > 400] == []
+    assert [str(path) for path in TREES if (ROOT / path).read_bytes().count(b"\n") > 600] == []
     for path, tree in TREES.items():
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         assert [f"{path}: {one.name}" for one in functions if (one.end_lineno or 0) - one.lineno >= 80] == []

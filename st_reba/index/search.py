@@ -20,6 +20,7 @@ from .store import Keys, Matrix, State, Store, Stored, damaged, documents_with, 
 from .vectors import VectorFile, best, compared, rescored, scaled_queries
 from .where import Where, conditions
 from .whitening import Whitening, read_whitening
+from .words import damaged_words
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,10 @@ class Snapshot:
     ) -> list[list[SearchResult]]:
         """The k best documents of each query; ``tx`` is the transaction that the snapshot was read in."""
         allowed = None if where is None else self.allowed(tx, where)
-        hits = self._hits(tx, question, k, allowed)
+        try:
+            hits = self._hits(tx, question, k, allowed)
+        except IndexError:  # a key among the words that no document has
+            raise ValueError(damaged_words(self.store.path)) from None
         wanted = {hit.key for listed in hits for hit in listed}
         rows = {row.key: row for row in documents_with(tx, "key", wanted)}
         if rows.keys() != wanted:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from .store import damaged
 from .terms import TOKENIZERS, language_of, separated
 
 _CREATE_WORDS = """
@@ -83,6 +82,14 @@ def remove_words(connection: sqlite3.Connection, key: int, text: str) -> None:
     connection.execute(_REMOVE, (key, separated(text)))
 
 
+def damaged_words(database_path: Path) -> str:
+    """Message about words that do not fit the documents."""
+    return (
+        f"{database_path}: damaged (its words are not those of its documents); Index.compact "
+        f"(st-reba prune {database_path.parent} --compact) writes them anew"
+    )
+
+
 def verify_words(connection: sqlite3.Connection, language: str, database_path: Path) -> None:
     """Compare all that a search reads with the words that the documents have, or raise a ValueError."""
     # A database without a name is a temporary file.
@@ -92,8 +99,7 @@ def verify_words(connection: sqlite3.Connection, language: str, database_path: P
         insert_rows(expected, _separated_documents(connection))
         expected.execute("COMMIT")
         if not _have_equal_words(connection, expected):
-            problem = "its words are not those of its documents; compact writes them anew"
-            raise ValueError(damaged(database_path, problem))
+            raise ValueError(damaged_words(database_path))
 
 
 def _separated_documents(source: sqlite3.Connection) -> Iterator[tuple[int, str]]:

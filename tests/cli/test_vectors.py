@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,10 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
     assert run("search", index, "-k", 1, *asked).splitlines() == several
     assert run("search", index, "-k", 1, input="\n".join(asked)).splitlines() == several
     assert run("search", index, "-k", 1, asked[0]).splitlines() == found[:1]
+    explained = run("search", index, "-k", 1, asked[0], "--explain")
+    assert re.fullmatch(r"  1\. 1\.0000 \(vectors 1\.0000, words \d\.\d{4}\)  a  Cats sleep\.\n", explained)
+    by_words = json.loads(run("search", index, '"sailing" OR *', "--mode", "words", "--json"))["results"]
+    assert [(result["id"], "word_score" in result) for result in by_words] == [("b", False)]
     said = [CliRunner().invoke(app, ["search", str(index), "a", "--where", f"year>{n}"]).stderr for n in (2000, 3000)]
     assert ["nothing found" in each for each in said] == [False, True]
     told, shown = json.loads(run("info", index, "--json")), run("info", index)

@@ -1,0 +1,173 @@
+"""Search by words and by both: scores are those of plain loops."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from indexes import MODEL, QUIET, build, documents, encoded, texts
+from ranking import all_documents, expected_hybrid_scores, expected_word_scores, ids_of
+from tiny import tiny_model
+
+from st_reba.index import Document, Index
+
+
+def test_word_scores_are_bm25(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", documents(40))
+    stored_documents = all_documents(index)
+    stored_texts = [document.text for document in stored_documents.values()]
+    for query in ("gold ship", "moon moon cat", "king"):
+        scores = expected_word_scores(stored_texts, query)
+        scores_by_id = dict(zip(stored_documents, scores.tolist(), strict=True))
+        results = index.search(query, 99, mode="words", explain=True)
+        assert len(results) == np.count_nonzero(scores)
+        for result in results:
+            assert result.score == pytest.approx(scores_by_id[result.id])
+            assert result.word_score == result.score
+            assert result.vector_score is None
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+@pytest.mark.parametrize("query", ["gold ship", "rain king dog"])
+def test_hybrid_agrees_with_brute_force(tmp_path: Path, query: str, is_limited: bool) -> None:
+    index = build(tmp_path / "index", documents(40))
+    for row, text in enumerate(texts(9, 1)):
+        index.add([Document(text, f"e{row}", {"n": row})], **QUIET)
+    index.delete(["d3", "d7", "e2"])
+    allowed_ids = set(all_documents(index))
+    where = None
+    if is_limited:
+        where = {"n": {">": 30}}
+        allowed_ids = {f"d{number}" for number in range(31, 40)}
+    expected_scores = expected_hybrid_scores(index, query, allowed_ids)
+    results = index.search(query, 99, where=where)
+    assert set(ids_of(results)) == allowed_ids
+    previous_score = 1.0
+    for result in results:
+        assert result.score == pytest.approx(expected_scores[result.id])
+        assert result.score <= previous_score
+        previous_score = result.score
+
+
+def test_scores_of_both_sides_are_true_whichever_list_a_document_is_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index = build(tmp_path / "index", documents(40))
+    index.add(["gold gold ship", "rain"], **QUIET)
+    true_scores = {}
+    for result in index.search("gold ship", 99, explain=True):
+        true_scores[result.id] = (result.vector_score, result.word_score)
+    monkeypatch.setattr("st_reba.index.search.LIST_LENGTH", 3)
+    results = index.search("gold ship", 3, explain=True)
+    assert len(results) == 3
+    for result in results:
+        explained_scores = (result.vector_score, result.word_score)
+        assert explained_scores == pytest.approx(true_scores[result.id])
+
+
+def test_each_mode_gives_its_own_score(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["gold moon", "cat", "ship king", "rain"])
+    cosines = encoded(["gold moon"]) @ encoded(["gold"], "encode_query")[0]
+    hybrid_results = index.search("gold", 4)
+    vector_results = index.search("gold", 4, mode="vectors")
+    assert hybrid_results[0].score == 1
+    assert len(hybrid_results) == 4
+    assert vector_results[0].score == pytest.approx(cosines[0], abs=1e-6)
+    assert ids_of(index.search("gold", 4, mode="words")) == ["0"]
+
+
+def test_ready_vectors_take_the_place_of_the_model(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["gold moon", "cat", "ship king", "rain"])
+    query_vector = np.asarray(MODEL.encode_query("gold", show_progress_bar=False))
+    assert index.search("gold", vectors=query_vector) == index.search("gold")
+    several_results = index.search(["gold"], vectors=query_vector[None])
+    assert several_results == index.search(["gold"])
+    assert index.search(query_vector) == index.search("gold", mode="vectors")
+
+
+def test_only_explained_results_have_scores_of_sides(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["gold moon", "cat"])
+    plain_result = index.search("gold", 1)[0]
+    assert plain_result.vector_score is None
+    assert "word_score" not in plain_result.to_json()
+    explained_result = index.search("gold", 1, explain=True)[0]
+    assert {"vector_score", "word_score"} <= explained_result.to_json().keys()
+
+
+def test_words_need_no_model(tmp_path: Path) -> None:
+    build(tmp_path / "index", documents(9)).close()  # of a model that is saved nowhere
+    assert Index.open(tmp_path / "index").search("gold", mode="words")
+
+
+@pytest.mark.parametrize(
+    ("query", "options"),
+    [
+        ("cat", {"mode": "word"}),
+        ("cat", {"vectors": np.ones((2, 16), np.float32)}),
+        ("cat", {"mode": "words", "vectors": np.ones(16, np.float32)}),
+        (np.ones(16, np.float32), {"mode": "hybrid"}),
+        (np.ones(16, np.float32), {"mode": "words"}),
+        (np.ones(16, np.float32), {"vectors": np.ones(16, np.float32)}),
+    ],
+)
+def test_modes_that_are_refused(tmp_path: Path, query: str, options: dict[str, object]) -> None:
+    index = build(tmp_path / "index", ["cat", "dog"])
+    with pytest.raises(ValueError):
+        index.search(query, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("query", ["!?", "\0", "\u200b", "😀", "zebra", '"*"'])
+def test_hybrid_without_a_known_word_ranks_as_vectors_do(tmp_path: Path, query: str) -> None:
+    index = build(tmp_path / "index")
+    query_vector = np.linspace(-1, 1, 16, dtype=np.float32)
+    assert index.search(query, mode="words") == []
+    hybrid_results = index.search(query, 40, vectors=query_vector)
+    vector_results = index.search(query, 40, mode="vectors", vectors=query_vector)
+    assert ids_of(hybrid_results) == ids_of(vector_results)
+
+
+class WordSpans:
+    """A tokenizer whose tokens are words."""
+
+    is_fast = True
+
+    def __init__(self, tokenizer: object) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, items: list[str], **options: object) -> dict[str, object]:
+        offsets = []
+        for text in items:
+            word_matches = re.finditer(r"\w+", text)
+            offsets.append([word_match.span() for word_match in word_matches])
+        return {"offset_mapping": offsets}
+
+
+def test_words_are_of_whole_documents_and_passages_of_vectors(tmp_path: Path) -> None:
+    model = tiny_model()
+    model[0].tokenizer = WordSpans(model[0].tokenizer)
+    passages_by_id = {
+        "0": ["rain"],
+        "1": ["cat cat ", "dog dog ", "ship ship ", "gold gold ", "gold moon"],
+        "2": ["gold"],
+    }
+    input_texts = ["rain", "cat cat dog dog ship ship gold gold moon", "gold"]
+    index = Index.build(model, input_texts, tmp_path / "index", passages="2:0", **QUIET)
+    for query in ("gold moon", "dog rain", "ship"):
+        query_vector = encoded([query], "encode_query")[0]
+        word_scores = expected_word_scores(input_texts, query)
+        results = index.search(query, 3, explain=True)
+        assert sorted(ids_of(results)) == ["0", "1", "2"]
+        for result in results:
+            passages = passages_by_id[result.id]
+            vector_scores = encoded(passages) @ query_vector
+            best_passage = passages[int(vector_scores.argmax())]
+            assert result.vector_score == pytest.approx(vector_scores.max(), abs=1e-5)
+            assert result.word_score == pytest.approx(word_scores[int(result.id)])
+            assert result.passage in (None, best_passage)
+    assert index.search("moon", mode="words")[0].passage is None
