@@ -61,7 +61,7 @@ TEMPLATES: dict[str, Any] = {
     "prompteol": 'This sentence: "{text}" means in one word:"',
     "prompteol-says": SAYS,
     "prompteol-zh": SAYS_ZH,
-    # For search, and as above where there is no query; chosen on four collections and three bases.
+    # For search, and as above for all else; chosen by four collections on two bases, SmolLM2 and Gemma 3.
     "prompteol-search": {
         "query": 'Query: "{text}" Its topic, as a single lowercase word, is: "',
         "document": 'Passage: "{text}" Its topic, as a single lowercase word, is: "',
