@@ -75,6 +75,22 @@ def corpus_state(corpus: Corpus) -> dict[str, Any]:
     return {**found, "parts": parts, "rejects": list(corpus.rejects())}
 
 
+def build_whitened(folder: Path) -> None:
+    """An index of as many different texts as a whitening needs."""
+    Index.build(model(), documents(300), folder / "index", whiten=True, part_size=150, show_progress_bar=False)
+
+
+def change_whitened(folder: Path) -> None:
+    build_whitened(folder)
+    index = Index.open(folder / "index", model())
+    index.add(texts(8, 5), show_progress_bar=False)
+    index.delete([f"d{number}" for number in range(20)])
+
+
+def whiten_anew(folder: Path) -> None:
+    Index.open(folder / "index", model()).compact(whiten=True)
+
+
 def operations(size: int = 24) -> list[Operation]:
     """All of them; ``size``: documents of the index that is built first."""
     more = max(4, size // 3)
@@ -127,24 +143,9 @@ def operations(size: int = 24) -> list[Operation]:
         with patch.object(changes, "FEWEST_PENDING", 1):
             index.add(folder / "plain.jsonl", **parts)
 
-    # As many different texts as a whitening needs.
-    many = documents(300)
-
-    def build_whitened(folder: Path) -> None:
-        Index.build(model(), many, folder / "index", whiten=True, part_size=150, show_progress_bar=False)
-
-    def built_whitened(folder: Path) -> None:
-        build_whitened(folder)
-        index = Index.open(folder / "index", model())
-        index.add(texts(more, 5), show_progress_bar=False)
-        index.delete([f"d{n}" for n in range(20)])
-
-    def whiten_anew(folder: Path) -> None:
-        Index.open(folder / "index", model()).compact(whiten=True)
-
     return [
         Operation("build whitened", empty, build_whitened, state, FileExistsError),
-        Operation("compact whitened", built_whitened, whiten_anew, state),
+        Operation("compact whitened", change_whitened, whiten_anew, state),
         Operation("encode_corpus", empty, encode, state),
         *(building(f"build {factory}", factory) for factory in ("Flat", ivf, sq8)),
         building("build overwrite", "Flat", built, overwrite=True),

@@ -14,7 +14,7 @@ import numpy as np
 from ..corpus.encode import longest_input
 from ..corpus.folder import Corpus, is_corpus
 from ..corpus.records import Document, Reject
-from ..corpus.source import Input, open_source
+from ..corpus.source import Input, Source, open_source
 from ..storage.files import parse_path
 from ..storage.probe import Probe, load, probe, remembered
 from .arguments import parse_count, parse_ids, resolve_folder
@@ -112,15 +112,13 @@ class Index:
             >>> st_reba.Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
             Index('...my_index', 2 documents, dim 192, cosine)
         """
-        store, source = Store(resolve_folder(path)), input
+        store = Store(resolve_folder(path))
         running: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
         reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
+        source: Source | Corpus
         if isinstance(input, (str, PathLike)) and is_corpus(input):
-            given = {**running, **reading, "passages": passages}
-            if useless := [name for name, value in given.items() if value is not None]:
-                raise ValueError(f"{useless[0]}={given[useless[0]]!r}: {input} is encoded already; leave it out")
-            source, columns = Corpus(input), dict[str, str | None]()
-            source.verify()
+            source = _open_corpus(Path(input), {**running, **reading, "passages": passages})
+            columns: dict[str, str | None] = {}
             passages = source.header()["settings"]["passages"]
         else:
             source = open_source(input, **reading).unique()
@@ -392,3 +390,13 @@ class Index:
     def __repr__(self) -> str:
         state = self._store.state()
         return f"Index({str(self.path)!r}, {state.documents} documents, dim {state.dimension}, {state.metric})"
+
+
+def _open_corpus(path: Path, encoding_options: dict[str, Any]) -> Corpus:
+    """A corpus, compared with its digests; options of encoding, which was done, are refused."""
+    for name, value in encoding_options.items():
+        if value is not None:
+            raise ValueError(f"{name}={value!r}: {path} is encoded already; leave it out")
+    corpus = Corpus(path)
+    corpus.verify()
+    return corpus

@@ -42,29 +42,30 @@ class Sample:
 
 def sample_corpus(corpus: Corpus, metric: str) -> Sample:
     """Draw vectors and texts of an encoded corpus, the same ones each time."""
-    vector_counts = [corpus.about(number)["vectors"] for number in range(corpus.parts())]
+    vector_counts = [corpus.about(part_number)["vectors"] for part_number in range(corpus.parts())]
     drawn_rows = _draw_rows(sum(vector_counts))
-    vectors: list[Matrix] = []
-    texts: list[str] = []
+    sampled_vectors: list[Matrix] = []
+    sampled_texts: list[str] = []
     first_row = 0
-    for number, vector_count in enumerate(vector_counts):
+    for part_number, vector_count in enumerate(vector_counts):
         is_of_part = (drawn_rows >= first_row) & (drawn_rows < first_row + vector_count)
-        rows_of_part = drawn_rows[is_of_part] - first_row
+        part_rows = drawn_rows[is_of_part] - first_row
         first_row += vector_count
-        part_vectors = scaled(corpus.vectors(number)[rows_of_part], metric)
-        is_usable = np.isfinite(part_vectors).all(axis=1) & part_vectors.any(axis=1)
-        vectors.append(part_vectors[is_usable])
-        texts.extend(_texts_of_part(corpus, number, rows_of_part[is_usable]))
-    return Sample(np.concatenate(vectors), texts)
+        part_vectors = scaled(corpus.vectors(part_number)[part_rows], metric)
+        is_finite = np.isfinite(part_vectors).all(axis=1)
+        is_usable = is_finite & part_vectors.any(axis=1)
+        sampled_vectors.append(part_vectors[is_usable])
+        sampled_texts.extend(_texts_of_part(corpus, part_number, part_rows[is_usable]))
+    return Sample(np.concatenate(sampled_vectors), sampled_texts)
 
 
 def _texts_of_part(
     corpus: Corpus,
-    number: int,
+    part_number: int,
     vector_rows: NDArray[np.int64],
 ) -> list[str]:
     encoded_texts: list[str] = []
-    for document in corpus.part(number).rows:
+    for document in corpus.part(part_number).rows:
         encoded_texts.extend(document.passages)
     return [encoded_texts[row][:_MOST_CHARACTERS] for row in vector_rows.tolist()]
 
@@ -76,17 +77,19 @@ def draw_keys(vector_keys: Keys) -> Keys:
 
 def read_texts(tx: sqlite3.Connection, vector_keys: Keys) -> list[str]:
     """Read the beginnings of the texts, or passages, of vectors, whose keys are ascending."""
-    document_keys = np.array(tx.execute("SELECT key FROM documents ORDER BY key").fetchall(), np.int64).ravel()
+    key_rows = tx.execute("SELECT key FROM documents ORDER BY key").fetchall()
+    document_keys = np.array(key_rows, np.int64).ravel()
     owner_rows = np.searchsorted(document_keys, vector_keys, side="right") - 1
-    vectors_of_document: dict[int, list[int]] = {}
-    for owner_row, vector_key in zip(owner_rows.tolist(), vector_keys.tolist(), strict=True):
-        document_key = int(document_keys[owner_row])
-        vectors_of_document.setdefault(document_key, []).append(vector_key)
-    texts: list[str] = []
-    for document in documents_with(tx, "key", vectors_of_document):
-        for vector_key in vectors_of_document[document.key]:
-            texts.append(document.passage(vector_key)[:_MOST_CHARACTERS])
-    return texts
+    owner_keys = document_keys[owner_rows].tolist()
+    drawn_keys: dict[int, list[int]] = {}
+    for owner_key, vector_key in zip(owner_keys, vector_keys.tolist(), strict=True):
+        drawn_keys.setdefault(owner_key, []).append(vector_key)
+    sampled_texts: list[str] = []
+    for document in documents_with(tx, "key", drawn_keys):
+        for vector_key in drawn_keys[document.key]:
+            passage = document.passage(vector_key)
+            sampled_texts.append(passage[:_MOST_CHARACTERS])
+    return sampled_texts
 
 
 def _draw_rows(row_count: int) -> NDArray[np.int64]:
