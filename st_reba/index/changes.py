@@ -169,7 +169,7 @@ class Writer:
         """Change the whitening: of what is taken from now on, and, when it is folded, of what is there."""
         if self._first_key:
             replaced_whitening = read_whitening(self.tx, self.state, self.path)
-            self._convert = partial(rewhiten, before=replaced_whitening, after=whitening)
+            self._convert = partial(rewhiten, old_whitening=replaced_whitening, new_whitening=whitening)
         write_whitening(self.tx, self.state, whitening)
 
     def take(self, corpus: Corpus, *, strict: bool) -> list[Segment]:

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 def compact(
     store: Store,
     snapshots: Snapshots,
-    model: IndexModel,
+    index_model: IndexModel,
     *,
     factory: str | None,
     parameters: str | None,
@@ -30,7 +30,7 @@ def compact(
     fitted_whitening = None
     fitted_state = None
     if whiten:
-        fitted_state, fitted_whitening = _fit_whitening(store, snapshots, model)
+        fitted_state, fitted_whitening = _fit_whitening(store, snapshots, index_model)
     with changing(store) as writer:
         deleted_count = writer.state.deleted
         if fitted_state is not None and fitted_state.model != writer.state.model:
@@ -49,13 +49,13 @@ def compact(
 def _fit_whitening(
     store: Store,
     snapshots: Snapshots,
-    model: IndexModel,
+    index_model: IndexModel,
 ) -> tuple[State, Whitening | None]:
     """Fit on the documents that are there, outside of the change: it takes the time to encode 200 sentences."""
     with store.reading() as tx:
         snapshot = snapshots.read(tx, check_digest=True)
-        model.check(snapshot.state)
+        index_model.check(snapshot.state)
         sample = snapshot.raw_sample(tx)
-    whitening = Whitening.fit(model.load(), sample, snapshot.state.metric)
+    whitening = Whitening.fit(index_model.load(), sample, snapshot.state.metric)
     tell_what_was_fitted(whitening, store.folder, is_asked_for=True)
     return snapshot.state, whitening

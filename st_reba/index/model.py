@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..storage.probe import Probe, check, load, located, version_of
 from .store import State, Store
@@ -37,10 +37,10 @@ class IndexModel:
         self._loading_options = loading_options
         self._loading = threading.Lock()
         # The version of the loaded model, and the probe that it was compared with.
-        self._checked: tuple[int, dict[str, Any]] | None = None
+        self._checked: tuple[int, dict[str, object]] | None = None
 
     @property
-    def checked_probe(self) -> dict[str, Any] | None:
+    def checked_probe(self) -> dict[str, object] | None:
         """The probe, as a state of the index holds it, that the model was compared with last."""
         if self._checked is None:
             return None
@@ -57,12 +57,12 @@ class IndexModel:
 
     def check(self, state: State) -> None:
         """Refuse a model that is not the one of a state, once for each version of both."""
-        model = self.load()
-        version_and_probe = (version_of(model), state.model)
+        loaded_model = self.load()
+        version_and_probe = (version_of(loaded_model), state.model)
         if self._checked == version_and_probe:
             return
         try:
-            check(Probe.from_json(state.model), model, "the index")
+            check(Probe.from_json(state.model), loaded_model, "the index")
         except ValueError as error:
             raise OtherModelError(str(error)) from error
         self._checked = version_and_probe

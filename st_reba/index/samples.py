@@ -42,20 +42,26 @@ class Sample:
 
 def sample_corpus(corpus: Corpus, metric: str) -> Sample:
     """Draw vectors and texts of an encoded corpus, the same ones each time."""
-    vector_counts = [corpus.about(part_number)["vectors"] for part_number in range(corpus.parts())]
+    vector_counts: list[int] = []
+    for part_number in range(corpus.parts()):
+        facts = corpus.about(part_number)
+        vector_counts.append(facts["vectors"])
     drawn_rows = _draw_rows(sum(vector_counts))
     sampled_vectors: list[Matrix] = []
     sampled_texts: list[str] = []
     first_row = 0
     for part_number, vector_count in enumerate(vector_counts):
-        is_of_part = (drawn_rows >= first_row) & (drawn_rows < first_row + vector_count)
+        next_row = first_row + vector_count
+        is_of_part = (drawn_rows >= first_row) & (drawn_rows < next_row)
         part_rows = drawn_rows[is_of_part] - first_row
-        first_row += vector_count
-        part_vectors = scaled(corpus.vectors(part_number)[part_rows], metric)
+        first_row = next_row
+        stored_vectors = corpus.vectors(part_number)
+        part_vectors = scaled(stored_vectors[part_rows], metric)
         is_finite = np.isfinite(part_vectors).all(axis=1)
         is_usable = is_finite & part_vectors.any(axis=1)
         sampled_vectors.append(part_vectors[is_usable])
-        sampled_texts.extend(_texts_of_part(corpus, part_number, part_rows[is_usable]))
+        usable_rows = part_rows[is_usable]
+        sampled_texts += _texts_of_part(corpus, part_number, usable_rows)
     return Sample(np.concatenate(sampled_vectors), sampled_texts)
 
 
@@ -67,7 +73,7 @@ def _texts_of_part(
     encoded_texts: list[str] = []
     for document in corpus.part(part_number).rows:
         encoded_texts.extend(document.passages)
-    return [encoded_texts[row][:_MOST_CHARACTERS] for row in vector_rows.tolist()]
+    return [_beginning(encoded_texts[row]) for row in vector_rows]
 
 
 def draw_keys(vector_keys: Keys) -> Keys:
@@ -88,8 +94,12 @@ def read_texts(tx: sqlite3.Connection, vector_keys: Keys) -> list[str]:
     for document in documents_with(tx, "key", drawn_keys):
         for vector_key in drawn_keys[document.key]:
             passage = document.passage(vector_key)
-            sampled_texts.append(passage[:_MOST_CHARACTERS])
+            sampled_texts.append(_beginning(passage))
     return sampled_texts
+
+
+def _beginning(text: str) -> str:
+    return text[:_MOST_CHARACTERS]
 
 
 def _draw_rows(row_count: int) -> NDArray[np.int64]:

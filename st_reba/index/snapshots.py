@@ -25,11 +25,11 @@ class Snapshots:
     ) -> Snapshot:
         """The index as a transaction sees it; ``check_digest``: its FAISS file is compared with its SHA-256."""
         with self._lock:
-            state = read_state(tx, self._store.path)
+            current_state = read_state(tx, self._store.path)
             while True:
                 try:
-                    if self.latest is None or self.latest.state != state:
-                        self.latest = Snapshot.read(tx, self._store, state, self.latest)
+                    if self.latest is None or self.latest.state != current_state:
+                        self.latest = Snapshot.read(tx, self._store, current_state, self.latest)
                     if check_digest and self.latest.file is not None:
                         self.latest.file.check_digest()
                     return self.latest
@@ -37,7 +37,7 @@ class Snapshots:
                     # A writer may have replaced the file since this transaction began: so it begins anew.
                     tx.execute("ROLLBACK")
                     tx.execute("BEGIN")
-                    changes_before = state.changes
-                    state = read_state(tx, self._store.path)
-                    if state.changes == changes_before:
+                    changes_before = current_state.changes
+                    current_state = read_state(tx, self._store.path)
+                    if current_state.changes == changes_before:
                         raise

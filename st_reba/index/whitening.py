@@ -150,15 +150,16 @@ def _vary(vectors: Matrix) -> bool:
 
 def rewhiten(
     vectors: Matrix,
-    before: Whitening | None,
-    after: Whitening | None,
+    old_whitening: Whitening | None,
+    new_whitening: Whitening | None,
 ) -> Matrix:
-    """Vectors [n, d] of documents by another whitening than before; None: they are raw."""
-    if before is not None:
-        vectors = before.invert(vectors)
-    if after is not None:
-        vectors = after.apply(vectors)
-    return vectors
+    """Vectors [n, d] of documents, whitened otherwise than they were; None: they are raw."""
+    raw_vectors = vectors
+    if old_whitening is not None:
+        raw_vectors = old_whitening.invert(vectors)
+    if new_whitening is None:
+        return raw_vectors
+    return new_whitening.apply(raw_vectors)
 
 
 def _distances_to_sphere(
@@ -198,13 +199,13 @@ def is_to_be_whitened(model: SentenceTransformer, whiten: bool | None) -> bool:
 
 def tell_what_was_fitted(
     whitening: Whitening | None,
-    folder: Path,
+    index_folder: Path,
     *,
     is_asked_for: bool,
 ) -> None:
     """Log what the whitening of an index is; a warning where it was asked for and the texts allow less."""
     if whitening is not None and whitening.is_whole:
-        logger.info("%s: vectors are whitened (%s)", folder, whitening.description)
+        logger.info("%s: vectors are whitened (%s)", index_folder, whitening.description)
         return
     level = logging.WARNING if is_asked_for else logging.INFO
     extent = "vectors are not whitened"
@@ -214,31 +215,31 @@ def tell_what_was_fitted(
         level,
         "%s: %s: there are too few different texts (means need %d, whitening %d); "
         "Index.compact(whiten=True) fits it when there are more",
-        folder,
+        index_folder,
         extent,
         FEWEST_FOR_MEAN,
         FEWEST_FOR_DIRECTIONS,
     )
 
 
-def read_whitening(tx: sqlite3.Connection, state: State, path: Path) -> Whitening | None:
+def read_whitening(tx: sqlite3.Connection, state: State, index_path: Path) -> Whitening | None:
     """The whitening of a state; a ValueError where it is not what was written."""
     if state.whitening is None:
         return None
     from ..linear_filter import Filter
 
-    linear_filter = Filter.from_bytes(read_content(tx, state, path))
+    linear_filter = Filter.from_bytes(read_content(tx, state, index_path))
     return Whitening(linear_filter, state.metric)
 
 
-def read_content(tx: sqlite3.Connection, state: State, path: Path) -> bytes:
+def read_content(tx: sqlite3.Connection, state: State, index_path: Path) -> bytes:
     """The linear map of a whitened index, as `Filter.to_bytes` wrote it, compared with its digest."""
     row = tx.execute("SELECT content FROM whitening").fetchone()
     if row is None:
-        raise ValueError(damaged(path, "its whitening is missing"))
+        raise ValueError(damaged(index_path, "its whitening is missing"))
     content = row[0]
     if type(content) is not bytes or _digest_of(content) != state.whitening_sha256:
-        raise ValueError(damaged(path, "its whitening is not what was written"))
+        raise ValueError(damaged(index_path, "its whitening is not what was written"))
     return content
 
 
