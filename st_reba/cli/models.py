@@ -116,7 +116,7 @@ def info(
         from ..index import Index
 
         about = Index.open(model).info()
-        inner = () if as_json else ("next_key", "next_number", "filed", "stop", "stamp")  # of its bookkeeping
+        inner = () if as_json else ("next_key", "next_number", "filed", "stop", "stamp", "whitening_sha256")  # of its bookkeeping
         return _print({name: value for name, value in about.items() if name not in inner}, as_json)
     from ..safety import load
 
