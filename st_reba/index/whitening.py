@@ -214,11 +214,12 @@ def tell_what_was_fitted(
     logger.log(
         level,
         "%s: %s: there are too few different texts (means need %d, whitening %d); "
-        "Index.compact(whiten=True) fits it when there are more",
+        "when there are more, Index.compact(whiten=True) (st-reba prune %s --compact --whiten) fits it",
         index_folder,
         extent,
         FEWEST_FOR_MEAN,
         FEWEST_FOR_DIRECTIONS,
+        index_folder,
     )
 
 

@@ -105,7 +105,7 @@ def test_an_index_is_whitened_and_not(folder: Path, tmp_path: Path) -> None:
     assert "whitening: center:texts=25,queries=25" in run("info", index)
     run("prune", index, "--compact", "--no-whiten")
     assert json.loads(run("info", index, "--json"))["whitening"] is None
-    assert "whitened" not in run(*build, "--no-whiten", "--overwrite")
+    assert "whitened by" not in run(*build, "--no-whiten", "--overwrite")
     run("prune", index, "--compact", "--whiten")
     assert json.loads(run("info", index, "--json"))["whitening"] == "center:texts=25,queries=25"
     with pytest.raises(ValueError, match="--whiten"):
