@@ -17,13 +17,14 @@ import pytest
 from indexes import QUIET
 from numpy.typing import NDArray
 from operations import documents, texts
-from pyarrow import parquet
+from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
 from sentence_transformers import SentenceTransformer
 from tiny import WORDS, tiny_model
 
 import st_reba
 from st_reba.corpus import encode_corpus
-from st_reba.index import Document, Index
+from st_reba.index import Document, Index, OtherModelError, samples, whitening
+from st_reba.sentences import sample_sentences
 
 Array = NDArray[np.float64]
 # Queries lie elsewhere than documents.
@@ -39,7 +40,8 @@ def whitened(path: Path, input: Any = None, **options: Any) -> Index:
 
 def unit(vectors: Any) -> Array:
     values = np.asarray(vectors, np.float64)
-    return values / np.linalg.norm(values, axis=-1, keepdims=True)
+    lengths = np.linalg.norm(values, axis=-1, keepdims=True)
+    return np.asarray(values / lengths)
 
 
 class Reference:
@@ -49,7 +51,7 @@ class Reference:
         self.model = model
         distinct_texts = list(dict.fromkeys(fitted_texts))
         raw_vectors = unit(model.encode_document(distinct_texts, show_progress_bar=False))
-        sentences = st_reba.sentences.sample_sentences(distinct_texts, 200)
+        sentences = sample_sentences(distinct_texts, 200)
         self.mean = raw_vectors.mean(axis=0)
         self.query_mean = unit(model.encode_query(sentences, show_progress_bar=False)).mean(axis=0)
         variances, directions = np.linalg.eigh(np.cov(raw_vectors.T, bias=True))
@@ -293,8 +295,22 @@ def test_whiten_is_true_or_false(tmp_path: Path) -> None:
 
 
 def test_the_sample_of_many_vectors_is_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(st_reba.index.samples, "_SAMPLE_SIZE", 150)
+    monkeypatch.setattr(samples, "_SAMPLE_SIZE", 150)
     first = whitened(tmp_path / "first", part_size=64)
     second = whitened(tmp_path / "second", part_size=300)
     assert first.info()["whitening_sha256"] == second.info()["whitening_sha256"]
     assert "texts=1" in str(first.info()["whitening"])
+
+
+def test_another_models_index_is_not_whitened_by_this_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = Index.build(MODEL, documents(120), tmp_path / "index", **QUIET)
+    fit = whitening.Whitening.fit
+
+    def fit_while_the_index_is_replaced(*arguments: Any) -> Any:
+        Index.build(tiny_model(1), documents(9), tmp_path / "index", overwrite=True, **QUIET)
+        return fit(*arguments)
+
+    monkeypatch.setattr(whitening.Whitening, "fit", fit_while_the_index_is_replaced)
+    with pytest.raises(OtherModelError, match="another model's index has taken its place"):
+        index.compact(whiten=True)
+    assert index.info()["whitening"] is None and len(index) == 9
