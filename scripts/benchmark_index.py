@@ -79,7 +79,7 @@ class StReba(Tool):
 
     def open(self) -> None:
         self.index = self.module.Index.open(self.folder / "index")
-        self.index._model = self.model
+        self.index._model.loaded = self.model
 
     def search(self, queries: Any, **where: Any) -> Any:
         return [[one.id for one in mine] for mine in self.index.search(queries, K, where=where or None)]

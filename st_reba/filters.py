@@ -17,14 +17,11 @@ from .filter_options import FEWEST_FOR_MEAN, FilterOptions, Kind
 from .linear_filter import Filter as Filter
 from .modules import RepeatTransformer
 from .modules.layout import PARTS, SIMILARITY, TASKS
-from .sentences import sample_sentences
+from .sentences import QUERY_SAMPLE, sample_sentences
 from .storage.probe import check
 
 Wordings = str | Mapping[str, str]
 Encoding = Mapping[str, Any]
-
-# Sentences of the documents that stand for queries when the queries' mean is measured.
-QUERY_SAMPLE = 200
 
 
 def fit_filter(

@@ -9,6 +9,8 @@ from random import Random
 # A line break; the space after a mark that ends a sentence; or such a mark in Chinese or Japanese,
 # which no space follows.
 _SENTENCE_END = re.compile(r"\s*\n\s*|(?<=[.!?…])\s+|(?<=[。！？；])\s*")
+# So many sentences of the documents stand for queries when the queries' mean is measured.
+QUERY_SAMPLE = 200
 # Shorter ones are headings, numbers and cut abbreviations; of longer ones the beginning is as long as a long query.
 _FEWEST_LETTERS = 4
 _MOST_CHARACTERS = 200

@@ -52,7 +52,10 @@ def index_state(path: Path) -> dict[str, Any]:
     about = index.verify()
     queries = np.asarray(model().encode_query(QUERIES, show_progress_bar=False))
     return {
-        **{name: about[name] for name in ("documents", "vectors", "factory", "parameters", "columns", "pending")},
+        **{
+            name: about[name]
+            for name in ("documents", "vectors", "factory", "parameters", "columns", "pending", "whitening")
+        },
         "found": [[(one.id, one.score, one.text) for one in row] for row in index.search(queries, k=8)],
         "words": [[(one.id, one.score) for one in row] for row in index.search(QUERIES, k=8, mode="words")],
         "texts": [(one.id, one.text, one.metadata) for one in index],
@@ -70,6 +73,22 @@ def corpus_state(corpus: Corpus) -> dict[str, Any]:
     corpus.verify()
     parts = [[(row, vectors.tobytes()) for row, vectors in corpus.read(part)] for part in range(corpus.parts())]
     return {**found, "parts": parts, "rejects": list(corpus.rejects())}
+
+
+def build_whitened(folder: Path) -> None:
+    """An index of as many different texts as a whitening needs."""
+    Index.build(model(), documents(300), folder / "index", whiten=True, part_size=150, show_progress_bar=False)
+
+
+def change_whitened(folder: Path) -> None:
+    build_whitened(folder)
+    index = Index.open(folder / "index", model())
+    index.add(texts(8, 5), show_progress_bar=False)
+    index.delete([f"d{number}" for number in range(20)])
+
+
+def whiten_anew(folder: Path) -> None:
+    Index.open(folder / "index", model()).compact(whiten=True)
 
 
 def operations(size: int = 24) -> list[Operation]:
@@ -125,6 +144,8 @@ def operations(size: int = 24) -> list[Operation]:
             index.add(folder / "plain.jsonl", **parts)
 
     return [
+        Operation("build whitened", empty, build_whitened, state, FileExistsError),
+        Operation("compact whitened", change_whitened, whiten_anew, state),
         Operation("encode_corpus", empty, encode, state),
         *(building(f"build {factory}", factory) for factory in ("Flat", ivf, sq8)),
         building("build overwrite", "Flat", built, overwrite=True),

@@ -116,7 +116,9 @@ def info(
         from ..index import Index
 
         about = Index.open(model).info()
-        inner = () if as_json else ("next_key", "next_number", "filed", "stop", "stamp")  # of its bookkeeping
+        inner: tuple[str, ...] = ()
+        if not as_json:  # of its bookkeeping
+            inner = ("next_key", "next_number", "filed", "stop", "stamp", "whitening_sha256")
         return _print({name: value for name, value in about.items() if name not in inner}, as_json)
     from ..safety import load
 

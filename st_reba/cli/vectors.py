@@ -52,6 +52,10 @@ Encoding = Annotated[str | None, Option(metavar="NAME", help="Encoding of text f
 Mode = Annotated[
     Literal["hybrid", "vectors", "words"] | None, Option(help="What is compared. [default: hybrid, if it has words]")
 ]
+Whiten = Annotated[
+    bool | None,
+    Option("--whiten/--no-whiten", help="Fit what vectors need for search. [default: for decoders without training]"),
+]
 Strict = Annotated[
     bool, Option("--strict", help="Stop at the first invalid record. [default, into a folder: set it aside]")
 ]
@@ -172,6 +176,7 @@ def index(
     text_column: TextColumn = None,
     id_column: IdColumn = None,
     passages: Passages = None,
+    whiten: Whiten = None,
     workers: Workers = None,
     batch_tokens: BatchTokens = None,
     encoding: Encoding = None,
@@ -192,6 +197,8 @@ def index(
     if add or upsert:
         own = {"--factory": factory.replace("auto", ""), "--parameters": parameters, "--passages": passages}
         _refuse("an index that is there, which has its own", own)
+        if whiten is not None:
+            raise ValueError("--whiten and --no-whiten do not go with an index that is there: st-reba prune --compact")
     elif model is None:
         raise ValueError("--model is missing: name a saved model, or give --add or --upsert for an index")
     from ..index import Index
@@ -210,9 +217,13 @@ def index(
         said = [f"{outcome[name]:,} {name}" for name in ("added", "replaced", "unchanged") if outcome[name]]
     else:
         options |= {"factory": factory, "parameters": parameters, "passages": passages, "overwrite": overwrite}
+        options["whiten"] = whiten
         with telling_what_is_kept(lambda: _describe_encoded(building)):
             opened = Index.build(model, texts, folder, **options, **running)
-        outcome, said = {}, [f"factory {opened.info()['factory']}"]
+        about = opened.info()
+        outcome, said = {}, [f"factory {about['factory']}"]
+        if about["whitening"] is not None:
+            said.append(f"whitened by {about['whitening']}")
     rejects = opened.rejects() if not outcome or outcome["rejected"] else []
     if as_json:
         print(dumped({**opened.info(), **outcome, "rejects": [asdict(one) for one in rejects]}))
@@ -281,18 +292,31 @@ def prune(
     folder: Folder,
     ids: Annotated[list[str] | None, Argument(metavar="ID", help="Ids of documents to delete.")] = None,
     compact: Annotated[bool, Option("--compact", help="Also write all anew without what was deleted.")] = False,
+    whiten: Annotated[
+        bool | None, Option("--whiten/--no-whiten", help="With --compact: fit the whitening anew, or take it away.")
+    ] = None,
+    model: Annotated[str | None, Option(metavar="MODEL", help="Saved model, if it is no longer where it was.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    trust_remote_code: Trust = False,
 ) -> None:
-    """Delete documents from an index by id, or compact it. Example: st-reba prune my_index doc-17 doc-18 --compact"""
+    """Delete documents from an index by id, or compact it. Only --whiten needs the model.
+
+    Example: st-reba prune my_index doc-17 doc-18 --compact
+    """
     if not ids and not compact:
         raise ValueError("nothing to do: give an id, or --compact")
+    if whiten is not None and not compact:
+        raise ValueError("--whiten and --no-whiten write all vectors anew: give --compact too")
     from ..index import Index
 
-    opened = Index.open(folder)
+    quiet()
+    opened = Index.open(folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     if ids:
         change = opened.delete(ids)
         print(f"{folder}: {change.deleted:,} deleted; {change.count:,} documents")
     if compact:
-        change = opened.compact()
+        change = opened.compact(whiten=whiten)
         print(f"{folder}: {change.deleted:,} vectors removed from the disk; {change.count:,} documents")
 
 

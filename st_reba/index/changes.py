@@ -11,7 +11,7 @@ import sqlite3
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,8 +30,18 @@ from ..storage.files import LOCK_FILE, refuse_links, sole_writer
 from ..storage.probe import Probe, check
 from . import store as tables
 from . import vectors as ann
+from .samples import sample_corpus
 from .store import FILE, Matrix, State, Store, Stored, content_of, crc_of, damaged, documents, documents_with
 from .vectors import Segment
+from .whitening import (
+    Whitening,
+    converted,
+    is_to_be_whitened,
+    read_whitening,
+    rewhiten,
+    tell_what_was_fitted,
+    write_whitening,
+)
 from .words import drop_words, insert_words, remove_words, write_words
 
 if TYPE_CHECKING:
@@ -111,6 +121,7 @@ class Writer:
         self.folder, self.path, self.tx, self.state = store.folder, store.path, tx, state
         self.counts, self.rejected = Counter[str](), Counter[str]()
         self._first_key = state.next_key  # documents from this key on are of this change
+        self._convert: Callable[[Matrix], Matrix] | None = None  # vectors that were in the index, for a new whitening
 
     def insert(self, row: Row, identity: str) -> Literal["added", "replaced"] | None:
         """Insert a document, or replace the one with its id; None: its id is the number of another of this change."""
@@ -154,6 +165,13 @@ class Writer:
         """Write the words of all documents anew."""
         self.state.words = write_words(self.tx)
 
+    def whiten(self, whitening: Whitening | None) -> None:
+        """Change the whitening: of what is taken from now on, and, when it is folded, of what is there."""
+        if self._first_key:
+            replaced_whitening = read_whitening(self.tx, self.state, self.path)
+            self._convert = partial(rewhiten, old_whitening=replaced_whitening, new_whitening=whitening)
+        write_whitening(self.tx, self.state, whitening)
+
     def take(self, corpus: Corpus, *, strict: bool) -> list[Segment]:
         """Insert the documents of a corpus, or set them aside; the vectors of those that were inserted.
 
@@ -161,6 +179,7 @@ class Writer:
         """
         # Another model's index may have taken the place of this one meanwhile.
         check(Probe.from_json(corpus.header()["model"]), Probe.from_json(self.state.model), f"the corpus {corpus.path}")
+        whitening = read_whitening(self.tx, self.state, self.path)
         self.tx.execute("DELETE FROM rejects")
         first, segments, parts = self.state.next_number, list[Segment](), corpus.parts()
         counted = "new record" if self._first_key else "record"
@@ -192,7 +211,7 @@ class Writer:
             self.tx.executemany("INSERT INTO rejects VALUES (?, ?, ?, ?)", values)
             self.rejected.update(reject.kind for reject in rejects)
             mask = np.repeat(taken, counts)
-            load = partial(_loaded, corpus, number, mask, self.state.metric)
+            load = partial(_loaded, corpus, number, mask, self.state.metric, whitening)
             segments.append((np.arange(first_key, self.state.next_key), load))
         return segments
 
@@ -227,11 +246,15 @@ class Writer:
         pending_keys, pending = tables.read_pending(self.tx, state, self.path)
         segments: list[Segment] = [(pending_keys, lambda: pending), *new]
         index = None
-        if old is not None and factory is None:
+        if old is not None and factory is None and self._convert is None:
             index = ann.add(old.without(tables.read_dead(self.tx)), segments)
         else:
             alive = tables.vector_keys(self.tx, "key < ?", state.stop)
             segments = [*(old.segments(alive) if old else ()), *segments]
+            if self._convert is not None:
+                segments = converted(segments, self._convert)
+            if old is not None and factory is None:
+                factory, parameters = state.factory, state.parameters
             if any(len(keys) for keys, _ in segments):
                 chosen = (factory or "auto", state.dimension, parameters, segments)
                 made, state.factory, state.parameters = ann.trained(*chosen)
@@ -252,9 +275,10 @@ class Writer:
             state.factory, state.parameters = "Flat", None
 
 
-def _loaded(corpus: Corpus, number: int, mask: NDArray[np.bool_], metric: str) -> Matrix:
+def _loaded(corpus: Corpus, number: int, mask: NDArray[np.bool_], metric: str, whitening: Whitening | None) -> Matrix:
     vectors = corpus.vectors(number)
-    return ann.scaled(vectors if mask.all() else vectors[mask], metric)
+    used = vectors if mask.all() else vectors[mask]
+    return ann.scaled(used, metric) if whitening is None else whitening.apply(used)
 
 
 def _sweep(folder: Path, name: str | None) -> None:
@@ -279,7 +303,7 @@ def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
         # The numbers of files go on, and the old file stays until the new one counts.
         state, name = replace(fresh or before, changes=before.changes), before.file
         _sweep(store.folder, name)
-        for table in () if fresh is None else ("documents", "pending", "dead", "truncated"):
+        for table in () if fresh is None else ("documents", "pending", "dead", "truncated", "whitening"):
             tx.execute(f"DELETE FROM {table}")
         if fresh is not None:
             drop_words(tx)
@@ -336,6 +360,7 @@ def take_in(
     overwrite: bool = False,
     factory: str = "auto",
     parameters: str | None = None,
+    whiten: bool | None = False,
     **running: Any,
 ) -> Change:
     """Take in documents, or what is new of them, or an encoded corpus; ``fresh`` is the state of an index to build."""
@@ -354,7 +379,13 @@ def take_in(
                 source = _only_new(source.unique(numbers=False), store, counts, upsert=upsert)
             running |= {"passages": state.passages, "overwrite": True}
             encode_parts(model, source.strict() if strict else source, corpus := Corpus(building), **running)
+        whitening = None
+        if fresh is not None and is_to_be_whitened(model, whiten):
+            whitening = Whitening.fit(model, sample_corpus(corpus, state.metric), state.metric)
+            tell_what_was_fitted(whitening, store.folder, is_asked_for=whiten is True)
         with changing(store, fresh) as writer:
+            if fresh is not None:
+                writer.whiten(whitening)
             segments = writer.take(corpus, strict=strict)
             if fresh is None:
                 writer.place(segments)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -16,27 +14,25 @@ import numpy as np
 from ..corpus.encode import longest_input
 from ..corpus.folder import Corpus, is_corpus
 from ..corpus.records import Document, Reject
-from ..corpus.source import Input, open_source
+from ..corpus.source import Input, Source, open_source
 from ..storage.files import parse_path
-from ..storage.probe import Probe, check, load, located, probe, remembered, version_of
+from ..storage.probe import Probe, load, probe, remembered
 from .arguments import parse_count, parse_ids, resolve_folder
-from .changes import Change, changing, check_target, one_writer, take_in
+from .changes import Change, changing, check_target, take_in
+from .compaction import compact
 from .export import export, verify
-from .queries import Mode, Queries, Question, Vectors, check_mode, choose_mode, read_queries
-from .query_terms import read_terms
-from .search import Snapshot
-from .store import State, Store, documents, documents_with, read_state
-from .vectors import METRICS, scaled_queries, try_factory
+from .model import IndexModel
+from .queries import Mode, Vectors, check_mode, choose_mode, read_queries
+from .snapshots import Snapshots
+from .store import State, Store, documents, documents_with
+from .vectors import METRICS, try_factory
 from .where import Where
+from .whitening import check_whiten
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 logger = logging.getLogger(__name__)
-
-
-class OtherModelError(ValueError):
-    """The model is not the one that built the index."""
 
 
 class Index:
@@ -58,11 +54,10 @@ class Index:
     """
 
     def __init__(self, store: Store, model: SentenceTransformer | None, options: dict[str, Any]) -> None:
-        self._store, self._model, self._options = store, model, options
-        self._snapshot: Snapshot | None = None
-        self._lock, self._loading = threading.Lock(), threading.Lock()
+        self._store = store
+        self._model = IndexModel(store, model, options)
+        self._snapshots = Snapshots(store)
         self._absent_words_told = False
-        self._checked: tuple[Any, Any] = (None, None)  # version of the model, and the probe that it was compared with
 
     @classmethod
     def build(
@@ -82,6 +77,7 @@ class Index:
         workers: int | None = None,
         strict: bool = True,
         overwrite: bool = False,
+        whiten: bool | None = None,
         show_progress_bar: bool | None = None,
         **loading: Any,
     ) -> Index:
@@ -99,6 +95,9 @@ class Index:
             passages: Tokens of a passage and of the overlap, as "256:32"; None: texts are not cut.
             strict: Stop at the first record that cannot be taken; else it is set aside, see `rejects`.
             overwrite: Replace an index that is already there, at the moment when the new one is complete.
+            whiten: Whiten the vectors, as untrained models need it for search: documents and queries lose a mean of
+                their own, and what all documents share counts for less. It is fitted without labels, on 100 different
+                texts or more; on 20 or more, means alone. None: if the model is a decoder without training or filter.
             text_column, id_column, encoding, batch_tokens, part_size, workers, show_progress_bar: As for
                 ``encode_corpus``.
             **loading: Of a model that is loaded, as `st_reba.load` takes them: device, dtype, trust_remote_code.
@@ -113,19 +112,18 @@ class Index:
             >>> st_reba.Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
             Index('...my_index', 2 documents, dim 192, cosine)
         """
-        store, source = Store(resolve_folder(path)), input
+        store = Store(resolve_folder(path))
         running: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
         reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
+        source: Source | Corpus
         if isinstance(input, (str, PathLike)) and is_corpus(input):
-            given = {**running, **reading, "passages": passages}
-            if useless := [name for name, value in given.items() if value is not None]:
-                raise ValueError(f"{useless[0]}={given[useless[0]]!r}: {input} is encoded already; leave it out")
-            source, columns = Corpus(input), dict[str, str | None]()
-            source.verify()
+            source = _open_corpus(Path(input), {**running, **reading, "passages": passages})
+            columns: dict[str, str | None] = {}
             passages = source.header()["settings"]["passages"]
         else:
             source = open_source(input, **reading).unique()
             columns = source.columns
+        check_whiten(whiten)
         check_target(store, overwrite=overwrite)
         loaded = load(model, loading)
         mark, metric = probe(loaded), loaded.similarity_fn_name
@@ -138,6 +136,7 @@ class Index:
         about, length = remembered(model, mark, store.folder), longest_input(loaded)
         fresh = State(about, metric, mark.dimension, columns, passages, length)
         running |= {"factory": factory, "parameters": parameters, "show_progress_bar": show_progress_bar}
+        running["whiten"] = whiten
         take_in(store, loaded, source, strict=strict, fresh=fresh, overwrite=overwrite, **running)
         return cls(store, loaded, {})
 
@@ -166,10 +165,10 @@ class Index:
         """
         index = cls(Store(resolve_folder(path)), None, loading)
         with index._store.reading() as tx:
-            state = index._present(tx).state
+            state = index._snapshots.read(tx).state
         if model is not None:
-            index._model = load(model, loading)
-            index._check(state)
+            index._model.loaded = load(model, loading)
+            index._model.check(state)
         return index
 
     def search(
@@ -185,7 +184,8 @@ class Index:
         """Find the best documents for one or more queries.
 
         Args:
-            queries: A text, a list of texts, or ready vectors of shape [dim] or [queries, dim].
+            queries: A text, a list of texts, or ready vectors of shape [dim] or [queries, dim], as the model's
+                ``encode_query`` gives them: if the index is whitened, it whitens them itself.
             k: How many documents to return for each query; all when there are fewer.
             where: Conditions on the metadata, which must all hold: ``{"lang": "zh", "year": {">=": 2020}}``. The
                 operators are =, !=, <, <=, >, >=, "in" (a list), "has" (a list there contains it), "exists".
@@ -194,7 +194,7 @@ class Index:
                 both, in a score from 0 to 1. It ranks the documents of one query: scores of two queries cannot be
                 compared. None: hybrid for texts, vectors for an array, or if the index has no words.
             explain: Also give the scores of both sides, as ``vector_score`` and ``word_score``.
-            vectors: Ready vectors of the texts, [dim] or [queries, dim]; None: the model encodes them.
+            vectors: Ready vectors of the texts, as for an array; None: the model encodes them.
 
         Returns:
             The results of one text or of one vector, best first; a list of such lists for several. Up to 32 documents
@@ -219,33 +219,22 @@ class Index:
         check_mode(mode, asked)
         if asked.texts == []:
             return []
-        ready_vectors, known = asked.vectors, self._checked[1]
-        if ready_vectors is None and mode != "words":
-            ready_vectors, known = self._encoded(asked.texts or []), None
+        query_vectors, known = asked.vectors, self._model.checked_probe
+        if query_vectors is None and mode != "words":
+            model = self._model.load()
+            query_vectors, known = np.asarray(model.encode_query(asked.texts, show_progress_bar=False)), None
         with self._store.reading() as tx:
-            snapshot = self._present(tx)
+            snapshot = self._snapshots.read(tx)
             state = snapshot.state
             chosen = choose_mode(mode, asked, has_words=state.words is not None, index_folder=self.path)
             # Another model's index may have taken the place of the one that vectors are for.
-            if self._model is not None and chosen != "words" and known != state.model:
-                self._check(state)
+            if self._model.loaded is not None and chosen != "words" and known != state.model:
+                self._model.check(state)
             if mode is None and state.words is None and asked.texts is not None:
                 self._tell_of_absent_words()
-            question = self._question(chosen, asked, ready_vectors, state)
+            question = snapshot.question(tx, chosen, asked, query_vectors)
             results = snapshot.search(tx, question, k, where, explain=explain)
         return results[0] if asked.is_single else results
-
-    def _encoded(self, texts: list[str]) -> Vectors:
-        return np.asarray(self._its_model().encode_query(texts, show_progress_bar=False))
-
-    def _question(self, mode: Mode, asked: Queries, vectors: Vectors | None, state: State) -> Question:
-        scaled_vectors = None
-        if mode != "words" and vectors is not None:
-            scaled_vectors = scaled_queries(vectors, state.dimension, state.metric)
-        query_terms = None
-        if mode != "vectors" and state.words is not None:
-            query_terms = read_terms(state.words, asked.texts or [])
-        return Question(scaled_vectors, query_terms)
 
     def _tell_of_absent_words(self) -> None:
         if not self._absent_words_told:
@@ -255,42 +244,6 @@ class Index:
                 self.path, self.path,
             )  # fmt: skip
             self._absent_words_told = True
-
-    def _its_model(self) -> SentenceTransformer:
-        with self._loading:
-            if self._model is None:
-                place, revision = located(Probe.from_json(self._store.state().model), self.path)
-                self._model = load(place, {**revision, **self._options})
-            return self._model
-
-    def _check(self, state: State) -> None:
-        model = self._its_model()
-        wanted = (version_of(model), state.model)
-        if self._checked != wanted:
-            try:
-                check(Probe.from_json(state.model), model, "the index")
-            except ValueError as error:
-                raise OtherModelError(str(error)) from error
-            self._checked = wanted
-
-    def _present(self, tx: Any, *, check_digest: bool = False) -> Snapshot:
-        """The index as a transaction sees it; ``check_digest``: its FAISS file is compared with its SHA-256."""
-        with self._lock:
-            state = read_state(tx, self._store.path)
-            while True:
-                try:
-                    if self._snapshot is None or self._snapshot.state != state:
-                        self._snapshot = Snapshot.read(tx, self._store, state, self._snapshot)
-                    if check_digest and self._snapshot.file is not None:
-                        self._snapshot.file.check_digest()
-                    return self._snapshot
-                except FileNotFoundError:
-                    # A writer may have replaced the file since this transaction began: so it begins anew.
-                    tx.execute("ROLLBACK")
-                    tx.execute("BEGIN")
-                    gone, state = state, read_state(tx, self._store.path)
-                    if state.changes == gone.changes:
-                        raise
 
     def get(self, ids: str | Sequence[str]) -> Any:
         """Documents by id; None in place of one that is not there."""
@@ -347,10 +300,10 @@ class Index:
         state, given = self._store.state(), {"text_column": text_column, "id_column": id_column}
         columns = {**state.columns, **{name: one for name, one in given.items() if one is not None}}
         source = open_source(input, **columns, encoding=encoding)
-        self._check(state)
+        self._model.check(state)
         running: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
         running |= {"strict": strict, "show_progress_bar": show_progress_bar}
-        return take_in(self._store, self._its_model(), source, upsert=upsert, **running)
+        return take_in(self._store, self._model.load(), source, upsert=upsert, **running)
 
     def delete(self, ids: Iterable[str]) -> Change:
         """Delete documents by id: they are no longer found. `compact` removes them from the disk.
@@ -366,38 +319,35 @@ class Index:
                 writer.remove(document)
         return Change(writer.state.documents, deleted=len(found))
 
-    def compact(self, *, factory: str | None = None, parameters: str | None = None) -> Change:
+    def compact(
+        self, *, factory: str | None = None, parameters: str | None = None, whiten: bool | None = None
+    ) -> Change:
         """Write the FAISS file and the words anew, without what was deleted, which leaves the disk.
 
-        Nothing is encoded again. An index that had no words has them then. The FAISS file is also written anew by
+        No document is encoded again. An index that had no words has them then. The FAISS file is also written anew by
         itself when many vectors were added.
 
         Args:
             factory, parameters: Another FAISS index, as for `build`; None: the same, with its training and its codes.
+            whiten: True: fit the whitening on the documents that are there, for which the model encodes some of their
+                sentences, and apply it to all. False: give all vectors back as the model made them. None: leave it.
         """
-        if factory is None and parameters is not None:
-            raise ValueError(f"parameters={parameters!r}: of another index; name its factory")
-        with changing(self._store) as writer:
-            deleted = writer.state.deleted
-            writer.write_words()
-            writer.fold([], factory, parameters)
-        if not self._store.clear_log():
-            logger.warning("%s: being read, so what was deleted is on the disk until the next compact", self.path)
-        with suppress(BlockingIOError), one_writer(self.path, patience=0):
-            pass  # the texts of an addition that failed leave the disk too
-        return Change(writer.state.documents, deleted=deleted)
+        options: dict[str, Any] = {"factory": factory, "parameters": parameters, "whiten": whiten}
+        return compact(self._store, self._snapshots, self._model, **options)
 
     def export(self, out: str | PathLike[str], *, overwrite: bool = False) -> int:
         """Write all vectors, as they are at one moment, for other tools; returns their number.
 
         Args:
             out: ``X.parquet``: the columns key, id, text, metadata (JSON), passage and vector. ``X.faiss``: one FAISS
-                file of the vectors, its ids the keys. A quantized factory gives approximate vectors.
+                file of the vectors, its ids the keys. A quantized factory gives approximate vectors. They are the
+                vectors that are searched: of a whitened index, ``X.parquet.whitening.safetensors`` beside it (or
+                ``X.faiss…``) is what queries need, `st_reba.Filter.load(file).apply(query_vectors, "query")`.
             overwrite: Replace a file.
         """
         target = parse_path(out, "out")
         with self._store.reading() as tx:
-            return export(self._present(tx, check_digest=True), tx, target, overwrite=overwrite)
+            return export(self._snapshots.read(tx, check_digest=True), tx, target, overwrite=overwrite)
 
     def rejects(self) -> list[Reject]:
         """Records that the last build or addition set aside."""
@@ -419,7 +369,7 @@ class Index:
             ValueError: A file is not what was written, or no search can use the index's parameters.
         """
         with self._store.reading() as tx:
-            verify(self._present(tx, check_digest=True), tx)
+            verify(self._snapshots.read(tx, check_digest=True), tx)
         return self.info()
 
     @property
@@ -429,7 +379,7 @@ class Index:
 
     def close(self) -> None:
         """Let go of the files and the model."""
-        self._snapshot = self._model = None
+        self._snapshots.latest = self._model.loaded = None
 
     def __enter__(self) -> Self:
         return self
@@ -440,3 +390,13 @@ class Index:
     def __repr__(self) -> str:
         state = self._store.state()
         return f"Index({str(self.path)!r}, {state.documents} documents, dim {state.dimension}, {state.metric})"
+
+
+def _open_corpus(path: Path, encoding_options: dict[str, Any]) -> Corpus:
+    """A corpus, compared with its digests; options of encoding, which was done, are refused."""
+    for name, value in encoding_options.items():
+        if value is not None:
+            raise ValueError(f"{name}={value!r}: {path} is encoded already; leave it out")
+    corpus = Corpus(path)
+    corpus.verify()
+    return corpus

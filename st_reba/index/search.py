@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from .bm25 import Scores, WordScores
 from .fusion import LIST_LENGTH, Hit, best_keys, fused_scores
-from .queries import Question
-from .query_terms import QueryTerms
+from .queries import Mode, Queries, Question, Vectors
+from .query_terms import QueryTerms, read_terms
+from .samples import Sample, draw_keys, read_texts
 from .store import Keys, Matrix, State, Store, Stored, damaged, documents_with, read_dead, read_pending, vector_keys
-from .vectors import VectorFile, best, compared, rescored
+from .vectors import VectorFile, best, compared, rescored, scaled_queries
 from .where import Where, conditions
+from .whitening import Whitening, read_whitening
 from .words import damaged_words
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class Snapshot:
     pending: Matrix
     conditions: dict[str, NDArray[np.bool_]] = field(default_factory=dict)  # by condition and key: met or not
     words: WordScores | None = None  # made when words are first searched
+    _whitening: Whitening | None = None  # read when vectors are first searched
 
     @classmethod
     def read(cls, tx: sqlite3.Connection, store: Store, state: State, old: Snapshot | None) -> Snapshot:
@@ -73,7 +76,38 @@ class Snapshot:
         keys, pending = read_pending(tx, state, store.path)
         alive = np.ones(state.next_key, bool)
         alive[read_dead(tx)] = False
-        return cls(store, state, file, alive, keys, pending)
+        snapshot = cls(store, state, file, alive, keys, pending)
+        if old is not None and old.state.whitening_sha256 == state.whitening_sha256:
+            snapshot._whitening = old._whitening
+        return snapshot
+
+    def whitening(self, tx: sqlite3.Connection) -> Whitening | None:
+        """What the vectors are whitened by; None: they are raw."""
+        if self._whitening is None:
+            self._whitening = read_whitening(tx, self.state, self.store.path)
+        return self._whitening
+
+    def question(self, tx: sqlite3.Connection, mode: Mode, queries: Queries, vectors: Vectors | None) -> Question:
+        """Queries, whose vectors are those that the model gives, as the sides of a search need them."""
+        query_vectors = None
+        if mode != "words" and vectors is not None:
+            query_vectors = scaled_queries(vectors, self.state.dimension, self.state.metric)
+            whitening = self.whitening(tx)
+            if whitening is not None:
+                query_vectors = whitening.apply(query_vectors, "query")
+        terms = None
+        if mode != "vectors" and self.state.words is not None:
+            terms = read_terms(self.state.words, queries.texts or [])
+        return Question(query_vectors, terms)
+
+    def raw_sample(self, tx: sqlite3.Connection) -> Sample:
+        """Vectors of some documents, before any whitening, and their texts."""
+        drawn_keys = draw_keys(vector_keys(tx))
+        vectors = self._vectors(drawn_keys)
+        whitening = self.whitening(tx)
+        if whitening is not None:
+            vectors = whitening.invert(vectors)
+        return Sample(vectors, read_texts(tx, drawn_keys))
 
     def allowed(self, tx: sqlite3.Connection, where: Where) -> NDArray[np.bool_]:
         """By key: which vectors belong to documents that meet conditions."""

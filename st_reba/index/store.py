@@ -40,6 +40,7 @@ CREATE INDEX documents_content ON documents (content) WHERE content IS NOT NULL;
 CREATE TABLE pending (key INTEGER PRIMARY KEY, crc INTEGER NOT NULL, vector BLOB NOT NULL);
 CREATE TABLE dead (key INTEGER PRIMARY KEY);
 CREATE TABLE truncated (key INTEGER PRIMARY KEY);
+CREATE TABLE whitening (content BLOB NOT NULL);
 CREATE TABLE rejects (place TEXT NOT NULL, reason TEXT NOT NULL, id TEXT, text TEXT);
 CREATE TABLE meta (state TEXT NOT NULL, sha256 TEXT NOT NULL)
 """
@@ -84,6 +85,8 @@ class State:
     deleted: int = 0
     truncated: int = 0  # documents that are longer than the model reads
     words: str | None = None  # language of the documents' words, as `words.write_words` found it; None: no words
+    whitening: str | None = None  # what the vectors are whitened by, as `Whitening.description`; None: they are raw
+    whitening_sha256: str = ""  # of the content of the table
 
 
 class Store:
@@ -106,7 +109,9 @@ class Store:
             connection.execute("BEGIN IMMEDIATE")
             if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
                 create_tables(connection)
-            connection.execute("CREATE TABLE IF NOT EXISTS truncated (key INTEGER PRIMARY KEY)")  # older indexes
+            # Older indexes lack them.
+            connection.execute("CREATE TABLE IF NOT EXISTS truncated (key INTEGER PRIMARY KEY)")
+            connection.execute("CREATE TABLE IF NOT EXISTS whitening (content BLOB NOT NULL)")
             yield connection
             connection.execute("COMMIT")
 

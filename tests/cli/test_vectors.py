@@ -96,6 +96,24 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
             run(*arguments)
 
 
+def test_an_index_is_whitened_and_not(folder: Path, tmp_path: Path) -> None:
+    lines = [f"Cats and ships number {number} sleep." for number in range(25)]
+    (tmp_path / "lines.txt").write_text("\n".join(lines), encoding="utf-8")
+    index = tmp_path / "index"
+    build = ["index", tmp_path / "lines.txt", index, "--model", folder / "model"]
+    assert "whitened by center:texts=25,queries=25" in run(*build, "--whiten")
+    assert "whitening: center:texts=25,queries=25" in run("info", index)
+    run("prune", index, "--compact", "--no-whiten")
+    assert json.loads(run("info", index, "--json"))["whitening"] is None
+    assert "whitened by" not in run(*build, "--no-whiten", "--overwrite")
+    run("prune", index, "--compact", "--whiten")
+    assert json.loads(run("info", index, "--json"))["whitening"] == "center:texts=25,queries=25"
+    with pytest.raises(ValueError, match="--whiten"):
+        run("index", tmp_path / "lines.txt", index, "--add", "--whiten")
+    with pytest.raises(ValueError, match="--compact"):
+        run("prune", index, "3", "--whiten")
+
+
 def test_a_folder_of_texts(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()

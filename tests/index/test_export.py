@@ -37,7 +37,7 @@ def test_a_compaction_at_the_same_time(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Store, "clear_log", lambda store: True)  # it would wait for the transaction
     index = build(tmp_path / "index", documents(20))
     index.delete(["d4"])
-    present = index._present
+    present = index._snapshots.read
 
     def meanwhile(tx: Any, **options: Any) -> Any:
         tx.execute("SELECT * FROM meta").fetchone()
@@ -47,7 +47,7 @@ def test_a_compaction_at_the_same_time(tmp_path: Path, monkeypatch: pytest.Monke
         assert tx.in_transaction
         return found
 
-    monkeypatch.setattr(index, "_present", meanwhile)
+    monkeypatch.setattr(index._snapshots, "read", meanwhile)
     assert index.export(tmp_path / "a.parquet") == 19
 
 

@@ -279,7 +279,7 @@ def test_the_model_is_found_again(tmp_path: Path) -> None:
     shutil.move(tmp_path / "here", tmp_path / "there")
     with Index.open(tmp_path / "there" / "index") as index:
         assert index.search("cat")[0].text == "cat" and index.info()["model_source"] == "../model"
-    assert index._model is index._snapshot is None
+    assert index._model.loaded is None and index._snapshots.latest is None
     shutil.rmtree(tmp_path / "there" / "model")
     with pytest.raises(ValueError, match="gone"):
         Index.open(tmp_path / "there" / "index").search("cat")

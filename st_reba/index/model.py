@@ -1,0 +1,68 @@
+"""The model of an index: loaded when a text needs it, and known by its probe."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ..storage.probe import Probe, check, load, located, version_of
+from .store import State, Store
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+
+class OtherModelError(ValueError):
+    """The model is not the one that built the index."""
+
+
+class IndexModel:
+    """The model that an index encodes with.
+
+    Args:
+        store: The store of the index.
+        model: None: the one that the index remembers.
+        loading_options: Of the remembered model, as `st_reba.load` takes them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        model: SentenceTransformer | None,
+        loading_options: Mapping[str, object],
+    ) -> None:
+        self.loaded = model
+        self._store = store
+        self._loading_options = loading_options
+        self._loading = threading.Lock()
+        # The version of the loaded model, and the probe that it was compared with.
+        self._checked: tuple[int, dict[str, object]] | None = None
+
+    @property
+    def checked_probe(self) -> dict[str, object] | None:
+        """The probe, as a state of the index holds it, that the model was compared with last."""
+        if self._checked is None:
+            return None
+        return self._checked[1]
+
+    def load(self) -> SentenceTransformer:
+        """The model, loaded from where the index remembers it unless it is there."""
+        with self._loading:
+            if self.loaded is None:
+                remembered_probe = Probe.from_json(self._store.state().model)
+                source, revision = located(remembered_probe, self._store.folder)
+                self.loaded = load(source, {**revision, **self._loading_options})
+            return self.loaded
+
+    def check(self, state: State) -> None:
+        """Refuse a model that is not the one of a state, once for each version of both."""
+        loaded_model = self.load()
+        version_and_probe = (version_of(loaded_model), state.model)
+        if self._checked == version_and_probe:
+            return
+        try:
+            check(Probe.from_json(state.model), loaded_model, "the index")
+        except ValueError as error:
+            raise OtherModelError(str(error)) from error
+        self._checked = version_and_probe

@@ -1,0 +1,43 @@
+"""The last snapshot of an index, which searches and exports share."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+
+from .search import Snapshot
+from .store import Store, read_state
+
+
+class Snapshots:
+    """Gives the snapshot of a transaction; what did not change since the last one is not read again."""
+
+    def __init__(self, store: Store) -> None:
+        self.latest: Snapshot | None = None
+        self._store = store
+        self._lock = threading.Lock()
+
+    def read(
+        self,
+        tx: sqlite3.Connection,
+        *,
+        check_digest: bool = False,
+    ) -> Snapshot:
+        """The index as a transaction sees it; ``check_digest``: its FAISS file is compared with its SHA-256."""
+        with self._lock:
+            current_state = read_state(tx, self._store.path)
+            while True:
+                try:
+                    if self.latest is None or self.latest.state != current_state:
+                        self.latest = Snapshot.read(tx, self._store, current_state, self.latest)
+                    if check_digest and self.latest.file is not None:
+                        self.latest.file.check_digest()
+                    return self.latest
+                except FileNotFoundError:
+                    # A writer may have replaced the file since this transaction began: so it begins anew.
+                    tx.execute("ROLLBACK")
+                    tx.execute("BEGIN")
+                    changes_before = current_state.changes
+                    current_state = read_state(tx, self._store.path)
+                    if current_state.changes == changes_before:
+                        raise

@@ -1,0 +1,261 @@
+"""Whitening of an index: what search needs of vectors, fitted without labels on the documents.
+
+Raw vectors are those that the model gives. An index that is whitened holds and compares whitened ones: documents and
+queries lose a mean of their own, and directions that all documents share count for less. Its linear map is kept
+in ``index.sqlite``, and changes with the vectors that it made, in one transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..encode import encode_texts
+from ..filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN
+from ..sentences import QUERY_SAMPLE, sample_sentences
+from .samples import Sample
+from .store import Matrix, State, damaged
+from .vectors import Segment, scaled
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from ..encode import Task
+    from ..linear_filter import Filter
+
+logger = logging.getLogger(__name__)
+
+# A smaller share of the vectors' squared length, as variance, is mostly rounding.
+_LEAST_VARIANCE = 1e-6
+# Rows whose float64 copies exist at a time.
+_ROWS_AT_A_TIME = 4096
+
+
+class Whitening:
+    """Whitens vectors as FAISS takes them, and gives them back.
+
+    Args:
+        linear_filter: The map; its weight is square and can be inverted.
+        metric: ``"cosine"``: vectors have length one before it and after it; ``"dot"``: they have any.
+
+    Example:
+        >>> from st_reba import Filter
+        >>> raw_vectors = np.random.default_rng(0).normal(2.0, [3.0, 2.0, 1.0], (500, 3))
+        >>> whitening = Whitening(Filter.fit_for_search(raw_vectors, raw_vectors), "dot")
+        >>> whitened_vectors = whitening.apply(raw_vectors)
+        >>> bool(np.abs(whitening.invert(whitened_vectors) - raw_vectors).max() < 1e-5)
+        True
+    """
+
+    def __init__(self, linear_filter: Filter, metric: str) -> None:
+        self.linear_filter = linear_filter
+        self._metric = metric
+
+    @classmethod
+    def fit(
+        cls,
+        model: SentenceTransformer,
+        sample: Sample,
+        metric: str,
+    ) -> Self | None:
+        """Fit what the sample allows; None: it allows nothing.
+
+        Args:
+            model: The model that gave the vectors; it encodes up to 200 sentences of the texts as queries.
+            sample: Of 100 different texts or more, the whitening is whole; of 20 or more, it is means alone.
+            metric: The metric of the index.
+        """
+        distinct_sample = sample.without_repetitions()
+        text_count = len(distinct_sample.texts)
+        if text_count < FEWEST_FOR_MEAN or not _vary(distinct_sample.vectors):
+            return None
+        query_sentences = sample_sentences(distinct_sample.texts, QUERY_SAMPLE)
+        raw_query_vectors = encode_texts(model, query_sentences, task="query")
+        query_vectors = scaled(raw_query_vectors, metric)
+        # Here, as it imports torch, without which an index is searched by words.
+        from ..linear_filter import Filter
+
+        linear_filter = Filter.fit_for_search(distinct_sample.vectors, query_vectors)
+        if linear_filter is None:
+            return None
+        return cls(linear_filter, metric)
+
+    @property
+    def description(self) -> str:
+        """What it is, and what it was fitted on, as ``"whiten:power=0.25,texts=1400,queries=200"``."""
+        return self.linear_filter.description
+
+    @cached_property
+    def _inverse_weight(self) -> NDArray[np.float64]:
+        return np.asarray(np.linalg.inv(self.linear_filter.weight), np.float64)
+
+    @property
+    def is_whole(self) -> bool:
+        """False: too few texts were there for more than means."""
+        return self.linear_filter.kind == "whiten"
+
+    def apply(self, raw_vectors: NDArray[np.floating], task: Task = "document") -> Matrix:
+        """Whiten vectors [n, d] of documents, or of queries; of cosines the result has length one."""
+        whitened_vectors = np.empty(raw_vectors.shape, np.float32)
+        for start in range(0, len(raw_vectors), _ROWS_AT_A_TIME):
+            rows = slice(start, start + _ROWS_AT_A_TIME)
+            unit_vectors = scaled(raw_vectors[rows], self._metric)
+            whitened_vectors[rows] = scaled(self.linear_filter.apply(unit_vectors, task), self._metric)
+        return whitened_vectors
+
+    def invert(self, whitened_vectors: Matrix) -> Matrix:
+        """The vectors [n, d] of documents that `apply` was given, of length one for cosines."""
+        inverse_weight = self._inverse_weight
+        raw_vectors = np.empty_like(whitened_vectors)
+        for start in range(0, len(whitened_vectors), _ROWS_AT_A_TIME):
+            rows = slice(start, start + _ROWS_AT_A_TIME)
+            offsets = whitened_vectors[rows].astype(np.float64) @ inverse_weight.T
+            if self._metric == "cosine":
+                offsets *= _distances_to_sphere(self.linear_filter.mean, offsets)[:, None]
+            raw_vectors[rows] = scaled(self.linear_filter.mean + offsets, self._metric)
+        return raw_vectors
+
+
+def converted(
+    segments: Iterable[Segment],
+    convert: Callable[[Matrix], Matrix],
+) -> list[Segment]:
+    """Segments whose vectors are converted when they are loaded."""
+    converted_segments: list[Segment] = []
+    for keys, load in segments:
+        converted_segments.append((keys, partial(_load_converted, load, convert)))
+    return converted_segments
+
+
+def _load_converted(
+    load: Callable[[], Matrix],
+    convert: Callable[[Matrix], Matrix],
+) -> Matrix:
+    return convert(load())
+
+
+def _vary(vectors: Matrix) -> bool:
+    total_variance = vectors.var(axis=0, dtype=np.float64).sum()
+    squared_length = np.square(vectors, dtype=np.float64).sum(axis=1).mean()
+    return bool(total_variance > _LEAST_VARIANCE * squared_length)
+
+
+def rewhiten(
+    vectors: Matrix,
+    old_whitening: Whitening | None,
+    new_whitening: Whitening | None,
+) -> Matrix:
+    """Vectors [n, d] of documents, whitened otherwise than they were; None: they are raw."""
+    raw_vectors = vectors
+    if old_whitening is not None:
+        raw_vectors = old_whitening.invert(vectors)
+    if new_whitening is None:
+        return raw_vectors
+    return new_whitening.apply(raw_vectors)
+
+
+def _distances_to_sphere(
+    mean: NDArray[np.float64],
+    directions: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """How often each direction [n, d] is added to a mean within the unit sphere for a vector of length one.
+
+    Cosines have lost the length of the whitened vector; that of the raw one is known.
+    """
+    squared_lengths = np.einsum("nd,nd->n", directions, directions)
+    projections = directions @ mean
+    remaining_square = max(0.0, 1 - float(mean @ mean))
+    roots = np.sqrt(projections**2 + squared_lengths * remaining_square)
+    # The positive solution in two forms, neither of which takes the difference of nearly equal numbers.
+    distances = np.zeros(len(directions))
+    is_outward = projections > 0
+    is_inward = ~is_outward & (squared_lengths > 0)
+    np.divide(remaining_square, projections + roots, out=distances, where=is_outward)
+    np.divide(roots - projections, squared_lengths, out=distances, where=is_inward)
+    return distances
+
+
+def check_whiten(whiten: bool | None) -> None:
+    """Refuse a value of the option that is none of its three."""
+    if whiten is not None and not isinstance(whiten, bool):
+        raise TypeError(f"whiten={whiten!r:.80} must be True, False or None")
+
+
+def is_to_be_whitened(model: SentenceTransformer, whiten: bool | None) -> bool:
+    """What is asked for; None: True for a decoder that became an embedder without training, and has no filter."""
+    if whiten is not None:
+        return whiten
+    recipe = getattr(model[0], "recipe", None)
+    return isinstance(recipe, dict) and "filter" not in recipe
+
+
+def tell_what_was_fitted(
+    whitening: Whitening | None,
+    index_folder: Path,
+    *,
+    is_asked_for: bool,
+) -> None:
+    """Log what the whitening of an index is; a warning where it was asked for and the texts allow less."""
+    if whitening is not None and whitening.is_whole:
+        logger.info("%s: vectors are whitened (%s)", index_folder, whitening.description)
+        return
+    level = logging.WARNING if is_asked_for else logging.INFO
+    extent = "vectors are not whitened"
+    if whitening is not None:
+        extent = f"vectors lose their means alone ({whitening.description})"
+    logger.log(
+        level,
+        "%s: %s: there are too few different texts (means need %d, whitening %d); "
+        "when there are more, Index.compact(whiten=True) (st-reba prune %s --compact --whiten) fits it",
+        index_folder,
+        extent,
+        FEWEST_FOR_MEAN,
+        FEWEST_FOR_DIRECTIONS,
+        index_folder,
+    )
+
+
+def read_whitening(tx: sqlite3.Connection, state: State, index_path: Path) -> Whitening | None:
+    """The whitening of a state; a ValueError where it is not what was written."""
+    if state.whitening is None:
+        return None
+    from ..linear_filter import Filter
+
+    linear_filter = Filter.from_bytes(read_content(tx, state, index_path))
+    return Whitening(linear_filter, state.metric)
+
+
+def read_content(tx: sqlite3.Connection, state: State, index_path: Path) -> bytes:
+    """The linear map of a whitened index, as `Filter.to_bytes` wrote it, compared with its digest."""
+    row = tx.execute("SELECT content FROM whitening").fetchone()
+    if row is None:
+        raise ValueError(damaged(index_path, "its whitening is missing"))
+    content = row[0]
+    if type(content) is not bytes or _digest_of(content) != state.whitening_sha256:
+        raise ValueError(damaged(index_path, "its whitening is not what was written"))
+    return content
+
+
+def write_whitening(tx: sqlite3.Connection, state: State, whitening: Whitening | None) -> None:
+    """Keep a whitening in place of the one before, and name it in the state; None: there is none."""
+    tx.execute("DELETE FROM whitening")
+    state.whitening = None
+    state.whitening_sha256 = ""
+    if whitening is None:
+        return
+    content = whitening.linear_filter.to_bytes()
+    tx.execute("INSERT INTO whitening VALUES (?)", (content,))
+    state.whitening = whitening.description
+    state.whitening_sha256 = _digest_of(content)
+
+
+def _digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
