@@ -130,7 +130,9 @@ def open_source(
     elif not isinstance(input, (Iterable, Sized)):  # as a query of polars that has not run
         raise TypeError(f"the input is a {type(input).__name__}; give a file, a table, or a list of texts")
     else:
-        tables = iter([table_rows(input) or _item_rows(input)])
+        # What has a length and is no Iterable is read by its indices, as a Dataset of torch.
+        items: Any = input
+        tables = iter([table_rows(input) or _item_rows(items)])
     records = chain.from_iterable(_documents(rows, text_column, id_column, found) for rows in tables)
     if (first := next(records, None)) is None:
         raise ValueError(_EMPTY.format(name))
