@@ -240,8 +240,10 @@ class RepeatTransformer(Transformer):
 
     def _check_embeddings(self, token_ids: Tensor) -> None:
         """Refuse a token that the tokenizer was given and the model was not: on a GPU it would end the process."""
-        count: Any = self.model.get_input_embeddings().num_embeddings
-        highest = int(token_ids.max()) if token_ids.numel() else 0
+        count: Any = getattr(self.model.get_input_embeddings(), "num_embeddings", None)
+        if count is None or not token_ids.numel():
+            return
+        highest = int(token_ids.max())
         if highest >= count:
             remedy = "Call model[0].model.resize_token_embeddings(len(model.tokenizer)), and train it"
             raise ValueError(f"The tokenizer has token {highest}, but the model only {count} embeddings. {remedy}.")
