@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import defaultdict
 from dataclasses import dataclass
 from random import Random
 
@@ -40,7 +41,10 @@ class Sample:
         return Sample(self.vectors[distinct_rows], list(row_of_text))
 
 
-def sample_corpus(corpus: Corpus, metric: str) -> Sample:
+def sample_corpus(
+    corpus: Corpus,
+    metric: str,
+) -> Sample:
     """Draw vectors and texts of an encoded corpus, the same ones each time."""
     vector_counts: list[int] = []
     for part_number in range(corpus.parts()):
@@ -52,8 +56,8 @@ def sample_corpus(corpus: Corpus, metric: str) -> Sample:
     first_row = 0
     for part_number, vector_count in enumerate(vector_counts):
         next_row = first_row + vector_count
-        is_of_part = (drawn_rows >= first_row) & (drawn_rows < next_row)
-        part_rows = drawn_rows[is_of_part] - first_row
+        first_drawn, next_drawn = np.searchsorted(drawn_rows, [first_row, next_row])
+        part_rows = drawn_rows[first_drawn:next_drawn] - first_row
         first_row = next_row
         stored_vectors = corpus.vectors(part_number)
         part_vectors = scaled(stored_vectors[part_rows], metric)
@@ -81,15 +85,26 @@ def draw_keys(vector_keys: Keys) -> Keys:
     return vector_keys[_draw_rows(len(vector_keys))]
 
 
-def read_texts(tx: sqlite3.Connection, vector_keys: Keys) -> list[str]:
+def read_texts(
+    tx: sqlite3.Connection,
+    vector_keys: Keys,
+) -> list[str]:
     """Read the beginnings of the texts, or passages, of vectors, whose keys are ascending."""
     key_rows = tx.execute("SELECT key FROM documents ORDER BY key").fetchall()
     document_keys = np.array(key_rows, np.int64).ravel()
-    owner_rows = np.searchsorted(document_keys, vector_keys, side="right") - 1
-    owner_keys = document_keys[owner_rows].tolist()
-    drawn_keys: dict[int, list[int]] = {}
-    for owner_key, vector_key in zip(owner_keys, vector_keys.tolist(), strict=True):
-        drawn_keys.setdefault(owner_key, []).append(vector_key)
+    next_rows = np.searchsorted(
+        document_keys,
+        vector_keys,
+        side="right",
+    )
+    drawn_keys = defaultdict[int, list[int]](list)
+    for next_row, vector_key in zip(
+        next_rows.tolist(),
+        vector_keys.tolist(),
+        strict=True,
+    ):
+        owner_key = int(document_keys[next_row - 1])
+        drawn_keys[owner_key].append(vector_key)
     sampled_texts: list[str] = []
     for document in documents_with(tx, "key", drawn_keys):
         for vector_key in drawn_keys[document.key]:
