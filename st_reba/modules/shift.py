@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from sentence_transformers.base.modules import Module
@@ -76,7 +76,7 @@ class QueryShift(Module):
         revision: str | None = None,
         local_files_only: bool = False,
         **kwargs: object,
-    ) -> QueryShift:
+    ) -> Self:
         """Load the shift; an error where its weights are missing."""
         source: dict[str, Any] = {
             "subfolder": subfolder,

@@ -355,6 +355,7 @@ _CHECKS: dict[ModuleClass, Callable[[StoredModule], object]] = {
     modules.ChunkedReBAPooling: _check_computing,
     modules.NoSinkTransformer: _check_transformer,
     modules.PromptEnsemble: _check_computing,
+    modules.QueryShift: _check_sized,
     modules.ReBAPooling: _check_computing,
     modules.RepeatTransformer: _check_transformer,
 }
@@ -378,4 +379,5 @@ _NOT_FIRST = {
     st_modules.Dropout,
     st_modules.LayerNorm,
     modules.PromptEnsemble,
+    modules.QueryShift,
 }
