@@ -75,7 +75,7 @@ class QueryShift(Module):
         cache_folder: str | None = None,
         revision: str | None = None,
         local_files_only: bool = False,
-        **kwargs: object,
+        **kwargs: Any,
     ) -> Self:
         """Load the shift; an error where its weights are missing."""
         source: dict[str, Any] = {
