@@ -63,7 +63,7 @@ def test_options_of_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         assert asked.mock_calls == [call("mini", method, **options)]
         asked.reset_mock()
     for wrong in (["out", "--set", "m"], ["out", "--prompt", "=a"], ["texts.txt"]):
-        assert main(["build", "mini", *wrong]) == 1 and not asked.called
+        assert main(["build", "mini", *wrong]) in (1, 2) and not asked.called
 
 
 def test_zoo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
