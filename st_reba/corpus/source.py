@@ -6,7 +6,7 @@ import logging
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -127,7 +127,7 @@ def open_source(
         found = columns.copy() if in_folder else columns  # tables in a folder may have different ones
     elif isinstance(input, Mapping):  # to iterate over it would give its keys
         raise TypeError(f"the input is one {type(input).__name__}; give one of its values, or a list of dicts")
-    elif not isinstance(input, (Iterable, Sized)):  # as a query of polars that has not run
+    elif not (hasattr(input, "__iter__") or hasattr(input, "__len__")):  # as a query of polars that has not run
         raise TypeError(f"the input is a {type(input).__name__}; give a file, a table, or a list of texts")
     else:
         # What has a length and is no Iterable is read by its indices, as a Dataset of torch.
