@@ -31,7 +31,6 @@ class QueryShift(Module):
 
     config_keys = ["in_features"]
     forward_kwargs = {"task"}
-    shift: Tensor
 
     def __init__(self, in_features: int, shift: Tensor | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,7 +58,7 @@ class QueryShift(Module):
         """
         if task != "query":
             return features
-        shifted_vectors = features["sentence_embedding"] + self.shift
+        shifted_vectors = features["sentence_embedding"] + self.get_buffer("shift")
         return {**features, "sentence_embedding": shifted_vectors}
 
     def get_embedding_dimension(self) -> int:
