@@ -213,7 +213,8 @@ def sweep(model_type: str, folder: Path, methods: Sequence[str] = METHODS, *, de
     try:
         one = Sweep(model_type, folder, decoder)
     except families.NoModelError as error:
-        return Outcome(families.CAUSAL_LMS[model_type], "none", dict.fromkeys(methods, f"no model: {error}"))
+        reasons = dict.fromkeys(methods, f"no model: {error}")
+        return Outcome(families.CAUSAL_LMS[model_type], "none", methods=reasons)
     found = one.outcome
     for method in methods:
         try:

@@ -271,17 +271,25 @@ def _weights_digests(file: Path, prefix: str, with_rounded_weights: bool) -> dic
     digests = {}
     try:
         with safe_open(str(file), framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
-                # transformers writes the decoder of a model with a head under this prefix.
-                short_name = name.removeprefix("model.")
-                tensor = tensors.get_tensor(name)
-                digest = tensor_digest(tensor)
-                if with_rounded_weights:
-                    digest = " ".join([digest, *_rounded_digests(tensor)])
-                digests[f"{WEIGHTS}: {prefix}{short_name}"] = digest
+            names = list(tensors.keys())
+        for name in names:
+            # transformers writes the decoder of a model with a head under this prefix.
+            short_name = name.removeprefix("model.")
+            tensor = _read_tensor(file, name)
+            digest = tensor_digest(tensor)
+            if with_rounded_weights:
+                digest = " ".join([digest, *_rounded_digests(tensor)])
+            digests[f"{WEIGHTS}: {prefix}{short_name}"] = digest
     except SafetensorError as error:
         raise ValueError(f"{file.name} cannot be read ({error}). Copy it again.") from error
     return digests
+
+
+def _read_tensor(file: Path, name: str) -> Tensor:
+    """One tensor; the file is mapped for it alone, as what was read of a mapping stays in memory."""
+    with safe_open(str(file), framework="pt") as tensors:
+        tensor: Tensor = tensors.get_tensor(name)
+    return tensor
 
 
 def tensor_digest(tensor: Tensor) -> str:

@@ -140,7 +140,6 @@ def test_conditions() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["search", "INDEX", "", "--mode", "words"], "QUERY '': give texts that are not empty"),
         (["search", "INDEX", "cats", "--mode", "words", "--where", "year>=[1]"], '--where: "year" >= [1]: use one of'),
         (["search", "INDEX", "cats"], "name its folder or Hub id, as --model 'my_model'"),
         (["encode", "MODEL", "-"], "standard input: no documents: it is empty"),

@@ -37,7 +37,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "question outputs": {"method": "prompteol", "template": QUESTIONS, "read": "attention"},
 }
 BASES = ("llama", "gpt2", "mistral", "gemma2", "gemma3_text", "gpt_oss", "falcon_alibi", "bloom", "qwen3")
-CASES = [(base, method) for base in BASES for method in METHODS]
+# A block of Bloom adds its attention to the states by itself, so its outputs cannot be read.
+WITHOUT_OUTPUTS = {("bloom", "outputs"), ("bloom", "question outputs")}
+CASES = [(base, method) for base in BASES for method in METHODS if (base, method) not in WITHOUT_OUTPUTS]
 QUICK = [
     *(("llama", method) for method in METHODS),
     ("gemma2", "questions"),
