@@ -23,7 +23,9 @@ KEY = "a-key"
 def address(places: dict[str, Path]) -> Iterator[str]:
     """Where ``my_model`` is served, with a key and an index."""
     folder = places["echo"]
-    st_reba.Index.build(str(folder / "my_model"), TEXTS, folder / "my_index", show_progress_bar=False).close()
+    # Not whitened, so that scores are the model's own cosines.
+    model = str(folder / "my_model")
+    st_reba.Index.build(model, TEXTS, folder / "my_index", whiten=False, show_progress_bar=False).close()
     with process(folder, "--index", "my_index", model="my_model", ST_REBA_API_KEY=KEY) as (_, address):
         yield address
 
