@@ -121,7 +121,10 @@ class Assembly:
         method, base = self.method, self._loaded() if self.llm is None else self._sharing()
         model: Any = base.model
         if self.adapted is not None:
-            bases.merge_adapter(model, base.tokenizer, self.path, self.name, self.hub)
+            has_its_tokenizer = self.tokenizer is not None or self._adapter_has_tokenizer()
+            bases.merge_adapter(
+                model, base.tokenizer, self.path, self.name, self.hub, has_its_tokenizer=has_its_tokenizer
+            )
         if "device_map" in (self.loading.get("model_kwargs") or {}) or self.llm is not None:
             if self.device and torch.device(self.device) not in (model.device, torch.device(model.device.type)):
                 raise ValueError(f"device={self.device!r}: the base is on {model.device}. Move it, or drop device.")
@@ -214,7 +217,7 @@ class Assembly:
             check_tokenizer(kwargs["tokenizer_name_or_path"])
             processor_kwargs["revision"] = None
             processor_kwargs.pop("gguf_file", None)
-        elif self.adapted is not None and any(load_file_path(self.path, name, **self.place) for name in _TOKENIZER):
+        elif self.adapted is not None and self._adapter_has_tokenizer():
             kwargs["tokenizer_name_or_path"], processor_kwargs["revision"] = self.path, self.hub.get("revision")
         try:
             with limit_numbers(self.path, **self.place), panics_as_errors():
@@ -241,7 +244,8 @@ class Assembly:
                 weight.data = weight.data.to(torch.bfloat16).to(weight.dtype)
         elif self.dtype not in (None, "auto"):
             base.stored_dtype = None  # saved as it was asked for
-        if self.tokenizer is not None:
+        # An adapter may bring more embeddings: it is compared when it is merged.
+        if self.tokenizer is not None and self.adapted is None:
             tokens, rows = bases.id_count(base.tokenizer), len(base.model.get_input_embeddings().weight)
             if tokens > rows:
                 raise ValueError(f"tokenizer={self.tokenizer!r} has {tokens} ids, but the base {rows} embeddings.")
@@ -249,6 +253,9 @@ class Assembly:
         if missing := sorted(map(str, base.loading.get("missing_keys") or ())):
             raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
         return base
+
+    def _adapter_has_tokenizer(self) -> bool:
+        return any(load_file_path(self.path, name, **self.place) for name in _TOKENIZER)
 
     def _checked_gguf_file(self) -> GgufFile:
         """The base's GGUF file, downloaded if it is on the Hub; refused where it cannot be read exactly."""

@@ -273,14 +273,26 @@ def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
     return str(adapter.base_model_name_or_path)
 
 
-def merge_adapter(model: Any, tokenizer: Any, path: str, name: str, hub: Mapping[str, Any]) -> None:
-    """Make an adapter part of a model's weights, as peft does; all of it, or a ValueError."""
+def merge_adapter(
+    model: Any, tokenizer: Any, path: str, name: str, hub: Mapping[str, Any], *, has_its_tokenizer: bool
+) -> None:
+    """Make an adapter part of a model's weights, as peft does; all of it, or a ValueError.
+
+    ``has_its_tokenizer``: the tokenizer is the adapter's, or the caller's choice, not that of the base.
+    """
     if getattr(model, "hf_quantizer", None) is not None:
         raise ValueError(f"base={name!r}: merged into quantized weights, an adapter is rounded. Load them unquantized.")
     peft: Any = required("peft", "train")
     config = peft.PeftConfig.from_pretrained(path, **hub)
     config.task_type = None  # of what a head is for
+    row_count = len(model.get_input_embeddings().weight)
     _resize_embeddings(model, tokenizer, peft.utils.load_peft_weights(path, device="cpu", **hub), config, name)
+    new_row_count = len(model.get_input_embeddings().weight)
+    if new_row_count > row_count and not has_its_tokenizer:
+        raise ValueError(
+            f"base={name!r}: the adapter has {new_row_count} embeddings, its base {row_count}, and it was saved "
+            "without the tokenizer that has the new tokens. Name that tokenizer's folder, as tokenizer=…."
+        )
     # An adapter of a model with a head names the decoder's weights from there.
     names = {rf"^{model.base_model_prefix}\.": ""}
     try:

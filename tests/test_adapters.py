@@ -83,3 +83,14 @@ def test_new_tokens_without_embeddings_are_refused(llama: Path, tmp_path: Path) 
     with pytest.raises(ValueError, match="save_embedding_layers=True") as raised:
         build(adapter)
     assert "\n" not in str(raised.value)
+
+
+def test_a_longer_adapter_without_its_tokenizer_is_refused(llama: Path, tmp_path: Path) -> None:
+    """The base's own tokenizer would cut the new tokens into others."""
+    adapter, merged = extended_adapter(llama, tmp_path, save_embeddings=True)
+    for file in adapter.glob("*token*"):
+        file.unlink()
+    with pytest.raises(ValueError, match="saved without the tokenizer .* tokenizer="):
+        build(adapter, "echo")
+    model = build(adapter, "echo", tokenizer=str(merged))
+    assert_close(encoded(model, TEXTS), encoded(build(merged, "echo"), TEXTS).double())
