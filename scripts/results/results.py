@@ -238,8 +238,15 @@ def sentences_zh(base: Base, given: argparse.Namespace) -> None:
     methods["the same, attention outputs"] = f"{chinese},read=attention"
     methods["both word orders"] = "prompteol:template=reverseol-zh"
     methods["both word orders, attention outputs"] = "prompteol:template=reverseol-zh,read=attention"
+    methods["a topic in Chinese, four examples"] = "prompteol:template=prompteol-topic-4-zh"
+    methods["the same, attention outputs (the Chinese default)"] = (
+        "prompteol:template=prompteol-topic-4-zh,read=attention"
+    )
+    methods["the English default"] = "prompteol:template=prompteol-topic-4,read=attention"
+    methods = {label: method for label, method in methods.items() if re.search(given.only, label)}
     frame = pd.DataFrame({task.name: base.scores(methods, task) for task in tasks})
-    fill("sentences-zh.md", base.name, table(frame.assign(mean=frame.mean(axis=1)), base.name))
+    frame = beside_old_rows(frame.assign(mean=frame.mean(axis=1)), "sentences-zh.md", base.name)
+    fill("sentences-zh.md", base.name, table(frame, base.name))
 
 
 def chunk(base: Base, given: argparse.Namespace) -> None:
@@ -373,9 +380,7 @@ def main() -> None:
     parser.add_argument("bases", nargs="*", metavar="NAME=FOLDER", help="bases")
     parser.add_argument("--trained", help="folder of all-MiniLM-L6-v2")
     parser.add_argument("--skip", help="pattern of methods that are left out")
-    parser.add_argument(
-        "--only", default="", help="sentences-en: pattern of rows that are run; others stay as they are"
-    )
+    parser.add_argument("--only", default="", help="sentences-*: pattern of rows that are run; others stay")
     parser.add_argument("--whole", action="store_true", help="sentences-en: all pairs of STS13 to STS16")
     parser.add_argument("--cache", type=Path, default=Path("results-cache"), help="folder of vectors")
     given = parser.parse_args()
