@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -12,8 +13,6 @@ logger = logging.getLogger(__name__)
 
 # Positions from which on a run is long: minutes, even with a small base.
 LONG_RUN = 2_000_000
-# Of x86 processors. Others were not measured.
-BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 
 
 def multiplies_bfloat16() -> bool:
@@ -27,11 +26,11 @@ def multiplies_bfloat16() -> bool:
     """
     import torch
 
-    get_capabilities: Any = getattr(torch.cpu, "get_capabilities", None)
-    if get_capabilities is None:
+    if not hasattr(torch.cpu, "get_capabilities"):
         return False
-    capabilities = get_capabilities()
-    return any(capabilities.get(name, False) for name in BFLOAT16_INSTRUCTIONS)
+    capabilities: Mapping[str, object] = torch.cpu.get_capabilities()
+    # Of x86 processors. Others were not measured.
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 class Bfloat16Hint:
@@ -59,8 +58,11 @@ def gains_from_bfloat16(model: SentenceTransformer) -> bool:
 
     if not isinstance(model[0], Transformer) or model.device.type != "cpu":
         return False
+    # Of quantized weights, some are numbers of another type.
     parameter_types = {parameter.dtype for parameter in model.parameters()}
-    return parameter_types == {torch.float32} and multiplies_bfloat16()
+    if parameter_types != {torch.float32}:
+        return False
+    return multiplies_bfloat16()
 
 
 bfloat16_hint = Bfloat16Hint()

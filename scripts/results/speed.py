@@ -349,8 +349,9 @@ class TableRun:
             "| | texts a second | positions a second | GiB | × classical | least, most |",
             "|---|--:|--:|--:|--:|---|",
         ]
-        for row in self.rows.values():
-            lines.append(self.describe_row(row))
+        for name in CASES:
+            if name in self.rows:
+                lines.append(self.describe_row(self.rows[name]))
         if "llama.cpp" in self.rows:
             lines += ["", self.compare_llama()]
         return "\n".join(lines)
