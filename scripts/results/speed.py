@@ -107,13 +107,13 @@ CASES = {
         options=BFLOAT16,
         needs_bfloat16=True,
     ),
+    "trained": Case("a trained model", "trained", model="trained"),
     "gguf": Case("default, from a GGUF file", model="gguf"),
     "llama.cpp": Case(
         "llama.cpp, the same file and prompt",
         "llama.cpp",
         model="gguf",
     ),
-    "trained": Case("a trained model", "trained", model="trained"),
 }
 
 
@@ -161,7 +161,9 @@ class RowProcess:
         error_log: Path,
     ) -> None:
         self.label = label
-        self.measurements: list[Measurement] = []
+        self.measurements: dict[str, list[Measurement]] = {}
+        for kind in job.texts_by_kind:
+            self.measurements[kind] = []
         self.error_log = error_log
         environment = os.environ | {
             "HF_HUB_OFFLINE": "1",
@@ -196,15 +198,16 @@ class RowProcess:
             raise SystemExit(f"The row {self.label!r} ended:\n{error_text[-2000:]}")
         return json.loads(answer_line)
 
-    def ask(self, command: str) -> object:
-        """The answer to a command."""
-        self.send(command)
+    def ask(self, command: str, kind: str) -> object:
+        """The answer to a command about the texts of a kind."""
+        self.send(json.dumps([command, kind]))
         return self.receive()
 
-    def measure(self) -> None:
-        """Encode all texts once."""
-        answer = cast(dict[str, float], self.ask("encode"))
-        self.measurements.append(Measurement(**answer))  # type: ignore[arg-type]
+    def measure(self, kind: str) -> None:
+        """Encode all texts of a kind once."""
+        answer = cast(dict[str, float], self.ask("encode", kind))
+        measurement = Measurement(**answer)  # type: ignore[arg-type]
+        self.measurements[kind].append(measurement)
 
     def close(self) -> None:
         """End the process."""
@@ -239,33 +242,50 @@ def selected_cases(options: argparse.Namespace, base: Base) -> dict[str, Case]:
     has_bfloat16 = multiplies_bfloat16()
     for name, case in CASES.items():
         is_asked_for = name in options.only or name == REFERENCE
+        # llama.cpp gets its token ids from that row, and is compared with it.
+        is_asked_for |= name == "gguf" and "llama.cpp" in options.only
         lacks_model = case.model == "gguf" and base.gguf_file is None
         lacks_model |= case.model == "trained" and options.trained is None
         lacks_engine = name == "llama.cpp" and options.llama_python is None
         lacks_bfloat16 = case.needs_bfloat16 and not has_bfloat16
         if is_asked_for and not (lacks_model or lacks_engine or lacks_bfloat16):
             selection[name] = case
-    if "llama.cpp" in selection:
-        # It gets its token ids from that row, and is compared with it.
-        selection.setdefault("gguf", CASES["gguf"])
     return selection
 
 
-class TableRun:
-    """The rows of one table: a base, and texts of one kind."""
+class BaseRun:
+    """The rows of a base's tables: one table for texts of each kind."""
 
     def __init__(
         self,
         options: argparse.Namespace,
         base: Base,
-        texts: Sequence[str],
+        texts_by_kind: dict[str, list[str]],
         log_folder: Path,
     ) -> None:
         self.options = options
-        self.log_folder = log_folder
         self.base = base
-        self.texts = texts
+        self.texts_by_kind = texts_by_kind
+        self.log_folder = log_folder
         self.rows: dict[str, RowProcess] = {}
+
+    def start(self) -> None:
+        """Start all processes, as many at a time as there are threads, and wait until they can encode."""
+        cases = selected_cases(self.options, self.base)
+        names = list(cases)
+        at_once = self.options.threads
+        if "llama.cpp" in names:
+            # It asks another row for its texts.
+            names.remove("llama.cpp")
+        for first_name in range(0, len(names), at_once):
+            starting_names = names[first_name : first_name + at_once]
+            for name in starting_names:
+                self.start_row(name, cases[name])
+            for name in starting_names:
+                self.rows[name].receive()
+        if "llama.cpp" in cases:
+            self.start_row("llama.cpp", cases["llama.cpp"])
+            self.rows["llama.cpp"].receive()
 
     def start_row(self, name: str, case: Case) -> None:
         """Start the process of a case."""
@@ -274,64 +294,61 @@ class TableRun:
             "gguf": self.base.gguf_file,
             "trained": self.options.trained,
         }
+        model_path = str(model_paths[case.model])
+        label = case.label
         python = sys.executable
-        job = RowJob(case.runner_name, str(model_paths[case.model]), self.texts, case.options)
+        job = RowJob(case.runner_name, model_path, self.texts_by_kind, case.options)
+        if name == "trained":
+            label = Path(model_path).resolve().name
         if name == "llama.cpp":
             python = self.options.llama_python
-            job = self.llama_job()
-        label = case.label
-        if name == "trained":
-            label = Path(self.options.trained).resolve().name
+            job = self.llama_job(model_path)
         error_log = self.log_folder / f"{name}.log"
         self.rows[name] = RowProcess(label, job, python, self.options.threads, error_log)
 
-    def llama_job(self) -> RowJob:
+    def llama_job(self, gguf_file: str) -> RowJob:
         """The job of llama.cpp, which gets the token ids of our row."""
-        row_ids = cast(list[list[int]], self.rows["gguf"].ask("prompt ids"))
-        longest_row = max(len(token_ids) for token_ids in row_ids)
+        longest_row = 0
+        ids_by_kind: dict[str, list[str]] = {}
+        for kind in self.texts_by_kind:
+            row_ids = cast(list[list[int]], self.rows["gguf"].ask("prompt ids", kind))
+            longest_row = max(longest_row, *map(len, row_ids))
+            ids_by_kind[kind] = [json.dumps(token_ids) for token_ids in row_ids]
         runner_options: dict[str, object] = {
             "thread_count": self.options.threads,
             # llama.cpp's own default, if the texts leave it.
             "context_length": max(512, longest_row),
         }
-        json_ids = [json.dumps(token_ids) for token_ids in row_ids]
-        return RowJob("llama.cpp", str(self.base.gguf_file), json_ids, runner_options)
+        return RowJob("llama.cpp", gguf_file, ids_by_kind, runner_options)
 
-    def start(self) -> None:
-        """Start all processes, and wait until they can encode."""
-        cases = selected_cases(self.options, self.base)
-        llama_case = cases.pop("llama.cpp", None)
-        for name, case in cases.items():
-            self.start_row(name, case)
-        for row in self.rows.values():
-            row.receive()
-        if llama_case is not None:
-            self.start_row("llama.cpp", llama_case)
-            self.rows["llama.cpp"].receive()
-
-    def run(self) -> None:
-        """Let the rows encode in turn."""
+    def measure(self, kind: str) -> str:
+        """Let the rows encode in turn; their table in Markdown."""
         ordered_rows = list(self.rows.values())
         for _ in range(self.options.rounds):
             for row in ordered_rows:
-                row.measure()
+                row.measure(kind)
             # No row always runs behind the same one.
             ordered_rows.reverse()
-
-    def close(self) -> None:
-        """End all processes."""
+        lines = [
+            "| | texts a second | positions a second | GiB | × classical | least, most |",
+            "|---|--:|--:|--:|--:|---|",
+        ]
         for row in self.rows.values():
-            row.close()
+            lines.append(self.describe_row(row, kind))
+        if "llama.cpp" in self.rows:
+            lines += ["", self.compare_llama(kind)]
+        return "\n".join(lines)
 
-    def describe_row(self, row: RowProcess) -> str:
+    def describe_row(self, row: RowProcess, kind: str) -> str:
         """A row's line of the table."""
-        reference = self.rows[REFERENCE]
+        measurements = row.measurements[kind]
+        reference_measurements = self.rows[REFERENCE].measurements[kind]
         ratios: list[float] = []
-        for measured, compared in zip(row.measurements, reference.measurements, strict=True):
+        for measured, compared in zip(measurements, reference_measurements, strict=True):
             ratios.append(measured.seconds / compared.seconds)
-        seconds = statistics.median(measured.seconds for measured in row.measurements)
-        last_measurement = row.measurements[-1]
-        texts_per_second = len(self.texts) / seconds
+        seconds = statistics.median(measured.seconds for measured in measurements)
+        last_measurement = measurements[-1]
+        texts_per_second = len(self.texts_by_kind[kind]) / seconds
         positions_per_second = last_measurement.position_count / seconds
         cells = [
             row.label,
@@ -343,23 +360,10 @@ class TableRun:
         ]
         return f"| {' | '.join(cells)} |"
 
-    def describe(self) -> str:
-        """The table in Markdown, and how alike the vectors of llama.cpp are."""
-        lines = [
-            "| | texts a second | positions a second | GiB | × classical | least, most |",
-            "|---|--:|--:|--:|--:|---|",
-        ]
-        for name in CASES:
-            if name in self.rows:
-                lines.append(self.describe_row(self.rows[name]))
-        if "llama.cpp" in self.rows:
-            lines += ["", self.compare_llama()]
-        return "\n".join(lines)
-
-    def compare_llama(self) -> str:
+    def compare_llama(self, kind: str) -> str:
         """Cosines of the vectors of llama.cpp with ours from the same file."""
-        our_vectors = cast(list[list[float]], self.rows["gguf"].ask("vectors"))
-        llama_vectors = cast(list[list[float]], self.rows["llama.cpp"].ask("vectors"))
+        our_vectors = cast(list[list[float]], self.rows["gguf"].ask("vectors", kind))
+        llama_vectors = cast(list[list[float]], self.rows["llama.cpp"].ask("vectors", kind))
         cosines: list[float] = []
         for our_vector, llama_vector in zip(our_vectors, llama_vectors, strict=True):
             dot_product = sum(map(operator.mul, our_vector, llama_vector))
@@ -369,6 +373,11 @@ class TableRun:
             f"Cosine of llama.cpp's vectors with ours from the same file, {len(cosines)} texts: "
             f"lowest {min(cosines):.4f}, mean {statistics.mean(cosines):.4f}."
         )
+
+    def close(self) -> None:
+        """End all processes."""
+        for row in self.rows.values():
+            row.close()
 
 
 def describe_setting(options: argparse.Namespace) -> str:
@@ -382,20 +391,25 @@ def describe_setting(options: argparse.Namespace) -> str:
     )
 
 
-def measure_table(
+def measure_base(
     options: argparse.Namespace,
     base: Base,
-    texts: Sequence[str],
-) -> str:
-    """Run the rows of a table."""
+    texts_by_kind: dict[str, list[str]],
+) -> dict[str, str]:
+    """The tables of a base, by the names of their places on the page."""
+    tables: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as log_folder:
-        table_run = TableRun(options, base, texts, Path(log_folder))
+        base_run = BaseRun(options, base, texts_by_kind, Path(log_folder))
         try:
-            table_run.start()
-            table_run.run()
-            return table_run.describe()
+            base_run.start()
+            # Short texts first: what long ones hold at most is more.
+            for kind in texts_by_kind:
+                name = f"{base.name} {kind}"
+                tables[name] = base_run.measure(kind)
+                print(f"\n{name}\n\n{tables[name]}", flush=True)
         finally:
-            table_run.close()
+            base_run.close()
+    return tables
 
 
 def fill_page(name: str, text: str) -> None:
@@ -450,19 +464,15 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     options = parse_options()
     sentences = draw_sentences(options.pairs)
-    texts_by_kind = {
-        "sentences": sentences[: options.sentences],
-        "passages": join_passages(sentences, options.passages, options.words),
-    }
+    texts_by_kind: dict[str, list[str]] = {}
+    if options.sentences:
+        texts_by_kind["sentences"] = sentences[: options.sentences]
+    if options.passages:
+        texts_by_kind["passages"] = join_passages(sentences, options.passages, options.words)
     outputs = {"setting": describe_setting(options)}
     print(outputs["setting"], flush=True)
     for base in options.bases:
-        for kind, texts in texts_by_kind.items():
-            if not texts:
-                continue
-            name = f"{base.name} {kind}"
-            outputs[name] = measure_table(options, base, texts)
-            print(f"\n{name}\n\n{outputs[name]}", flush=True)
+        outputs |= measure_base(options, base, texts_by_kind)
     if options.write:
         for name, text in outputs.items():
             fill_page(name, text)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """One row of the tables of speed.py: a process that encodes its texts again whenever it is asked to.
 
-The first line of standard input is the job as JSON; every further line is a command, which is answered by a line of
-JSON. Files of llama.cpp are run by llama-cpp-python, which may be in an environment of its own: nothing else is
-imported for them.
+The first line of standard input is the job as JSON; every further line is a command and a kind of texts, which is
+answered by a line of JSON. Files of llama.cpp are run by llama-cpp-python, which may be in an environment of its own:
+nothing else is imported for them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class RowJob:
     Args:
         runner_name: A key of RUNNERS.
         model_path: Folder or GGUF file.
-        texts: The texts; of llama.cpp, the token ids of each as JSON.
+        texts_by_kind: Short and long texts; of llama.cpp, the token ids of each as JSON.
         runner_options: Further arguments of the runner.
     """
 
     runner_name: str
     model_path: str
-    texts: Sequence[str]
+    texts_by_kind: dict[str, list[str]]
     runner_options: dict[str, object] = field(default_factory=dict)
 
 
@@ -220,7 +220,7 @@ def answer_command(
     runner: Runner,
     texts: Sequence[str],
 ) -> object:
-    """Encode all texts and say what that took, or give vectors of the first or token ids of all."""
+    """Encode texts and say what that took, or give the vectors of the first or the token ids of all."""
     if command_name == "vectors":
         return runner.encode(texts[:CHECKED_TEXTS])
     if command_name == "prompt ids":
@@ -245,10 +245,13 @@ def serve(input_lines: Iterable[str]) -> None:
     job = RowJob(**json.loads(next(line_iterator)))
     make_runner = RUNNERS[job.runner_name]
     runner = make_runner(job.model_path, **job.runner_options)
-    runner.encode(job.texts[:WARM_UP_TEXTS])
+    for texts in job.texts_by_kind.values():
+        runner.encode(texts[:WARM_UP_TEXTS])
     print(json.dumps("ready"), file=answer_stream, flush=True)
     for command_line in line_iterator:
-        command_answer = answer_command(command_line.strip(), runner, job.texts)
+        command_name, text_kind = json.loads(command_line)
+        texts = job.texts_by_kind[text_kind]
+        command_answer = answer_command(command_name, runner, texts)
         print(json.dumps(command_answer), file=answer_stream, flush=True)
 
 
