@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf_writing import gguf_file
 from marks import Base, slow_but
 from pipelines import assert_gradients, build, encoded, features_of, gradients, made
 from torch import Tensor
@@ -297,6 +298,30 @@ def test_copied_code_shares_alike(base: Base, tmp_path: Path, monkeypatch: pytes
     with counted_positions([copied]) as passes:
         found = states([copied])
     assert len(passes) > 1 and torch.equal(found, states(model))
+
+
+@pytest.mark.parametrize("weight_type", ["F32", "Q8_0"])
+def test_a_gguf_file_shares_like_a_folder(tmp_path: Path, weight_type: str) -> None:
+    base_file = gguf_file(tmp_path, weight_type)
+    model: Any = build(str(base_file), "prompteol", template=QUESTIONS)
+    with counted_positions(model) as passes:
+        shared_states = states(model)
+    with whole_rows():
+        whole_states = states(model)
+    assert len(passes) > 1 and difference(shared_states, whole_states) <= TOLERANCE
+
+
+@pytest.mark.slow
+def test_a_compiled_decoder_shares(base: Base) -> None:
+    """Traced by torch, without its compiler, which takes minutes."""
+    model: Any = build(base("llama"), "prompteol", template=QUESTIONS[:2])
+    with whole_rows():
+        whole_states = states(model)
+    with counted_positions(model) as passes:
+        model[0].model = torch.compile(model[0].model, backend="eager", dynamic=True)
+        shared_states = states(model)
+    torch._dynamo.reset()
+    assert len(passes) > 1 and difference(shared_states, whole_states) <= TOLERANCE
 
 
 def test_a_model_that_keeps_other_states_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
