@@ -270,15 +270,22 @@ def search(
         if not query or len(query) > 1:
             print(one)
         for result in results:
-            known = result.metadata
-            place = f"{known['file']}, line {known['line']}" if {"file", "line"} <= known.keys() else result.id
             text = " ".join((result.passage or result.text).split())
             text = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-            print(f"{result.rank:>3}. {_scores(result)}  {place}  {text}", flush=True)
+            print(f"{result.rank:>3}. {_scores(result)}  {_place_of(result)}  {text}", flush=True)
         if not results:
             print("nothing found", file=sys.stderr)
     if one is None:
         raise ValueError("no query: give one, or lines on standard input")
+
+
+def _place_of(result: SearchResult) -> str:
+    """The file and the line or row that a result was read from, or else its id."""
+    metadata = result.metadata
+    for position in ("line", "row"):
+        if {"file", position} <= metadata.keys():
+            return f"{metadata['file']}, {position} {metadata[position]}"
+    return result.id
 
 
 def _scores(result: SearchResult) -> str:
