@@ -31,8 +31,8 @@ def test_build_info_verify_push(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["info", folder]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert "method: nosink:setting=mask0-bidir,k=2" in shown
-    assert told["templates"] == {"document": ["{text}"], "query": ["{text}"]}
-    assert shown[shown.index("templates:") + 1 :][:2] == ["  query: ['{text}']", "  document: ['{text}']"]
+    assert told["template"] == ["{text}"] and "template: ['{text}']" in shown
+    assert "templates" not in told and told["longest text, in tokens"] > 9
     assert main(["verify", folder, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
     (tmp_path / "model" / "st_reba.py").write_text("# other\n", encoding="utf-8")
