@@ -89,7 +89,7 @@ def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
         ("index a b --add", "path='' is blank", "INDEX '' is blank", 1),
         ("compare a b c", "out (--out): there is no folder 'x'", "--out: there is no folder 'x'", 2),
         ("compare a b c", "option='x' is not known", "--vary 'x' is not known", 2),
-        ("compare a b c --limit 9 --vary k=1,2", "k=1 (--vary): no method takes it", "--vary k=1: no method takes it", 2),
+        ("compare a b c --vary k=1,2", "k=1 (--vary): no method takes it", "--vary k=1: no method takes it", 2),
         ("index a b --add", "save it, or name its encoding, as encoding='utf-16-le'",
          "save it, or name its encoding, as --encoding 'utf-16-le'", 1),
         ("build a b", "save it, or name its encoding, as encoding='gb18030' (Chinese) or encoding='cp1252' (Europe)",
