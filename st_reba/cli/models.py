@@ -26,7 +26,7 @@ def build(
         Option(
             metavar="METHOD",
             help="prompteol, echo, reba, nosink or classical; the short form, such as echo:pooling=mean,layer=12; or "
-            "auto, with --texts. [default: the recipe's, else prompteol:template=prompteol-search]",
+            "auto, with --texts. [default: the recipe's, else prompteol:template=prompteol-search,read=attention]",
         ),
     ] = None,
     pooling: Annotated[str | None, Option(metavar="NAME", help="last, mean; cls for classical and nosink.")] = None,

@@ -87,6 +87,7 @@ class RepeatTransformer(Transformer):
     ]
     # The rows of attention that the pooling module asks for, a Capture; None if it needs none.
     capture: Any = None
+    mode_changes = 0  # how often training or inference was set
     # The base's number type; and what transformers said of its weights: those that were missing, or not expected.
     stored_dtype: torch.dtype | None = None
     loading: Mapping[str, Any] = {}
@@ -267,6 +268,11 @@ class RepeatTransformer(Transformer):
             return self._run(features, capture)
         pieces = [(one, self._run(batch, capture)) for one, batch in capture.pieces.batches(features, self.config)]
         return {**self._run(features, None), "captured": capture, "pieces": pieces}
+
+    def train(self, mode: bool = True) -> RepeatTransformer:
+        """Change between training and inference, as `encode` does before the first batch."""
+        self.mode_changes += 1
+        return super().train(mode)  # type: ignore[return-value]
 
     def _hooks(self, capture: Any) -> list[Any]:
         """What acts in a pass: ``begin`` before the layers run, and ``finish`` behind them, in reverse order."""

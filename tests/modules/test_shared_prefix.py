@@ -122,6 +122,44 @@ def test_what_is_shared_is_computed_once(base: Base) -> None:
     assert passes[2:] == [2 * lengths.count(length) * question_length for length in sorted(set(lengths))]
 
 
+def test_a_prefix_runs_once_for_all_batches_of_an_encode(base: Base) -> None:
+    model: Any = build(base("llama"), "prompteol", template=QUESTION)
+    prefix_length = len(model[0].frames()[0].parts[0] + model[0].frames()[0].parts[1])
+    with counted_positions(model) as passes:
+        model.encode(TEXTS, batch_size=2)
+    assert len(passes) == 3 and passes.count(prefix_length) == 1
+    with counted_positions(model) as passes:
+        model.encode(TEXTS, batch_size=2)
+    assert passes.count(prefix_length) == 1
+
+
+def add_in_place(weight: torch.nn.Parameter) -> None:
+    with torch.no_grad():
+        weight.add_(0.1)
+
+
+def replace_data(weight: torch.nn.Parameter) -> None:
+    weight.data = weight.data + 0.1
+
+
+@pytest.mark.parametrize("template", [QUESTION, QUESTIONS])
+@pytest.mark.parametrize("change", [add_in_place, replace_data])
+def test_a_prefix_runs_again_where_weights_have_changed(
+    base: Base, change: Callable[[torch.nn.Parameter], None], template: Any
+) -> None:
+    """Without a change of mode between two batches."""
+    model: Any = build(base("llama"), "prompteol", template=template).eval()
+    features = dict(model[0].preprocess(TEXTS))
+    with torch.no_grad():
+        before = model[0](features)["token_embeddings"]
+        change(model[0].model.layers[0].self_attn.k_proj.weight)
+        after = model[0](features)["token_embeddings"]
+        with whole_rows():
+            whole = model[0](features)["token_embeddings"]
+    assert difference(before, whole) > 1e-3
+    assert difference(after, whole) <= TOLERANCE
+
+
 def test_positions_are_counted_as_they_are_computed(base: Base) -> None:
     """In a batch of one length, but for what all texts share; memory is bounded by more than these."""
     texts = ["a b", "b a"]
