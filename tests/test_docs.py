@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
     *(f"docs/{name}.md" for name in ("tutorial", "zh/index", "zh/tutorial", "explanation/methods")),
-    *(f"docs/how-to/{name}.md" for name in ("search", "publish", "tune", "evaluate", "words", "vllm-llamacpp")),
+    *(
+        f"docs/how-to/{name}.md"
+        for name in ("search", "publish", "tune", "evaluate", "words", "vllm-llamacpp", "bad-embeddings")
+    ),
     "skills/st-reba/SKILL.md",
 ]
 # Bases of the pages that are not here: mini, which has 6 layers, stands in for them.
