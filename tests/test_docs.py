@@ -27,7 +27,17 @@ STAND_IN = {"HuggingFaceTB/SmolLM2-135M-Instruct": "mini", "SmolLM2-135M-Instruc
 STAND_IN |= {"build smollm2": "build mini", "tune smollm2": "tune mini", "qwen2.5-0.5b-q4_k_m.gguf": "mini"}
 # What a command of a page needs that is not here: the Hub, mteb's own data, a large model, files of the reader's; and
 # a server, which runs until it is stopped.
-ELSEWHERE = ("st-reba serve", "Qwen/", "my-org/", "-MTEB", "MTEB-", "llama2-chinese-reba my-org", "BASE ", "scripts/")
+ELSEWHERE = (
+    "st-reba serve",
+    "Qwen/",
+    "my-org/",
+    "-MTEB",
+    "MTEB-",
+    "llama2-chinese-reba my-org",
+    "BASE ",
+    "scripts/",
+    "demo/",
+)
 
 
 def blocks(page: str, language: str) -> list[str]:
