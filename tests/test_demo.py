@@ -32,9 +32,13 @@ def select_sentences(demo_module: ModuleType) -> list[str]:
         answer_ids.update(question.answer_ids)
     other_lines: list[str] = []
     answering_lines: list[str] = []
-    for sentence_line in demo_module.SENTENCES.read_text(encoding="utf-8").splitlines():
-        is_answer = json.loads(sentence_line)["id"] in answer_ids
-        (answering_lines if is_answer else other_lines).append(sentence_line)
+    all_sentences = demo_module.SENTENCES.read_text(encoding="utf-8")
+    for sentence_line in all_sentences.splitlines():
+        record = json.loads(sentence_line)
+        if record["id"] in answer_ids:
+            answering_lines.append(sentence_line)
+        else:
+            other_lines.append(sentence_line)
     assert len(answering_lines) == len(answer_ids)
     return [*answering_lines, *other_lines[:9]]
 
@@ -44,7 +48,11 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The demo without SmolLM2, with fewer sentences, and with a page of its own."""
     demo_module = import_demo(monkeypatch)
     sentence_file = tmp_path / "sentences.jsonl"
-    sentence_file.write_text("\n".join(select_sentences(demo_module)), encoding="utf-8")
+    selected_lines = select_sentences(demo_module)
+    sentence_file.write_text(
+        "\n".join(selected_lines),
+        encoding="utf-8",
+    )
     page_folder = tmp_path / "pages"
     page_folder.mkdir()
     (page_folder / "publish.md").write_text("# Publish\n\nPut a model on the Hub.\n")
@@ -54,7 +62,7 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
     monkeypatch.setattr(demo_module, "SENTENCES", sentence_file)
     monkeypatch.setattr(demo_module, "DOCUMENTS", page_folder)
-    monkeypatch.setattr(demo_module, "packaged_gguf", refuse_download)
+    monkeypatch.setattr("st_reba.packaged.packaged_gguf", refuse_download)
     return demo_module
 
 
@@ -71,7 +79,8 @@ def test_without_a_network_the_demo_runs_on_mini_and_says_so(
     assert demo.SMOLLM2.caution not in captured.out
     output_lines = captured.out.splitlines()
     for question in demo.QUESTIONS:
-        heading_row = output_lines.index(f"{question.text}   (in the {question.index_name})")
+        heading = f"{question.text}   (in the {question.index_name})"
+        heading_row = output_lines.index(heading)
         result_lines = output_lines[heading_row + 1 : heading_row + 4]
         for search_mode, result_line in zip(demo.MODES, result_lines, strict=True):
             assert result_line.startswith(f"  {search_mode}")

@@ -39,7 +39,11 @@ def test_build_info_verify_push(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["verify", folder]) == 1 and "FAIL" in capsys.readouterr().out
     assert main(["push", folder, "org/model", "--dry-run"]) == 1
     assert main(["build", "mini", folder]) == 1
+    capsys.readouterr()
     assert main(["build", "mini", folder, "--overwrite"]) == 0
+    loading, saving, following = capsys.readouterr().err.splitlines()
+    assert loading == "Loading mini and building a model from it ..." and saving.startswith(f"Saving {folder}: ")
+    assert following.startswith(f"Next: st-reba index TEXTS my_index --model {folder} ")
     assert main(["info", str(tmp_path / "missing")]) == 1
 
 
