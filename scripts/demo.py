@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 SENTENCES = ROOT / "examples" / "sentences.jsonl"
 DOCUMENTS = ROOT / "docs" / "how-to"
+# All pages would take a minute more.
+PAGE_NAMES = ("evaluate.md", "explore.md", "publish.md", "serve.md", "stores.md", "tune.md", "words.md")
 MODES = ("vectors", "words", "hybrid")
 OWN_QUESTION = "scripts/demo 'Is it going to rain?'"
 # Of a result on one line.
@@ -60,19 +62,36 @@ MINI = Base(
 
 @dataclass(frozen=True)
 class Question:
-    """A question, the index that it is asked of, and, of a sentence, the ids of right answers."""
+    """A question, and the index that it is asked of."""
 
     text: str
     index_name: str
-    answer_ids: tuple[str, ...] = ()
 
 
 QUESTIONS = (
-    Question("My eyes sting when I cut vegetables. What helps?", "sentences", ("en-0096", "zh-0099")),
-    Question("How do I get over jet lag?", "sentences", ("en-0023", "en-0024", "zh-0027", "zh-0028")),
-    Question("出国证件快到期了还能过关吗？", "sentences", ("zh-0024", "en-0025")),
-    Question("苹果公司发布新电脑", "sentences", ("zh-0061", "zh-0062", "en-0065")),
+    Question("My eyes sting when I cut vegetables. What helps?", "sentences"),
+    Question("How do I get over jet lag?", "sentences"),
+    Question("出国证件快到期了还能过关吗？", "sentences"),
+    Question("苹果公司发布新电脑", "sentences"),
     Question("How do I put my model on the Hub?", "documents"),
+)
+
+
+@dataclass(frozen=True)
+class AnsweredQuestion:
+    """A question, and the ids of the English sentences that answer it."""
+
+    text: str
+    answer_ids: tuple[str, ...]
+
+
+ANSWERED_QUESTIONS = (
+    AnsweredQuestion("My eyes sting when I cut vegetables. What helps?", ("en-0096",)),
+    AnsweredQuestion("How do I get over jet lag?", ("en-0023", "en-0024")),
+    AnsweredQuestion("Why is my dough not rising?", ("en-0093", "en-0094")),
+    AnsweredQuestion("Do I have to register my copyright?", ("en-0083", "en-0084")),
+    AnsweredQuestion("Why does a sliced apple go brown?", ("en-0002", "en-0003")),
+    AnsweredQuestion("Which planet is the biggest?", ("en-0115",)),
 )
 
 
@@ -99,6 +118,9 @@ def silence_libraries() -> None:
     """
     for library in ("bitsandbytes", "sentence_transformers", "transformers", "st_reba"):
         logging.getLogger(library).setLevel(logging.CRITICAL)
+    from st_reba.cli.app import quiet
+
+    quiet()
 
 
 def find_base() -> Base:
@@ -119,7 +141,8 @@ def hash_inputs(base: Base) -> str:
     """A digest of all that the demo's folder is made from: the base, the texts and the package's code."""
     digest = hashlib.sha256(base.name.encode())
     package_files = (ROOT / "st_reba").rglob("*.py")
-    for input_file in sorted([*package_files, *DOCUMENTS.glob("*.md"), SENTENCES]):
+    page_files = [DOCUMENTS / page_name for page_name in PAGE_NAMES]
+    for input_file in sorted([*package_files, *page_files, SENTENCES]):
         digest.update(input_file.read_bytes())
     return digest.hexdigest()
 
@@ -136,15 +159,24 @@ def build_indexes(model_folder: Path, demo_folder: Path, progress: Progress) -> 
     """Index the sentences, and the pages of the documentation in passages."""
     with progress.step(f"Indexing {count_lines(SENTENCES)} sentences, half of them Chinese"):
         st_reba.Index.build(model_folder, SENTENCES, demo_folder / "sentences", overwrite=True)
-    page_count = len(list(DOCUMENTS.glob("*.md")))
-    with progress.step(f"Indexing {DOCUMENTS.parent.name}/{DOCUMENTS.name}: {page_count} pages, in passages"):
+    pages = read_pages()
+    with progress.step(f"Indexing {len(pages)} pages of this project's documentation, in passages"):
         st_reba.Index.build(
             model_folder,
-            DOCUMENTS,
+            pages,
             demo_folder / "documents",
             passages="128:16",
             overwrite=True,
         )
+
+
+def read_pages() -> list[dict[str, str]]:
+    """The pages that are indexed, as documents."""
+    pages: list[dict[str, str]] = []
+    for page_name in PAGE_NAMES:
+        page_text = (DOCUMENTS / page_name).read_text(encoding="utf-8")
+        pages.append({"id": page_name, "file": page_name, "text": page_text})
+    return pages
 
 
 def count_lines(path: Path) -> int:
@@ -176,11 +208,10 @@ def rank_of_answer(ranked_ids: Sequence[str], answer_ids: Sequence[str]) -> int:
     raise ValueError(f"none of {', '.join(answer_ids)} is among the results")
 
 
-def rank_by_mean(base: Base, questions: Sequence[Question]) -> list[int]:
+def rank_by_mean(base: Base, questions: Sequence[AnsweredQuestion]) -> list[int]:
     """The place of each question's answer by what many try first: the mean of the hidden states."""
     model: SentenceTransformer = st_reba.build(base.name, "classical", pooling="mean")
-    lines = SENTENCES.read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = read_english_sentences()
     vectors = model.encode_document([row["text"] for row in rows], convert_to_tensor=True)
     queries = model.encode_query([question.text for question in questions], convert_to_tensor=True)
     ranks: list[int] = []
@@ -193,24 +224,33 @@ def rank_by_mean(base: Base, questions: Sequence[Question]) -> list[int]:
     return ranks
 
 
-def rank_by_default(index: st_reba.Index, questions: Sequence[Question]) -> list[int]:
+def read_english_sentences() -> list[dict[str, str]]:
+    """The English half of the sentences: the base learned English."""
+    english_rows: list[dict[str, str]] = []
+    for line in SENTENCES.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row["lang"] == "en":
+            english_rows.append(row)
+    return english_rows
+
+
+def rank_by_default(index: st_reba.Index, questions: Sequence[AnsweredQuestion]) -> list[int]:
     """The place of each question's answer among the vectors of the index."""
     ranks: list[int] = []
     for question in questions:
-        results = index.search(question.text, len(index), mode="vectors")
+        results = index.search(question.text, len(index), mode="vectors", where={"lang": "en"})
         ranked_ids = [result.id for result in results]
         ranks.append(rank_of_answer(ranked_ids, question.answer_ids))
     return ranks
 
 
 def show_before_and_after(
-    questions: Sequence[Question],
+    questions: Sequence[AnsweredQuestion],
     ranks_before: Sequence[int],
     ranks_after: Sequence[int],
-    sentence_count: int,
 ) -> None:
     """Print where the answers are by the plain mean, and by the default."""
-    print(f"\nBefore and after. Of {sentence_count} sentences, the place of the first that answers, by vectors:\n")
+    print("\nBefore and after: the place of the first English sentence that answers, by vectors alone\n")
     print("  mean of the states   default")
     for question, rank_before, rank_after in zip(questions, ranks_before, ranks_after, strict=True):
         print(f"  {rank_before:>18}   {rank_after:>7}   {question.text}")
@@ -263,12 +303,11 @@ def main(own_questions: Sequence[str], demo_folder: Path = ROOT / "demo") -> Non
         show_searches(indexes, ask_everywhere(own_questions, indexes))
         print(f"\n{base.caution}")
         return
-    answered_questions = [question for question in QUESTIONS if question.answer_ids]
-    with progress.step("For comparison, the same sentences by the mean of the hidden states"):
-        ranks_before = rank_by_mean(base, answered_questions)
-        ranks_after = rank_by_default(indexes["sentences"], answered_questions)
+    with progress.step("For comparison, the English sentences by the mean of the hidden states"):
+        ranks_before = rank_by_mean(base, ANSWERED_QUESTIONS)
+        ranks_after = rank_by_default(indexes["sentences"], ANSWERED_QUESTIONS)
     show_searches(indexes, QUESTIONS)
-    show_before_and_after(answered_questions, ranks_before, ranks_after, len(indexes["sentences"]))
+    show_before_and_after(ANSWERED_QUESTIONS, ranks_before, ranks_after)
     print(f"\n{base.caution}")
     print(f"\nNext: README.md, “Your first real model”, or a question of your own: {OWN_QUESTION}")
 

@@ -28,7 +28,7 @@ def import_demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def select_sentences(demo_module: ModuleType) -> list[str]:
     """The lines of the sentences that answer the demo's questions, and some more."""
     answer_ids: set[str] = set()
-    for question in demo_module.QUESTIONS:
+    for question in demo_module.ANSWERED_QUESTIONS:
         answer_ids.update(question.answer_ids)
     other_lines: list[str] = []
     answering_lines: list[str] = []
@@ -62,6 +62,7 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
     monkeypatch.setattr(demo_module, "SENTENCES", sentence_file)
     monkeypatch.setattr(demo_module, "DOCUMENTS", page_folder)
+    monkeypatch.setattr(demo_module, "PAGE_NAMES", ["publish.md"])
     monkeypatch.setattr("st_reba.packaged.packaged_gguf", refuse_download)
     return demo_module
 
