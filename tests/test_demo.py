@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from transformers.utils import logging as transformers_logging
 
 DEMO_SCRIPT = Path(__file__).parents[1] / "scripts" / "demo.py"
 OWN_QUESTION = "Where is the Hub?"
@@ -44,7 +47,22 @@ def select_sentences(demo_module: ModuleType) -> list[str]:
 
 
 @pytest.fixture
-def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def audible_libraries() -> Iterator[None]:
+    """What the demo silences is as loud as before."""
+    libraries = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
+    former_levels = [library.level for library in libraries]
+    yield
+    for library, former_level in zip(libraries, former_levels, strict=True):
+        library.setLevel(former_level)
+    transformers_logging.enable_progress_bar()
+
+
+@pytest.fixture
+def demo(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    audible_libraries: None,
+) -> ModuleType:
     """The demo without SmolLM2, with fewer sentences, and with a page of its own."""
     demo_module = import_demo(monkeypatch)
     sentence_file = tmp_path / "sentences.jsonl"
