@@ -25,6 +25,7 @@ from .modules import RepeatTransformer
 from .modules.outputs import shows_attention
 from .modules.selfcheck import can_share_prefix, check_capture, check_masks, check_padding, hidden_states, is_causal
 from .modules.settings import masks_of
+from .near_names import suggest_bases
 from .optional import required
 from .safety import check_base, check_tokenizer, limit_numbers, load, panics_as_errors
 
@@ -243,9 +244,8 @@ class Assembly:
             with limit_numbers(self.path, **self.place), panics_as_errors():
                 base: Any = RepeatTransformer(path, **kwargs)
         except OSError as error:
-            raise OSError(
-                f"base={self.name!r} could not be loaded, from a folder or the Hub. {_one_line(error)}"
-            ) from error
+            reason = f"{suggest_bases(str(self.path))}{_one_line(error)}"
+            raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub. {reason}") from error
         except (TypeError, AttributeError) as error:
             problem = _one_line(error)
             options = "Check model_kwargs, processor_kwargs and config_kwargs."

@@ -10,21 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from .app import (
-    AsJson,
-    CheckedCommand,
-    Device,
-    Dtype,
-    Model,
-    Trust,
-    app,
-    dumped,
-    given,
-    pairs,
-    quiet,
-    telling_what_is_kept,
-)
-from .models import Base
+from .app import CheckedCommand, app, dumped, given, pairs, quiet, telling_what_is_kept
+from .options import AsJson, Base, Device, Dtype, Model, Trust
 
 Words = list[str] | None
 Columns = Annotated[Words, Option("--column", metavar="ROLE=NAME", help="A column, such as text1=premise. Repeatable.")]
