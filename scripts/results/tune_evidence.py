@@ -135,7 +135,7 @@ def table(lines: list[dict]) -> str:
     rows = []
     for name in dict.fromkeys(line["set"] for line in lines):
         mine = [line for line in lines if line["set"] == name]
-        parts = [(Method.parse(line["method"]), True, line["cost"], torch.tensor(line["views"])) for line in mine]
+        parts = [(Method.parse(line["method"]), "abtt", line["cost"], torch.tensor(line["views"])) for line in mine]
         choice = mine[(scored := [Scored(*part) for part in parts]).index(chosen(scored))]
         every = np.array([line["filtered"] for line in mine])
         quality, best = np.array(choice["filtered"]), every[every.mean(axis=1).argmax()]

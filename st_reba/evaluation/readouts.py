@@ -111,7 +111,7 @@ def vectors(
         found[method] = _units(found[method]) if method.normalize else found[method]
         if method.filter is not None:
             of_base(base, method, check=False)  # refuses the filter of another method
-            found[method] = np.asarray(Filter.load(method.filter).apply(found[method]), np.float32)
+            found[method] = np.asarray(Filter.load(method.filter).apply(found[method], layout.get("task")), np.float32)
             found[method] = _units(found[method]) if method.normalize else found[method]
     return {method: found[method] for method in methods}
 

@@ -93,7 +93,7 @@ def test_the_filter_is_that_of_the_recipe() -> None:
 
 
 def _scored(score: float, cost: float) -> Scored:
-    return Scored(Method("echo", repeats=round(cost * 10)), False, cost, torch.full((100,), score))
+    return Scored(Method("echo", repeats=round(cost * 10)), None, cost, torch.full((100,), score))
 
 
 def test_the_best_of_what_may_be_spent() -> None:
@@ -105,9 +105,9 @@ def test_the_best_of_what_may_be_spent() -> None:
 def test_views_judge_with_a_filter_and_labels_both(small: str) -> None:
     base, views = opened(small), views_of(TEXTS)
     pairs = Task("t", "STS", tuple(TEXTS[:20]), tuple((n, 19 - n, float(n % 3)) for n in range(10)))
-    assert Search(base, views, TEXTS).filters == [True]
-    assert Search(base, views, TEXTS[:15]).filters == Search(opened("mini"), views, TEXTS[:25]).filters == [False]
-    assert Search(base, pairs, TEXTS).filters == [False, True]
+    assert Search(base, views, TEXTS).filters == ["abtt"]
+    assert Search(base, views, TEXTS[:15]).filters == Search(opened("mini"), views, TEXTS[:25]).filters == [None]
+    assert Search(base, pairs, TEXTS).filters == [None, "abtt"]
     found = Search(base, views, TEXTS).scored(passes_of(6, "LATIN")[3])
     assert sorted(one.method.layer or 6 for one in found) == [4, 5, 6]
     for one in found:
@@ -239,7 +239,11 @@ def test_auto_gives_the_model(small: str, monkeypatch: pytest.MonkeyPatch) -> No
     model = st_reba.build(small, "auto", texts=TEXTS[:60], prompts={"query": "q: "}, max_seq_length=64)
     again = st_reba.build(small, "auto", texts=TEXTS[:60])
     np.testing.assert_array_equal(model.encode(TEXTS[:4]), again.encode(TEXTS[:4]))
-    assert (model.prompts["query"], model.max_seq_length, asked) == ("q: ", 64, [{"small": True}] * 2)
+    assert (model.prompts["query"], model.max_seq_length, asked) == (
+        "q: ",
+        64,
+        [{"small": True, "labelled": False}] * 2,
+    )
     Random(0).shuffle(expected)
     assert chose == [expected] * 2
     assert "Dense" in [type(each).__name__ for each in model]
