@@ -25,7 +25,7 @@ import pandas as pd
 import torch
 from torch.nn.functional import normalize
 
-from st_reba.encode import copied_positions
+from st_reba.encode import computed_positions
 from st_reba.evaluation.readouts import of_base, opened, read
 from st_reba.evaluation.run import markdown
 from st_reba.evaluation.search import Pass, Scored, chosen, filtered, passes_of
@@ -96,7 +96,7 @@ def lines_of(base: Any, each: Pass, name: str, views: Task, labelled: Task) -> l
     texts = list(dict.fromkeys([*views.texts, *labelled.texts]))
     place = {text: row for row, text in enumerate(texts)}
     mine, asked = ([place[text] for text in task.texts] for task in (views, labelled))
-    costs = [sum(copied_positions(each[0], views.texts, {})) for each in (model, base)]
+    costs = [sum(computed_positions(each[0], views.texts, {})) for each in (model, base)]
     found = []
     for readout, vectors in read(model, each.readouts(depth), texts).items():
         units, method = normalize(torch.from_numpy(vectors), dim=1), each.of(readout, depth)

@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..encode import copied_positions, encode_texts
+from ..encode import computed_positions, encode_texts
 from ..filters import Filter
 from ..methods import Method
 from ..modules.version import __version__
@@ -196,7 +196,7 @@ class Search:
 
     def count_positions(self, model: SentenceTransformer) -> int:
         """Positions that a model computes for the items."""
-        return sum(copied_positions(model[0], self.items.texts, {}))
+        return sum(computed_positions(model[0], self.items.texts, {}))
 
     def usable_filters(self, texts: Sequence[str]) -> list[str | None]:
         """Kinds of filters that are tried, None for none."""

@@ -15,7 +15,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch.nn.functional import normalize
 
-from ..encode import copied_positions
+from ..encode import computed_positions
 from ..filters import Filter, with_filter
 from ..methods import Method
 from ..recipe import recipe_for
@@ -214,7 +214,7 @@ def _search_plan(texts: Iterable[str] | None, labels: Any, sample: int, seed: in
 def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Task) -> tuple[TuneRow, ...]:
     """Score named methods on items, by one pass for all that share it, and say what they cost."""
     transformer: Any = base[0]
-    plain = sum(copied_positions(transformer, items.texts, {})) * transformer.depth
+    plain = sum(computed_positions(transformer, items.texts, {})) * transformer.depth
     rows: dict[str, TuneRow] = {}
     for first, group in shared(list(dict.fromkeys(methods.values())), transformer.depth).items():
         started = time.perf_counter()
@@ -225,7 +225,7 @@ def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Ta
             if method not in group:
                 continue
             values, model = evidence(items, normalize(torch.from_numpy(found[method]), dim=1)), built[method]
-            spent = sum(copied_positions(model[0], items.texts, {})) * model[0].depth / plain
+            spent = sum(computed_positions(model[0], items.texts, {})) * model[0].depth / plain
             error, share = float(values.std()) / len(values) ** 0.5, model[0].depth / built[first][0].depth
             size = sum(each.nbytes for each in model.parameters()) / 1e6
             rows[name] = TuneRow(name, method, float(values.mean()), error, spent, seconds * share, size)

@@ -13,7 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from ..encode import copied_positions, encode_texts
+from ..encode import computed_positions, encode_texts
 from ..filters import Filter
 from ..methods import DEFAULT, TEMPLATES, Method
 from ..sentences import QUERY_SAMPLE, sample_sentences
@@ -174,8 +174,8 @@ class RetrievalSearch(Search):
 
 def item_positions(model: SentenceTransformer, items: RetrievalItems) -> int:
     """Positions that a model computes for queries and documents."""
-    query_positions = copied_positions(model[0], items.queries, {"task": "query"})
-    document_positions = copied_positions(model[0], items.documents, {"task": "document"})
+    query_positions = computed_positions(model[0], items.queries, {"task": "query"})
+    document_positions = computed_positions(model[0], items.documents, {"task": "document"})
     return sum(query_positions) + sum(document_positions)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import st_reba
 from st_reba import Method
-from st_reba.encode import copied_positions
+from st_reba.encode import computed_positions
 from st_reba.evaluation import readouts, search, tune
 from st_reba.evaluation.readouts import Readout, of_base, opened, read, vectors
 from st_reba.evaluation.search import Scored, Search, chosen, filtered, fitted_filter, papers_of, passes_of
@@ -113,8 +113,8 @@ def test_views_judge_with_a_filter_and_labels_both(small: str) -> None:
     for one in found:
         units = torch.from_numpy(vectors(base, [one.method], views.texts)[one.method])
         assert one.score == pytest.approx(float(evidence(views, filtered(units)).mean()), abs=2e-3)
-        computed = sum(copied_positions(of_base(base, replace(one.method, filter=None))[0], views.texts, {}))
-        plain = sum(copied_positions(base[0], views.texts, {}))
+        computed = sum(computed_positions(of_base(base, replace(one.method, filter=None))[0], views.texts, {}))
+        plain = sum(computed_positions(base[0], views.texts, {}))
         assert one.cost == pytest.approx(computed / plain * (one.method.layer or 6) / 6)
 
 
@@ -164,7 +164,7 @@ def test_a_report_says_what_methods_cost(small: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=iter([1.0, 3.0, 7.0, 8.0]).__next__))
     rows = tune.reported(base, methods, views)
     assert [row.seconds for row in rows] == pytest.approx([1000 * n / len(views.texts) for n in (1, 2, 1)])
-    costs = [sum(copied_positions(of_base(base, each)[0], views.texts, {})) for each in methods.values()]
+    costs = [sum(computed_positions(of_base(base, each)[0], views.texts, {})) for each in methods.values()]
     assert [row.cost for row in rows] == pytest.approx([0.5, 1, costs[2] / costs[1]])
     values = evidence(views, torch.from_numpy(vectors(base, [whole], views.texts)[whole]))
     assert (rows[1].score, rows[1].error) == pytest.approx((float(values.mean()), float(values.std()) / 20**0.5))
