@@ -58,6 +58,12 @@ def opened(base: Any, **loading: Any) -> SentenceTransformer:
     return build(base, "classical", pooling="mean", check=False, **loading)
 
 
+def depth_of(model: SentenceTransformer) -> int:
+    """Number of layers L."""
+    transformer: Any = model[0]
+    return int(transformer.depth)
+
+
 def of_base(base: SentenceTransformer, method: Method, **options: Any) -> SentenceTransformer:
     """Build a method on the weights of an opened base; nothing is copied."""
     transformer: Any = base[0]
@@ -221,7 +227,7 @@ def read(
     for batch in token_batches(lengths, max(1, min(batch_tokens, most_positions))):
         features = batch_to_device(transformer.preprocess([texts[row] for row in batch], **layout), model.device)
         weights = TextWeights(transformer, features, None if parts is None else [parts[row] for row in batch])
-        reader = StackedReader(layers, outputs, transformer.depth, weights.see_backward)
+        reader = StackedReader(layers, outputs, transformer.depth, weights.keep_backward)
         before, transformer.reader = transformer.reader, reader
         try:
             with torch.inference_mode():
@@ -279,7 +285,7 @@ class TextWeights:
         self.plain = _means(chosen)  # [B, 3, T]: mean, last, end
         self.backward: dict[int, Tensor] = {}  # by layer, [B, 2, T]: ReBA's mean and last
 
-    def see_backward(self, layer: int, captured: BackwardAttention) -> None:
+    def keep_backward(self, layer: int, captured: BackwardAttention) -> None:
         """Keep ReBA's weights of the layers up to this one."""
         self.backward[layer] = self._so_far(captured).float()
 

@@ -48,7 +48,8 @@ def read_rankings(
         task = _read_table(source, columns or {}, labels)
     if task.kind == "Reranking":
         task = replace(task, kind="Retrieval")
-    if task.kind != "Retrieval" or len(task.items) < FEWEST_QUERIES:
+    is_retrieval = task.kind == "Retrieval"
+    if not is_retrieval or len(task.items) < FEWEST_QUERIES:
         raise ValueError(f"labels: {task}. Give {FEWEST_QUERIES} or more queries with their relevant documents.")
     return task
 
@@ -87,21 +88,27 @@ def labelled_items(
     documents: dict[str, None] = {}
     for document_grades in query_grades:
         documents |= dict.fromkeys(document_grades)
-    other_documents = sorted(set(task.texts[task.queries :]) - documents.keys())
+    all_documents = set(task.texts[task.queries :])
+    other_documents = sorted(all_documents - documents.keys())
     other_count = min(MOST_OTHER_DOCUMENTS, len(other_documents))
-    documents |= dict.fromkeys(Random(seed).sample(other_documents, other_count))
-    index_of_document = {document: index for index, document in enumerate(documents)}
+    drawn_documents = Random(seed).sample(other_documents, other_count)
+    documents |= dict.fromkeys(drawn_documents)
+    index_of_document: dict[str, int] = {}
+    for document in documents:
+        index_of_document[document] = len(index_of_document)
     indexed_grades: list[Mapping[int, float]] = []
     for document_grades in query_grades:
         grades_by_index: dict[int, float] = {}
         for document, grade in document_grades.items():
-            grades_by_index[index_of_document[document]] = grade
+            document_index = index_of_document[document]
+            grades_by_index[document_index] = grade
         indexed_grades.append(grades_by_index)
+    query_sample = sample_sentences(list(documents), QUERY_SAMPLE, seed)
     return RetrievalItems(
         queries=tuple(queries),
         documents=tuple(documents),
         grades=tuple(indexed_grades),
-        query_sample=tuple(sample_sentences(list(documents), QUERY_SAMPLE, seed)),
+        query_sample=tuple(query_sample),
         is_labelled=True,
     )
 
@@ -113,6 +120,8 @@ def relevant_documents(task: Task) -> dict[str, dict[str, float]]:
         document_grades: dict[str, float] = {}
         for document_index, grade in zip(document_indices, grades, strict=True):
             if grade > 0:
-                document_grades[task.texts[document_index]] = grade
-        grades_by_query[task.texts[query_index]] = document_grades
+                document = task.texts[document_index]
+                document_grades[document] = grade
+        query = task.texts[query_index]
+        grades_by_query[query] = document_grades
     return grades_by_query

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -14,6 +15,7 @@ from .views import FEWEST_TEXTS, SAME_COSINE, has_views
 
 Scores = NDArray[np.float64]
 CUTOFF = 10  # of nDCG
+FEWEST_VIEWS = 10
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,10 @@ class RetrievalItems:
     query_sample: tuple[str, ...]
     is_labelled: bool
 
-    def score(self, similarities: NDArray[np.floating]) -> Scores:
+    def score(
+        self,
+        similarities: NDArray[np.floating],
+    ) -> Scores:
         """Score every query by its similarity to each document.
 
         With labels the score is nDCG@10. Views, which have one relevant document, score 1 - log(rank) / log(D):
@@ -57,9 +62,11 @@ class RetrievalItems:
             query_similarities = similarities[query_index]
             ranks = rank_documents(query_similarities, list(query_grades))
             if self.is_labelled:
-                scores[query_index] = normalized_gain(ranks, list(query_grades.values()))
+                grades = list(query_grades.values())
+                score = normalized_gain(ranks, grades)
             else:
-                scores[query_index] = 1 - np.log(ranks[0]) / np.log(document_count)
+                score = 1 - np.log(ranks[0]) / np.log(document_count)
+            scores[query_index] = score
         return scores
 
 
@@ -73,7 +80,10 @@ def rank_documents(
     return np.asarray(is_before.sum(axis=1))
 
 
-def normalized_gain(ranks: NDArray[np.int64], grades: Sequence[float]) -> float:
+def normalized_gain(
+    ranks: NDArray[np.int64],
+    grades: Sequence[float],
+) -> float:
     """nDCG@10 of the relevant documents of a query.
 
     Example:
@@ -82,9 +92,12 @@ def normalized_gain(ranks: NDArray[np.int64], grades: Sequence[float]) -> float:
     """
     known_grades = np.asarray(grades, np.float64)
     gains = known_grades / np.log2(ranks + 1)
-    ideal_grades = np.sort(known_grades)[::-1][:CUTOFF]
-    ideal_gains = ideal_grades / np.log2(np.arange(len(ideal_grades)) + 2)
-    return float(gains[ranks <= CUTOFF].sum() / ideal_gains.sum())
+    falling_grades = np.sort(known_grades)[::-1]
+    ideal_grades = falling_grades[:CUTOFF]
+    ideal_ranks = np.arange(1, len(ideal_grades) + 1)
+    ideal_gains = ideal_grades / np.log2(ideal_ranks + 1)
+    counted_gains = gains[ranks <= CUTOFF]
+    return float(counted_gains.sum() / ideal_gains.sum())
 
 
 @dataclass(frozen=True)
@@ -95,11 +108,21 @@ class View:
     passage: str
 
 
-def split_view(text: str, random_state: Random) -> View | None:
-    """Draw a sentence, and take it out of the text wherever it stands there; None: the text has no two sentences."""
+def split_view(
+    text: str,
+    random_state: Random,
+    shared_sentences: Collection[str] = (),
+) -> View | None:
+    """Draw a sentence, and take it out of the text wherever it stands there; None: the text has no two sentences.
+
+    Args:
+        text: The document.
+        random_state: Of the draw.
+        shared_sentences: Sentences that other documents have too, so that they ask for none of them.
+    """
     sentences: list[str] = []
     for sentence in split_sentences(text):
-        if has_views(sentence):
+        if has_views(sentence) and sentence not in shared_sentences:
             sentences.append(sentence)
     if not sentences:
         return None
@@ -110,28 +133,38 @@ def split_view(text: str, random_state: Random) -> View | None:
     return View(as_query(drawn_sentence), passage)
 
 
-def retrieval_views(texts: Iterable[str], seed: int) -> RetrievalItems:
+def retrieval_views(texts: Sequence[str], seed: int) -> RetrievalItems:
     """Make a query and a passage of each text: a sentence that is drawn, and the rest.
 
     Source:
         Lee et al. (2019), Latent Retrieval for Weakly Supervised Open Domain Question Answering (arXiv 1906.00300),
         section 5: the inverse cloze task, by which retrievers are trained.
 
+    Raises:
+        ValueError: The texts have too few sentences of their own.
+
     Example:
-        >>> items = retrieval_views(["The old ship left at dawn. It never came back to us."], seed=1)
-        >>> items.queries, items.documents
-        (('The old ship left at dawn.',), ('It never came back to us.',))
+        >>> texts = [f"Old ship {number} left at dawn. It never came back." for number in range(10)]
+        >>> items = retrieval_views(texts, seed=0)
+        >>> items.queries[0], items.documents[0]
+        ('Old ship 0 left at dawn.', 'It never came back.')
     """
-    random_state = Random(seed)
-    # By query and by passage: what is there already would make two right answers.
-    passage_of_query: dict[str, str] = {}
-    passages: set[str] = set()
+    text_counts: Counter[str] = Counter()
     for text in texts:
-        view = split_view(text, random_state)
-        if view is None or view.sentence in passage_of_query or view.passage in passages:
-            continue
-        passage_of_query[view.sentence] = view.passage
-        passages.add(view.passage)
+        distinct_sentences = set(split_sentences(text))
+        text_counts.update(distinct_sentences)
+    shared_sentences = {sentence for sentence, count in text_counts.items() if count > 1}
+    random_state = Random(seed)
+    passage_of_query: dict[str, str] = {}
+    for text in texts:
+        view = split_view(text, random_state, shared_sentences)
+        if view is not None:
+            passage_of_query[view.sentence] = view.passage
+    if len(passage_of_query) < FEWEST_VIEWS:
+        raise ValueError(
+            f"texts: {len(passage_of_query)} of {len(texts)} texts have two sentences, and one that no other text has: "
+            f"give {FEWEST_VIEWS} such at least, without what all texts repeat."
+        )
     grades: list[Mapping[int, float]] = []
     for document_index in range(len(passage_of_query)):
         grades.append({document_index: 1.0})
@@ -145,19 +178,26 @@ def retrieval_views(texts: Iterable[str], seed: int) -> RetrievalItems:
     )
 
 
-def draw_documents(texts: Iterable[str], count: int, seed: int) -> list[str]:
+def draw_documents(
+    texts: Iterable[str],
+    count: int,
+    seed: int,
+) -> list[str]:
     """Draw different texts of two sentences or more.
 
     Raises:
         ValueError: There are fewer than 50.
     """
     usable_texts: list[str] = []
-    for text in dict.fromkeys(map(str.strip, texts)):
-        if split_view(text, Random(seed)) is not None:
+    stripped_texts = map(str.strip, texts)
+    for text in dict.fromkeys(stripped_texts):
+        view = split_view(text, Random(seed))
+        if view is not None:
             usable_texts.append(text)
     if len(usable_texts) < FEWEST_TEXTS:
         raise ValueError(
             f"texts: {len(usable_texts)} different texts of two sentences or more: give {FEWEST_TEXTS} at least. "
             "For single sentences give purpose='similarity', or queries with their documents as labels."
         )
-    return Random(seed).sample(usable_texts, min(count, len(usable_texts)))
+    drawn_count = min(count, len(usable_texts))
+    return Random(seed).sample(usable_texts, drawn_count)

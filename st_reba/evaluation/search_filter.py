@@ -17,7 +17,10 @@ from ..linear_filter import shrink_variances, whitening_scales
 Vectors = NDArray[np.float32]
 
 
-def usable_kinds(document_count: int, query_sample_size: int) -> list[str | None]:
+def usable_kinds(
+    document_count: int,
+    query_sample_size: int,
+) -> list[str | None]:
     """Kinds of filters that so many vectors allow; None: without one."""
     kinds: list[str | None] = [None]
     if min(document_count, query_sample_size) >= FEWEST_FOR_MEAN:
@@ -41,7 +44,10 @@ class EncodedItems:
     query_sample: Vectors
     documents: Vectors
 
-    def similarities(self, kind: str | None) -> Vectors:
+    def similarities(
+        self,
+        kind: str | None,
+    ) -> Vectors:
         """Cosines [Q, N] of queries and documents.
 
         Args:
@@ -51,7 +57,8 @@ class EncodedItems:
         queries = normalize_rows(self.queries)
         documents = normalize_rows(self.documents)
         if kind is not None:
-            query_mean = normalize_rows(self.query_sample).mean(axis=0)
+            query_sample = normalize_rows(self.query_sample)
+            query_mean = query_sample.mean(axis=0)
             document_mean = documents.mean(axis=0)
             queries = queries - query_mean
             documents = documents - document_mean
@@ -59,7 +66,9 @@ class EncodedItems:
                 whitening = HalfWhitening.fit(documents, document_mean)
                 queries = whitening.apply(queries)
                 documents = whitening.apply(documents)
-        return normalize_rows(queries) @ normalize_rows(documents).T
+        compared_queries = normalize_rows(queries)
+        compared_documents = normalize_rows(documents)
+        return compared_queries @ compared_documents.T
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,27 +86,44 @@ class HalfWhitening:
     other_scale: float
 
     @classmethod
-    def fit(cls, centered_documents: Vectors, document_mean: Vectors) -> HalfWhitening:
+    def fit(
+        cls,
+        centered_documents: Vectors,
+        document_mean: Vectors,
+    ) -> HalfWhitening:
         """Fit it on documents [N, d] without their mean [d]."""
         document_count, width = centered_documents.shape
-        _, deviations, directions = np.linalg.svd(centered_documents, full_matrices=False)
+        _, deviations, directions = np.linalg.svd(
+            centered_documents,
+            full_matrices=False,
+        )
         variances = deviations**2 / document_count
         total_variance = float(variances.sum())
-        squared_length = total_variance + float(document_mean @ document_mean)
+        squared_mean = float(document_mean @ document_mean)
+        squared_length = total_variance + squared_mean
         # Those of the other directions are 0.
         all_variances = np.append(variances, np.float32(0))
-        shrunk_variances = shrink_variances(all_variances, total_variance / width)
+        mean_variance = total_variance / width
+        shrunk_variances = shrink_variances(all_variances, mean_variance)
         scales = whitening_scales(shrunk_variances, squared_length, SEARCH_POWER)
-        return cls(directions, scales[:-1].astype(np.float32), float(scales[-1]))
+        return cls(
+            directions=directions,
+            scales=scales[:-1].astype(np.float32),
+            other_scale=float(scales[-1]),
+        )
 
     def apply(self, centered_vectors: Vectors) -> Vectors:
         """Whiten vectors [n, d] without their mean."""
         coordinates = centered_vectors @ self.directions.T
-        additions = coordinates * (self.scales - self.other_scale)
-        return np.asarray(self.other_scale * centered_vectors + additions @ self.directions)
+        added_scales = self.scales - self.other_scale
+        scaled_coordinates = coordinates * added_scales
+        whitened_vectors = self.other_scale * centered_vectors
+        whitened_vectors += scaled_coordinates @ self.directions
+        return whitened_vectors
 
 
 def normalize_rows(vectors: Vectors) -> Vectors:
     """Vectors [n, d] with length 1, or 0 where they have none."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)
+    divisors = np.maximum(lengths, 1e-12)
+    return np.asarray(vectors / divisors, np.float32)

@@ -19,7 +19,7 @@ from ..encode import computed_positions
 from ..filters import Filter, with_filter
 from ..methods import Method
 from ..recipe import recipe_for
-from .readouts import of_base, opened, shared, vectors
+from .readouts import depth_of, of_base, opened, shared, vectors
 from .retrieval_labels import read_rankings
 from .search import Pass, Scored, Search, chosen, fitted_filter, papers_of, passes_of
 from .statistics import check_seed
@@ -89,7 +89,11 @@ def tune(
         raise ValueError(f"most_cost={most_cost} (--most-cost) must be a number above 0.")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"out={str(folder)!r} is no folder. Name one that is new, or that tune wrote.")
-    plan = (_search_plan if purpose == "search" else _similarity_plan)(texts, labels, sample, seed)
+    plan: TuningPlan
+    if purpose == "search":
+        plan = _search_plan(texts, labels, sample, seed)
+    else:
+        plan = _similarity_plan(texts, labels, sample, seed)
     if isinstance(base, (str, os.PathLike)) and (recipe := recipe_for(base, loading)):
         base, loading = recipe.base, {**recipe.loading, **loading}
     model = opened(base, **loading)
@@ -186,7 +190,7 @@ class SimilarityPlan(TuningPlan):
     def rows(self, base: SentenceTransformer, method: Method, candidates: Sequence[Scored]) -> tuple[TuneRow, ...]:
         """The choice, and the papers' methods, on the items that report."""
         scores = {candidate.method: candidate.score for candidate in candidates}
-        papers = papers_of(base[0].depth, self.script, scores)
+        papers = papers_of(depth_of(base), self.script, scores)
         return reported(base, {"chosen": method, **papers}, self.reporting)
 
     def notes(self, choice: Scored) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..hub.save import save
 from ..methods import Method
@@ -93,7 +93,7 @@ class TuneReport:
     def __str__(self) -> str:
         item_name = _ITEM_NAMES.get(self.kind, "labelled pairs")
         choosing_count, reporting_count = self.counts
-        lines = [
+        report_lines = [
             f"Chosen: {self.method}\n",
             f"{choosing_count} {item_name} chose it from {self.tried} methods and layers, "
             f"in {self.seconds:.0f} seconds, {self.passes:.0f} of them in forward passes.",
@@ -101,10 +101,10 @@ class TuneReport:
             *_TABLE_HEAD,
         ]
         for row in self.rows:
-            scores = f"{row.score:.3f} | {row.error:.3f}"
-            costs = f"{row.cost:.2f} | {row.seconds:.1f} | {row.megabytes:.0f}"
-            lines.append(f"| {row.name} | {scores} | {costs} |")
-        return "\n".join([*lines, _WHAT_WORK_IS, *self.notes])
+            score_cells = f"{row.score:.3f} | {row.error:.3f}"
+            cost_cells = f"{row.cost:.2f} | {row.seconds:.1f} | {row.megabytes:.0f}"
+            report_lines.append(f"| {row.name} | {score_cells} | {cost_cells} |")
+        return "\n".join([*report_lines, _WHAT_WORK_IS, *self.notes])
 
 
 class TuningPlan(ABC):
@@ -120,7 +120,7 @@ class TuningPlan(ABC):
         self.counts = counts
 
     @abstractmethod
-    def open_search(self, base: SentenceTransformer, folder: Path | None) -> Search:
+    def open_search(self, base: SentenceTransformer, passes_folder: Path | None) -> Search:
         """The search over the items that choose, whose finished passes are kept in a folder."""
 
     @abstractmethod
@@ -128,7 +128,7 @@ class TuningPlan(ABC):
         """The inputs and masks that are tried, or the few that cover most, on a base of L layers (``depth``)."""
 
     @abstractmethod
-    def fit_filter(self, model: SentenceTransformer, kind: str) -> Filter:
+    def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
         """Fit a filter for a model without one, on texts that do not report."""
 
     @abstractmethod
@@ -148,27 +148,27 @@ class TuningPlan(ABC):
 def write_report(
     report: TuneReport,
     base: object,
-    model: SentenceTransformer,
-    loading: Mapping[str, object],
+    saved_model: SentenceTransformer,
+    loading_options: Mapping[str, Any],
 ) -> None:
     """Write recipe, report and model into the report's folder.
 
     Args:
         report: The report; its method's filter is there already.
         base: What ``build`` was given.
-        model: The model of the choice.
-        loading: Further arguments of ``build``.
+        saved_model: The model of the choice.
+        loading_options: Further arguments of ``build``.
     """
-    folder = Path(report.folder)
-    kept_loading = {name: loading.get(name) for name in LOADING}
+    report_folder = Path(report.folder)
+    kept_loading: dict[str, Any] = {name: loading_options.get(name) for name in LOADING}
     # Objects, where a loaded model is the base.
-    kept_loading["tokenizer"] = _as_name(loading.get("tokenizer"))
-    base_name = _as_name(base) or str(model[0].base_model)
-    save_recipe(folder / "recipe.yaml", base_name, report.method, **kept_loading)
-    (folder / "report.md").write_text(f"{report}\n", encoding="utf-8")
+    kept_loading["tokenizer"] = _as_name(loading_options.get("tokenizer"))
+    base_name = _as_name(base) or str(saved_model[0].base_model)
+    save_recipe(report_folder / "recipe.yaml", base_name, report.method, **kept_loading)
+    (report_folder / "report.md").write_text(f"{report}\n", encoding="utf-8")
     report_json = json.dumps(asdict(report), indent=1, ensure_ascii=False)
-    (folder / "report.json").write_text(report_json, encoding="utf-8")
-    save(model, folder / "model", overwrite=True)
+    (report_folder / "report.json").write_text(report_json, encoding="utf-8")
+    save(saved_model, report_folder / "model", overwrite=True)
 
 
 def _as_name(base: object) -> str | None:

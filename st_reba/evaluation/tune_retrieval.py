@@ -17,7 +17,7 @@ from ..encode import computed_positions, encode_texts
 from ..filters import Filter
 from ..methods import DEFAULT, TEMPLATES, Method
 from ..sentences import QUERY_SAMPLE, sample_sentences
-from .readouts import Readout, of_base, read, vectors
+from .readouts import Readout, depth_of, of_base, read, vectors
 from .retrieval_labels import labelled_items, relevant_documents
 from .retrieval_views import RetrievalItems, Scores, draw_documents, retrieval_views
 from .search import Pass, Scored, Search
@@ -99,14 +99,14 @@ def retrieval_passes(depth: int, script: str, *, small: bool = False) -> list[Pa
         wordings = wordings[:AUTO_WORDINGS]
     passes: list[Pass] = []
     for wording in wordings:
-        prompt = Method("prompteol", template=wording)
-        passes.append(Pass(prompt, ("end", "mean"), outputs=True))
-    plain = Method("classical", pooling="mean")
-    passes.append(Pass(plain, ("mean", "last")))
+        prompt_method = Method("prompteol", template=wording)
+        passes.append(Pass(prompt_method, ("end", "mean"), outputs=True))
+    bare_method = Method("classical", pooling="mean")
+    passes.append(Pass(bare_method, ("mean", "last")))
     if not small:
-        half = depth // 2
-        masked = replace(plain, setting="mask0-bidir", k=depth - half)
-        passes.append(Pass(masked, ("mean",), half))
+        half_depth = depth // 2
+        masked_method = replace(bare_method, setting="mask0-bidir", k=depth - half_depth)
+        passes.append(Pass(masked_method, ("mean",), half_depth))
     return passes
 
 
@@ -152,10 +152,10 @@ class RetrievalSearch(Search):
         readouts: Sequence[Readout],
     ) -> Iterator[tuple[Readout, str | None, Tensor]]:
         """Run a pass over queries and one over documents, and give the scores of each readout with each filter."""
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         query_vectors = read(model, readouts, self.query_texts, task="query")
         document_vectors = read(model, readouts, self.items.documents, task="document")
-        self.seconds += time.perf_counter() - started
+        self.seconds += time.perf_counter() - start_time
         for readout in readouts:
             encoded_items = self._encoded(query_vectors[readout], document_vectors[readout])
             for kind in self.filters:
@@ -218,17 +218,17 @@ class RetrievalPlan(TuningPlan):
         self.documents = documents
         self.script = script_of(" ".join(documents[:200]))
 
-    def open_search(self, base: SentenceTransformer, folder: Path | None) -> RetrievalSearch:
+    def open_search(self, base: SentenceTransformer, passes_folder: Path | None) -> RetrievalSearch:
         """The search over the items that choose, whose finished passes are kept in a folder."""
-        return RetrievalSearch(base, self.choosing, self.documents, folder)
+        return RetrievalSearch(base, self.choosing, self.documents, passes_folder)
 
     def passes(self, depth: int, *, small: bool = False) -> list[Pass]:
         """The inputs and masks that are tried."""
         return retrieval_passes(depth, self.script, small=small)
 
-    def fit_filter(self, model: SentenceTransformer, kind: str) -> Filter:
+    def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
         """Fit a filter for a model without one."""
-        return fit_search_filter(model, self.documents, kind)
+        return fit_search_filter(model, self.documents, filter_kind)
 
     def rows(
         self,
@@ -330,21 +330,21 @@ class RetrievalReport:
         self.base = base
         self.items = items
         self.documents = documents
-        self.plain_work = item_positions(base, items) * base[0].depth
+        self.plain_work = item_positions(base, items) * depth_of(base)
         self._encoded: dict[Method, TimedVectors] = {}
 
     def rows(self, choice: Method) -> tuple[TuneRow, ...]:
         """The choice; what ``build`` makes by default, also as an index whitens it; and what papers and words do."""
-        default = Method.parse(DEFAULT)
+        default_method = Method.parse(DEFAULT)
         choice_filter = None
         if choice.filter is not None:
             choice_filter = Filter.load(choice.filter)
-        default_model = of_base(self.base, default, check=False)
+        default_model = of_base(self.base, default_method, check=False)
         default_filter = fit_search_filter(default_model, self.documents)
         return (
             self.row("chosen", choice, choice_filter),
-            self.row("default, whitened", default, default_filter),
-            self.row("default", default),
+            self.row("default, whitened", default_method, default_filter),
+            self.row("default", default_method),
             self.row("classical, mean", Method("classical", pooling="mean")),
             self.row("PromptEOL", Method("prompteol")),
             self.word_row(),
@@ -366,22 +366,23 @@ class RetrievalReport:
             document_vectors = fitted_filter.apply(document_vectors, "document").astype(np.float32)
         scored_items = EncodedItems(query_vectors, query_vectors, document_vectors)
         scores = self.items.score(scored_items.similarities(None))
-        model = of_base(self.base, unfiltered_method, check=False)
+        built_model = of_base(self.base, unfiltered_method, check=False)
+        computed_work = item_positions(built_model, self.items) * depth_of(built_model)
         return TuneRow(
             name=name,
             method=method,
             score=float(scores.mean()),
             error=standard_error(scores),
-            cost=item_positions(model, self.items) * model[0].depth / self.plain_work,
+            cost=computed_work / self.plain_work,
             seconds=timed_vectors.seconds,
-            megabytes=sum(weight.nbytes for weight in model.parameters()) / 1e6,
+            megabytes=sum(weight.nbytes for weight in built_model.parameters()) / 1e6,
         )
 
     def word_row(self) -> TuneRow:
         """The row of BM25."""
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         scores = self.items.score(word_scores(self.items.queries, self.items.documents))
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - start_time
         return TuneRow(
             name="BM25",
             method=None,
@@ -394,10 +395,10 @@ class RetrievalReport:
 
     def _encode(self, method: Method) -> TimedVectors:
         if method not in self._encoded:
-            started = time.perf_counter()
+            start_time = time.perf_counter()
             query_vectors = vectors(self.base, [method], self.items.queries, task="query", check=False)
             document_vectors = vectors(self.base, [method], self.items.documents, task="document", check=False)
-            seconds = time.perf_counter() - started
+            seconds = time.perf_counter() - start_time
             self._encoded[method] = TimedVectors(
                 queries=query_vectors[method],
                 documents=document_vectors[method],

@@ -14,7 +14,10 @@ from ..index.terms import language_of, separated
 from ..index.words import create_words, insert_rows
 
 
-def word_scores(queries: Sequence[str], documents: Sequence[str]) -> Scores:
+def word_scores(
+    queries: Sequence[str],
+    documents: Sequence[str],
+) -> Scores:
     """BM25 as an index computes it, [queries, documents].
 
     Example:
@@ -22,11 +25,17 @@ def word_scores(queries: Sequence[str], documents: Sequence[str]) -> Scores:
         [[0.67, 0.0]]
     """
     language = language_of(documents)
-    scores = np.zeros((len(queries), len(documents)))
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+    query_count = len(queries)
+    document_count = len(documents)
+    scores = np.zeros((query_count, document_count))
+    separated_documents = map(separated, documents)
+    terms_of_queries = read_terms(language, queries)
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    with closing(database) as connection:
         create_words(connection, language)
-        insert_rows(connection, enumerate(map(separated, documents)))
-        document_words = WordScores(connection, len(documents))
-        for query_index, query_terms in enumerate(read_terms(language, queries)):
-            scores[query_index] = document_words.score(connection, query_terms)
+        insert_rows(connection, enumerate(separated_documents))
+        document_words = WordScores(connection, document_count)
+        for query_index, query_terms in enumerate(terms_of_queries):
+            query_scores = document_words.score(connection, query_terms)
+            scores[query_index] = query_scores
     return scores

@@ -53,10 +53,17 @@ def test_a_text_without_two_sentences_has_no_view(text: str) -> None:
 
 
 def test_no_query_has_two_right_answers() -> None:
-    items = retrieval_views([*DOCUMENTS, *DOCUMENTS, DOCUMENTS[0] + " One more sentence stands here."] * 2, 0)
-    assert len(set(items.queries)) == len(items.queries) == len(items.documents) == len(set(items.documents))
-    for query, passage, grades in zip(items.queries, items.documents, items.grades, strict=True):
-        assert grades == {items.queries.index(query): 1.0} and query not in passage
+    """A sentence that several documents have is no query; other documents may still hold it."""
+    documents = [f"{text} The weather was fine." for text in DOCUMENTS]
+    for seed in range(5):
+        items = retrieval_views(documents, seed)
+        assert len(items.queries) == len(set(items.queries)) == 60 and "The weather was fine." not in items.queries
+        for index, query in enumerate(items.queries):
+            assert items.grades[index] == {index: 1.0}
+            assert [text for text in documents if query in text] == [documents[index]]
+            assert not any(query in passage for passage in items.documents)
+    with pytest.raises(ValueError, match="0 of 120"):
+        retrieval_views(documents * 2, 0)
 
 
 def test_too_few_documents_are_refused() -> None:
