@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from st_reba import build
 from st_reba.evaluation.retrieval_labels import labelled_items, read_rankings
 from st_reba.evaluation.retrieval_views import (
     RetrievalItems,
@@ -129,7 +130,7 @@ def test_rankings_are_read_from_tables_and_folders(tmp_path: Path) -> None:
 def test_word_scores_are_those_of_an_index(tmp_path: Path) -> None:
     documents = [*DOCUMENTS[:20], "船离开了老港口。", "天上下着大雨。"]
     queries = ["the old captain 7", "港口", "nothing that stands there"]
-    index = Index.build("mini", documents, tmp_path / "index")
+    index = Index.build(build("mini"), documents, tmp_path / "index")
     scores = word_scores(queries, documents)
     for query, query_scores in zip(queries, scores, strict=True):
         results = index.search(query, 30, mode="words")

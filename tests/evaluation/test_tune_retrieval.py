@@ -37,11 +37,11 @@ from st_reba.methods import TEMPLATES
 
 WHAT = ["plays the guitar", "reads a long letter", "is buying bread", "walks home late", "sings"]
 WHERE = ["in the street", "near the river", "on a Sunday morning", "behind the school", "without a word"]
+WHO = ["man", "woman", "neighbour", "cat", "teacher", "bird"]
+STORIES = [(who, what, where) for who in WHO for what in WHAT for where in WHERE]
 DOCUMENTS = [
-    f"The {who} {what} {where}. Nobody saw the {who} {number} times. It was {where} that it ended."
-    for number, who in enumerate(["man", "woman", "neighbour", "cat", "teacher", "bird"])
-    for what in WHAT
-    for where in WHERE
+    f"The {who} {what} {where}. Nobody saw the {who} of house {number}. It ended {where} in year {number}."
+    for number, (who, what, where) in enumerate(STORIES)
 ]
 QUIET: dict[str, Any] = {"say": lambda line: None}
 
@@ -71,7 +71,7 @@ def test_every_wording_is_tried_with_queries_and_documents_apart() -> None:
 
 def test_a_readout_is_what_its_model_gives(small: str) -> None:
     base = opened(small)
-    items = retrieval_views(DOCUMENTS[:8], 0)
+    items = retrieval_views(DOCUMENTS[:12], 0)
     for each in retrieval_passes(6, "LATIN"):
         readouts = [readout for readout in each.readouts(6) if readout.layer in (4, 6)]
         encoded = {
