@@ -15,7 +15,7 @@ from pipelines import counted_positions
 from st_reba import Method
 from st_reba.encode import computed_positions, encode_texts
 from st_reba.evaluation.encoding import progress_bar
-from st_reba.evaluation.readouts import Readout, of_base, opened, read, readout_of, shared, vectors
+from st_reba.evaluation.readouts import Readout, depth_of, of_base, opened, read, readout_of, shared, vectors
 
 TEXTS = ["Hello", "你好，世界", "a man plays the guitar on a quiet street", "x", "", "a man plays the guitar"]
 SHARED = [
@@ -72,7 +72,7 @@ def test_a_pass_computes_what_the_built_model_computes(base: Callable[..., str],
     texts = [f"{text} {number}" for number, text in enumerate(TEXTS * 8)]
     with counted_positions(model) as built:
         expected = encode_texts(model, texts)
-    readout = readout_of(method, 2)
+    readout = readout_of(method, depth_of(model))
     assert readout is not None
     plain_model = of_base(opened_base, replace(method, read="states"))
     with counted_positions(plain_model) as passes:

@@ -162,8 +162,9 @@ def test_what_is_counted_is_what_passes_see(base: Base, number: int) -> None:
             least += shared_once
             most += shared_once + len(batch) * (longest + question_padding)
         assert least <= sum(passes) <= most
-        # What whole rows see is far more, where there is anything to share.
-        assert sum(passes) < sum(batch_positions(model[0], texts, {}, whole=True)) or not any(prefixes)
+        # Whole rows see more, where more than special tokens is shared; a count of them would be too high.
+        if min(map(len, prefixes)) > 4:
+            assert sum(passes) < sum(batch_positions(model[0], texts, {}, whole=True))
 
 
 def test_a_prompt_and_fields_are_a_prefix_too(base: Base) -> None:
