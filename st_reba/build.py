@@ -25,6 +25,7 @@ def build(
     gguf_file: str | None = None,
     check: bool = True,
     texts: Any = None,
+    purpose: str | None = None,
     **options: Any,
 ) -> SentenceTransformer:
     """Turn a pretrained decoder into a text embedder, without training.
@@ -43,6 +44,7 @@ def build(
         gguf_file: Name of the GGUF file in the folder or Hub repository ``base``.
         check: Check on a few tokens that every layer sees what its mask says.
         texts: With ``"auto"``: texts like those to be embedded, without labels.
+        purpose: With ``"auto"``: ``"similarity"``, the default, or ``"search"``, where the texts are documents.
         **options: Options of the method (see :class:`Method`), and what ``SentenceTransformer`` takes, as ``device``,
             ``prompts``, ``revision``, ``token``, ``trust_remote_code`` and ``model_kwargs``.
 
@@ -73,9 +75,9 @@ def build(
             raise ValueError(f"method='auto' {what}.")
         from .evaluation.tune import auto
 
-        return auto(base, texts, check=check, **given, **loading)
-    if texts is not None:
-        raise ValueError("texts=… belong to method='auto'. Drop them.")
+        return auto(base, texts, purpose=purpose or "similarity", check=check, **given, **loading)
+    if texts is not None or purpose is not None:
+        raise ValueError("texts=… and purpose=… belong to method='auto'. Drop them.")
     told = {**loading, **given, **({} if method is None else {"method": method})}
     if isinstance(base, (str, os.PathLike)) and (recipe := recipe_for(base, told)) is not None:
         base, loading = recipe.base, {**recipe.loading, **loading}

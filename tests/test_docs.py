@@ -59,6 +59,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         **dict.fromkeys(("letters.txt", "my_texts.txt", "my_texts/letters.txt"), letters),
         "notes/ships.md": ["# Ships", "", *letters],
         "corpus.jsonl": [f'{{"text": "{text}", "lang": "zh", "year": {year}}}' for text, year in documents.items()],
+        "documents.jsonl": [
+            f'{{"text": "{line} It is called {n}. Ship {n} is old."}}' for n, line in enumerate(letters)
+        ],
         "corrected.jsonl": ['{"id": "1", "text": "股票大涨。"}'],
         "pairs.tsv": ["text1\ttext2\tscore", *(f"text {n}\ttext {n % 7}\t{n % 5}" for n in range(90))],
         "clicks.jsonl": [f'{{"query": "q{n // 2}", "title": "t{n % 90}", "relevance": {n % 2}}}' for n in range(160)],

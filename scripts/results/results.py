@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from st_reba.encode import copied_positions
+from st_reba.encode import computed_positions
 from st_reba.evaluation import Task, compare, read_task
 from st_reba.evaluation.attention import attention_maps, sink_table
 from st_reba.evaluation.encoding import usable
@@ -211,7 +211,7 @@ def sentences_en(base: Base, given: argparse.Namespace) -> None:
     frame = beside_old_rows(frame, "sentences-en.md", base.name + " whole" * given.whole)
     if base.loading:
         models = {name: of_base(base.model, Method.parse(every[name])) for name in frame.index if name in every}
-        work = pd.Series({name: sum(copied_positions(each[0], tasks[0].texts, {})) for name, each in models.items()})
+        work = pd.Series({name: sum(computed_positions(each[0], tasks[0].texts, {})) for name, each in models.items()})
         frame.insert(0, "work", work / min(work))
     fill("sentences-en.md", base.name + " whole" * given.whole, table(frame, base.name))
 

@@ -114,9 +114,10 @@ def test_defaults() -> None:
     options = {(name, one.name): one.default for name, command in group.commands.items() for one in command.params}
     limits = {"batch_size": 32, "max_body": 4, "max_tokens": 300_000, "queue": 8192}
     wanted: dict[str, dict[str, Any]] = {
-        "compare": {"seed": 0}, "evaluate": {"seed": 0}, "tune": {"sample": 1000, "seed": 0}, "search": {"top": 10},
+        "compare": {"seed": 0}, "evaluate": {"seed": 0}, "search": {"top": 10},
         "serve": {"host": "127.0.0.1", "port": 8080, **limits}, "explore": {"host": "127.0.0.1", "port": 7860},
         "encode": {"input": "-"}, "index": {"factory": "auto"},
+        "tune": {"purpose": "similarity", "sample": 1000, "seed": 0},
     }  # fmt: skip
     found = {name: value for name, value in options.items() if type(value) in (int, str) or value is True}
     assert found == {(command, name): value for command, each in wanted.items() for name, value in each.items()}
