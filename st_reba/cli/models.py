@@ -221,7 +221,7 @@ def onnx(
 
 
 def _told(place: str, model: Any) -> dict[str, Any]:
-    from ..hub.card import written_templates
+    from ..hub.card_method import written_templates
     from ..methods import method_of
     from ..modules import RepeatTransformer
 

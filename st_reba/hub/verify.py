@@ -63,7 +63,7 @@ def verify(
         raise FileNotFoundError(f"{folder!r} holds no {FILE}. st-reba build and st_reba.hub.save write one.")
     stored = read_golden(file)
     if stored.get("graph") is not None:
-        from ..onnx import verify_graph
+        from .graph import verify_graph
 
         report = verify_graph(folder, stored, device=device, dtype=dtype, hub=hub)
         return _compare_files(report, stored, folder, place)
