@@ -63,6 +63,7 @@ class Report:
         tolerance: The largest distance that is allowed.
         texts: Distance of each text's two vectors, relative to the length of the golden one.
         changes: What differs between then and now: (then, now) by name.
+        ran: Whose code made the vectors; None: sentence-transformers' own modules, or a graph.
         code: How the repository's code differs from the installed package's; None: it does not.
         foreign: The code is of another version of st_reba, so its difference says nothing.
         graph: The ONNX graph that was run; None: torch ran the model.
@@ -75,6 +76,7 @@ class Report:
     tolerance: float
     texts: dict[str, float]
     changes: Mapping[str, tuple[str | None, str | None]]
+    ran: str | None = None
     code: str | None = None
     foreign: bool = False
     graph: str | None = None
@@ -95,20 +97,29 @@ class Report:
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
+        lines: list[str] = []
+        if self.code:
+            lines.append(f"{self.code}.")
+        for damage in self.damage or ():
+            lines.append(f"not what was saved: {damage}")
         furthest = max(self.texts, key=lambda text: self.texts[text])
-        lines = [
-            f"{len(self.texts)} texts: distance {self.distance:.1e}, allowed {self.tolerance:.1e}",
-            f"furthest: {json.dumps(furthest[:48], ensure_ascii=False)}, by {self.texts[furthest]:.1e} of its length",
-        ]
-        lines += [f"changed since: {name} {then} -> {now}" for name, (then, now) in self.changes.items()]
-        lines += [f"run by onnxruntime: {self.graph}"] if self.graph else []
-        lines += [f"8 bits: {json.dumps(dict(self.rounded))}"] if self.rounded else []
-        lines += [f"code: {self.code}"] if self.code else []
+        shown_text = json.dumps(furthest[:48], ensure_ascii=False)
+        lines.append(f"{len(self.texts)} texts: distance {self.distance:.1e}, allowed {self.tolerance:.1e}")
+        lines.append(f"furthest: {shown_text}, by {self.texts[furthest]:.1e} of its length")
+        if self.ran:
+            lines.append(f"run by {self.ran}")
+        if self.graph:
+            lines.append(f"run by onnxruntime: {self.graph}")
+        if self.rounded:
+            lines.append(f"8 bits: {json.dumps(dict(self.rounded))}")
+        for name, (value_then, value_now) in self.changes.items():
+            lines.append(f"changed since: {name} {value_then} -> {value_now}")
         if self.damage is None:
             lines.append("weights and tokenizer were not compared: golden.json has no digests of them")
-        lines += [f"not what was saved: {line}" for line in self.damage or ()]
-        lines += [f"saved again since, unharmed: {line}" for line in self.resaved]
-        return "\n".join([*lines, "ok" if self.ok else "FAIL"])
+        for change in self.resaved:
+            lines.append(f"saved again since, unharmed: {change}")
+        lines.append("ok" if self.ok else "FAIL")
+        return "\n".join(lines)
 
 
 def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
