@@ -115,7 +115,9 @@ def _describe_golden(path: Path) -> GoldenDescription | None:
     if not path.is_file():
         return None
     golden = read_golden(path)
-    environment = [f"{name} {value}" for name, value in golden["made"].items()]
+    environment: list[str] = []
+    for package_name, package_version in golden["made"].items():
+        environment.append(f"{package_name} {package_version}")
     return GoldenDescription(
         text_count=len(golden["texts"]),
         environment=", ".join(environment),

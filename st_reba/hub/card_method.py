@@ -21,7 +21,6 @@ from .golden import open_fields
 
 # Of a field that gets its value with the text.
 _ANY_VALUE = "…"
-_TASKS = ("query", "document")
 _TASK_WORDS = {
     "query": "A query",
     "document": "A document",
@@ -54,7 +53,7 @@ class InputDescription:
         templates: The templates of each task, with ``{names}`` where something is put in.
         is_bare: No template stands around the text.
         layout_lines: What stands before, between and behind the copies, in sentences.
-        field_arguments: Arguments that ``encode`` needs for fields, as code, by task.
+        document_arguments, query_arguments: What ``encode_document`` and ``encode_query`` need for fields, as code.
         overhead: Positions beside the text's copies.
         longest_text: Its tokens; None: there is no limit.
         max_positions: Of the input.
@@ -67,7 +66,8 @@ class InputDescription:
     templates: Templates
     is_bare: bool
     layout_lines: list[str]
-    field_arguments: Mapping[str, str]
+    document_arguments: str
+    query_arguments: str
     overhead: int
     longest_text: int | None
     max_positions: int | None
@@ -138,8 +138,9 @@ def describe_input(model: SentenceTransformer) -> InputDescription:
     templates = written_templates(transformer)
     bare_template = ["{text}" * transformer.copies]
     is_bare = all(template == bare_template for template in templates.values())
-    fields = {task: open_fields(transformer, task) for task in _TASKS}
-    field_values = dict.fromkeys(fields["document"], _ANY_VALUE)
+    document_fields = open_fields(transformer, "document")
+    query_fields = open_fields(transformer, "query")
+    field_values = dict.fromkeys(document_fields, _ANY_VALUE)
     copy_count = transformer.copies
     chunk_length = None
     for module in model:
@@ -153,7 +154,8 @@ def describe_input(model: SentenceTransformer) -> InputDescription:
         templates=templates,
         is_bare=is_bare,
         layout_lines=list(_layout_lines(model, templates, is_bare=is_bare)),
-        field_arguments={task: _written_arguments(names) for task, names in fields.items()},
+        document_arguments=_written_arguments(document_fields),
+        query_arguments=_written_arguments(query_fields),
         overhead=_overhead(transformer, field_values),
         longest_text=transformer.budget(None, "document", **field_values),
         max_positions=model.max_seq_length,
@@ -167,8 +169,10 @@ def quoted(text: str) -> str:
 
 
 def _written_arguments(field_names: Sequence[str]) -> str:
-    arguments = [f", {name}={quoted(_ANY_VALUE)}" for name in field_names]
-    return "".join(arguments)
+    written_arguments = ""
+    for field_name in field_names:
+        written_arguments += f", {field_name}={quoted(_ANY_VALUE)}"
+    return written_arguments
 
 
 def _layout_lines(model: SentenceTransformer, templates: Templates, *, is_bare: bool) -> Iterator[str]:
@@ -380,8 +384,10 @@ def _layer_masks(transformer: RepeatTransformer) -> Sequence[str]:
 
 def _mask_names(transformer: RepeatTransformer) -> dict[str, None]:
     """The names of the masks that a model has, each once, from the bottom."""
-    second_masks = [mask for _, mask in _second_runs(transformer)]
-    return dict.fromkeys([*_layer_masks(transformer), *second_masks])
+    mask_names = dict.fromkeys(_layer_masks(transformer))
+    for _, mask in _second_runs(transformer):
+        mask_names[mask] = None
+    return mask_names
 
 
 def _describe_masks(transformer: RepeatTransformer) -> str:
