@@ -140,9 +140,17 @@ def verify(
         _print(Index.open(model).verify(), as_json)
         return 0
     from ..hub import verify as verify_model
+    from .streams import print_error
 
     quiet()
-    report = verify_model(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+    report = verify_model(
+        model,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        report_step=None if as_json else print_error,
+    )
     print(dumped(report.to_dict(), indent=1) if as_json else report)
     return 0 if report.ok else 1
 
@@ -213,7 +221,7 @@ def onnx(
 
 
 def _told(place: str, model: Any) -> dict[str, Any]:
-    from ..hub.card import written_templates
+    from ..hub.card_method import written_templates
     from ..methods import method_of
     from ..modules import RepeatTransformer
 
