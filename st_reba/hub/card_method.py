@@ -180,11 +180,7 @@ def _layout_lines(model: SentenceTransformer, templates: Templates, *, is_bare: 
     if _keeps_its_input(transformer):
         yield "The input is made as the base's own sentence-transformers model makes it."
         return
-    tokens_before, tokens_behind = special_tokens(transformer.tokenizer)
-    yield (
-        f"The tokenizer puts {_token_list(transformer, tokens_before)} before the input, "
-        f"and {_token_list(transformer, tokens_behind)} behind it."
-    )
+    yield _special_token_line(transformer)
     if not is_bare:
         yield from _template_lines(templates)
     prompt_position = ", before all else but the special tokens"
@@ -192,6 +188,15 @@ def _layout_lines(model: SentenceTransformer, templates: Templates, *, is_bare: 
         prompt_position = ", where a template has `{instruction}`"
     for prompt_name, prompt in saved_prompts(model).items():
         yield f"Prompt `{prompt_name}`{prompt_position}: `{quoted(prompt)}`."
+
+
+def _special_token_line(transformer: RepeatTransformer) -> str:
+    tokens_before, tokens_behind = special_tokens(transformer.tokenizer)
+    if not tokens_before and not tokens_behind:
+        return "The tokenizer adds no special tokens."
+    names_before = _token_list(transformer, tokens_before)
+    names_behind = _token_list(transformer, tokens_behind)
+    return f"The tokenizer puts {names_before} before the input, and {names_behind} behind it."
 
 
 def _template_lines(templates: Templates) -> Iterator[str]:
@@ -218,7 +223,7 @@ def _overhead(transformer: RepeatTransformer, field_values: Mapping[str, str]) -
 
 
 def _token_list(transformer: RepeatTransformer, token_ids: Sequence[int]) -> str:
-    names = transformer.tokenizer.convert_ids_to_tokens(list(token_ids))  # type: ignore[union-attr]
+    names = transformer.tokenizer.convert_ids_to_tokens(list(token_ids))
     if not names:
         return "nothing"
     # A stranger's tokenizer may hold anything.
@@ -378,7 +383,7 @@ def _second_runs(transformer: RepeatTransformer) -> Sequence[tuple[int, str]]:
 
 def _layer_masks(transformer: RepeatTransformer) -> Sequence[str]:
     if isinstance(transformer, NoSinkTransformer):
-        return transformer.layer_masks
+        return cast("Sequence[str]", transformer.layer_masks)
     return ()
 
 
