@@ -127,7 +127,7 @@ def tune(
 
 
 def auto(
-    base: Any, texts: Iterable[str], *, purpose: Purpose = "similarity", seed: int = 0, check: bool, **rest: Any
+    base: Any, texts: Iterable[str], *, purpose: str = "similarity", seed: int = 0, check: bool, **rest: Any
 ) -> SentenceTransformer:
     """``build(base, "auto", texts=…)``: :func:`tune` with fewer passes, and no texts that report.
 

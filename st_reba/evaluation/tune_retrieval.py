@@ -413,4 +413,4 @@ class RetrievalReport:
 
 def standard_error(scores: Scores) -> float:
     """Standard error of the mean."""
-    return float(scores.std(ddof=1)) / len(scores) ** 0.5
+    return float(scores.std(ddof=1) / np.sqrt(len(scores)))
