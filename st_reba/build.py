@@ -37,7 +37,7 @@ def build(
         method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"``, ``"nosink"``; the short form, as
             ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else PromptEOL, worded as
             ``template="prompteol-search"``: ``encode`` for similarity, ``encode_query`` and ``encode_document`` for
-            search. ``"auto"``: what suits ``texts``.
+            search; it reads attention outputs where the base shows them. ``"auto"``: what suits ``texts``.
         tokenizer: Folder or Hub id of another tokenizer than the base's; of a loaded model, its tokenizer.
         dtype: Number type of the weights; None: float32 on a CPU, as stored on a GPU.
         quantization: ``"nf4"`` (4 bits) or ``"int8"``, by bitsandbytes.
@@ -91,4 +91,5 @@ def build(
     # Here, so that most errors come before torch is imported.
     from .assembly import Assembly
 
-    return Assembly(base, chosen, loading, check=check).run()
+    takes_default = method is None and "read" not in given
+    return Assembly(base, chosen, loading, check=check, may_read_states=takes_default).run()

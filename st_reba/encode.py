@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .processor import bfloat16_hint
+
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
@@ -71,6 +73,7 @@ def encode_texts(
         return np.zeros((0, options.get("truncate_dim") or model.get_embedding_dimension() or 0), dtype=np.float32)
     lengths = measure_lengths(model, texts, task=task, is_batched=True, **options)
     batches = token_batches(lengths.positions, batch_tokens)
+    bfloat16_hint.give(model, sum(lengths.positions))
     method: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
     rows: list[NDArray[np.float32]] = []
     for batch in batches:

@@ -10,21 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from .app import (
-    AsJson,
-    CheckedCommand,
-    Device,
-    Dtype,
-    Model,
-    Trust,
-    app,
-    dumped,
-    given,
-    pairs,
-    quiet,
-    telling_what_is_kept,
-)
-from .models import Base
+from .app import CheckedCommand, app, dumped, given, pairs, quiet, telling_what_is_kept
+from .options import AsJson, Base, Device, Dtype, Model, Trust
 
 if TYPE_CHECKING:
     from ..evaluation.tasks import Task

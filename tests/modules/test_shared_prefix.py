@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf_writing import gguf_file
 from marks import Base, slow_but
 from pipelines import assert_gradients, build, counted_positions, encoded, features_of, gradients, made
 from torch import Tensor
@@ -111,6 +112,44 @@ def test_what_is_shared_is_computed_once(base: Base) -> None:
         states(model)
     assert passes[0] == prefix_length and passes[1] == len(lengths) * max(lengths)
     assert passes[2:] == [2 * lengths.count(length) * question_length for length in sorted(set(lengths))]
+
+
+def test_a_prefix_runs_once_for_all_batches_of_an_encode(base: Base) -> None:
+    model: Any = build(base("llama"), "prompteol", template=QUESTION)
+    prefix_length = len(model[0].frames()[0].parts[0] + model[0].frames()[0].parts[1])
+    with counted_positions(model) as passes:
+        model.encode(TEXTS, batch_size=2)
+    assert len(passes) == 3 and passes.count(prefix_length) == 1
+    with counted_positions(model) as passes:
+        model.encode(TEXTS, batch_size=2)
+    assert passes.count(prefix_length) == 1
+
+
+def add_in_place(weight: torch.nn.Parameter) -> None:
+    with torch.no_grad():
+        weight.add_(0.1)
+
+
+def replace_data(weight: torch.nn.Parameter) -> None:
+    weight.data = weight.data + 0.1
+
+
+@pytest.mark.parametrize("template", [QUESTION, QUESTIONS])
+@pytest.mark.parametrize("change", [add_in_place, replace_data])
+def test_a_prefix_runs_again_where_weights_have_changed(
+    base: Base, change: Callable[[torch.nn.Parameter], None], template: Any
+) -> None:
+    """Without a change of mode between two batches."""
+    model: Any = build(base("llama"), "prompteol", template=template).eval()
+    features = dict(model[0].preprocess(TEXTS))
+    with torch.no_grad():
+        before = model[0](features)["token_embeddings"]
+        change(model[0].model.layers[0].self_attn.k_proj.weight)
+        after = model[0](features)["token_embeddings"]
+        with whole_rows():
+            whole = model[0](features)["token_embeddings"]
+    assert difference(before, whole) > 1e-3
+    assert difference(after, whole) <= TOLERANCE
 
 
 def test_positions_are_counted_as_they_are_computed(base: Base) -> None:
@@ -290,6 +329,30 @@ def test_copied_code_shares_alike(base: Base, tmp_path: Path, monkeypatch: pytes
     with counted_positions([copied]) as passes:
         found = states([copied])
     assert len(passes) > 1 and torch.equal(found, states(model))
+
+
+@pytest.mark.parametrize("weight_type", ["F32", "Q8_0"])
+def test_a_gguf_file_shares_like_a_folder(tmp_path: Path, weight_type: str) -> None:
+    base_file = gguf_file(tmp_path, weight_type)
+    model: Any = build(str(base_file), "prompteol", template=QUESTIONS)
+    with counted_positions(model) as passes:
+        shared_states = states(model)
+    with whole_rows():
+        whole_states = states(model)
+    assert len(passes) > 1 and difference(shared_states, whole_states) <= TOLERANCE
+
+
+@pytest.mark.slow
+def test_a_compiled_decoder_shares(base: Base) -> None:
+    """Traced by torch, without its compiler, which takes minutes."""
+    model: Any = build(base("llama"), "prompteol", template=QUESTIONS[:2])
+    with whole_rows():
+        whole_states = states(model)
+    with counted_positions(model) as passes:
+        model[0].model = torch.compile(model[0].model, backend="eager", dynamic=True)
+        shared_states = states(model)
+    torch._dynamo.reset()
+    assert len(passes) > 1 and difference(shared_states, whole_states) <= TOLERANCE
 
 
 def test_a_model_that_keeps_other_states_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
