@@ -258,8 +258,12 @@ def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[lis
     return batches
 
 
-def copied_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str, Any]) -> list[int]:
-    """Positions that a RepeatTransformer computes for each text, without what a batch computes once for all.
+def computed_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str, Any]) -> list[int]:
+    """Positions that a RepeatTransformer computes for each text: what work, cost and progress count.
+
+    Where rows share what they begin with, a prefix counts nothing, as a batch computes it once for all texts, and a
+    text that several questions follow counts once. Padding is not counted, nor that rows run whole in batches of which
+    so little is shared that a stage of its own would cost more (``STAGE_COST``).
 
     Args:
         transformer: The module.
@@ -276,7 +280,7 @@ def batch_positions(
 ) -> list[int]:
     """Positions that each text counts for in a batch of bounded memory; ``whole``: rows share nothing.
 
-    Arguments are those of `copied_positions`. Where rows share a prefix, they hold its states without computing them.
+    Arguments are those of `computed_positions`. Where rows share a prefix, they hold its states without computing them.
     """
     return _batch_lengths(transformer, texts, layout, whole=whole).positions
 

@@ -20,15 +20,36 @@ def show_output(index: int, module: nn.Module, arguments: tuple[Any, ...], outpu
         each(index, output[0] if isinstance(output, tuple) else output)
 
 
-def watch_attention(model: Any) -> None:
-    """Let passes see what every layer's attention adds to the hidden states."""
+def attention_blocks(model: nn.Module) -> list[nn.Module]:
+    """The attention of each layer; a ValueError where a layer has none that shows its outputs, or several."""
+    blocks: list[nn.Module] = []
     for index, layer in enumerate(layers_of(model)):
-        found = [each for each in layer.modules() if getattr(each, "layer_idx", None) == index]
-        found = [each for each in found if hasattr(each, "is_causal")]
-        if len(found) != 1:
-            raise ValueError(f"read='attention': {type(layer).__name__} has {len(found)} attention blocks, not one.")
-        if not any(getattr(hook, "func", None) is show_output for hook in found[0]._forward_hooks.values()):
-            found[0].register_forward_hook(partial(show_output, index))
+        candidates: list[nn.Module] = []
+        for module in layer.modules():
+            if getattr(module, "layer_idx", None) == index and hasattr(module, "is_causal"):
+                candidates.append(module)
+        if len(candidates) != 1:
+            kind = type(layer).__name__
+            raise ValueError(f"read='attention': {kind} has {len(candidates)} attention blocks, not one.")
+        blocks += candidates
+    return blocks
+
+
+def shows_attention(model: nn.Module) -> bool:
+    """Whether the attention outputs of every layer can be read."""
+    try:
+        attention_blocks(model)
+    except ValueError:
+        return False
+    return True
+
+
+def watch_attention(model: nn.Module) -> None:
+    """Let passes see what every layer's attention adds to the hidden states."""
+    for index, block in enumerate(attention_blocks(model)):
+        hooks = block._forward_hooks.values()
+        if not any(getattr(hook, "func", None) is show_output for hook in hooks):
+            block.register_forward_hook(partial(show_output, index))
 
 
 class OutputReader:

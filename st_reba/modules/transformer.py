@@ -43,6 +43,8 @@ TEXT_ONLY: dict[str, Any] = {
     "module_output_name": "token_embeddings",
 }
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
+# What stands between them in a card is of the folder that it was published in, and of no copy of the model.
+CARD_MARKS = ("<!-- st_reba: this folder -->", "<!-- st_reba: end of this folder -->")
 REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
 
 
@@ -87,6 +89,7 @@ class RepeatTransformer(Transformer):
     ]
     # The rows of attention that the pooling module asks for, a Capture; None if it needs none.
     capture: Any = None
+    mode_changes = 0  # how often training or inference was set
     # The base's number type; and what transformers said of its weights: those that were missing, or not expected.
     stored_dtype: torch.dtype | None = None
     loading: Mapping[str, Any] = {}
@@ -268,6 +271,11 @@ class RepeatTransformer(Transformer):
         pieces = [(one, self._run(batch, capture)) for one, batch in capture.pieces.batches(features, self.config)]
         return {**self._run(features, None), "captured": capture, "pieces": pieces}
 
+    def train(self, mode: bool = True) -> RepeatTransformer:
+        """Change between training and inference, as `encode` does before the first batch."""
+        self.mode_changes += 1
+        return super().train(mode)  # type: ignore[return-value]
+
     def _hooks(self, capture: Any) -> list[Any]:
         """What acts in a pass: ``begin`` before the layers run, and ``finish`` behind them, in reverse order."""
         return [hook for hook in (capture, self.reader) if hook is not None]
@@ -346,6 +354,15 @@ class RepeatTransformer(Transformer):
             raise ValueError(f"modules.json: no pooling follows {names[0]}. Copy all files of the model, or add one.")
         if self.rows > 1 and "PromptEnsemble" not in names:
             raise ValueError(f"A text has {self.rows} templates, so PromptEnsemble must follow the pooling.")
+        # Private in sentence-transformers: the card of the folder, which it writes into every folder to come.
+        card_text = getattr(model, "_model_card_text", None) or ""
+        before_folder, _, from_folder = card_text.partition(CARD_MARKS[0])
+        after_folder = from_folder.partition(CARD_MARKS[1])[2]
+        if after_folder:
+            model._model_card_text = before_folder + after_folder.lstrip()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.model).__name__}, {self.get_config_dict()})"
 
     @classmethod
     def load_config(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
