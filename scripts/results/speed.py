@@ -41,8 +41,8 @@ from typing import cast
 from speed_row import RowJob
 
 from st_reba.evaluation import read_task
-from st_reba.prompts import ENSEMBLES
 from st_reba.processor import multiplies_bfloat16
+from st_reba.prompts import ENSEMBLES
 
 ROW_SCRIPT = Path(__file__).with_name("speed_row.py")
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "speed.md"
