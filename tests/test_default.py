@@ -9,7 +9,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba.hub.card import write_card, written_templates
+from st_reba.hub.card import write_card
+from st_reba.hub.card_method import written_templates
 from st_reba.methods import TEMPLATES
 
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。"]
