@@ -251,7 +251,7 @@ def show_before_and_after(
 ) -> None:
     """Print where the answers are by the plain mean, and by the default."""
     print("\nBefore and after: the place of the first English sentence that answers, by vectors alone\n")
-    print("  mean of the states   default")
+    print("  mean of the states   default, whitened as an index does")
     for question, rank_before, rank_after in zip(questions, ranks_before, ranks_after, strict=True):
         print(f"  {rank_before:>18}   {rank_after:>7}   {question.text}")
 
