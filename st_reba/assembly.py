@@ -20,8 +20,9 @@ from .filters import Filter, with_filter
 from .gguf_files import GgufFile, check_gguf, complete_tokenizer, read_gguf
 from .methods import Method
 from .modules import RepeatTransformer
-from .modules.selfcheck import can_share_prefix, check_capture, check_masks, check_padding, hidden_states, is_causal
-from .modules.settings import masks_of
+from .modules.mask_check import check_masks
+from .modules.selfcheck import can_share_prefix, check_capture, check_padding, hidden_states, is_causal
+from .modules.settings import plan_layers
 from .optional import required
 from .safety import check_base, check_tokenizer, limit_numbers, load, panics_as_errors
 
@@ -174,7 +175,8 @@ class Assembly:
         if method.setting is not None:
             kind = modules.NoSinkTransformer
             numbers: dict[str, Any] = {name: getattr(method, name) for name in ("k", "k0", "m", "implementation")}
-            options |= masks_of(method.setting, base.config.get_text_config().num_hidden_layers, **numbers)
+            depth = base.config.get_text_config().num_hidden_layers
+            options |= plan_layers(method.setting, depth, **numbers)._asdict()
         module: RepeatTransformer = kind(
             base,
             recipe={name: value for name, value in method.to_dict().items() if name != "filter"},

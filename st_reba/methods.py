@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from .modules.settings import SETTINGS, masks_of
+from .modules.settings import SETTINGS, plan_layers
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -188,9 +188,10 @@ class Method:
         if re.search(rf"(?<!{{){{({_RESERVED})}}", str(self.layout)):
             raise ValueError(f"template={self.template!r}: a field may not bear the name of an argument of encode.")
         if self.setting is not None:
-            masks = masks_of(self.setting, None, k=self.k, k0=self.k0, m=self.m)
-            apart = "extra" in self.setting and self.implementation == "paper" and isinstance(self.layer, tuple)
-            if masks["second"] and (self.read != "states" or apart):
+            plan = plan_layers(self.setting, None, k=self.k, k0=self.k0, m=self.m)
+            is_apart = plan.architecture == "extra" and self.implementation == "paper"
+            apart = is_apart and isinstance(self.layer, tuple)
+            if plan.second and (self.read != "states" or apart):
                 raise ValueError(f"setting={self.setting!r}: layers run twice, which goes with no such read or layer.")
         elif (self.k, self.k0, self.m) != (None, None, 1):
             raise ValueError(f"k={self.k!r}, k0={self.k0!r}, m={self.m!r} need setting=…, as setting='mask0-bidir'.")

@@ -20,9 +20,9 @@ from ..filters import Filter
 from ..methods import Method
 from ..modules import PromptEnsemble
 from ..modules.capture import Capture
-from ..modules.layers import watch_layers
+from ..modules.layers import ModuleCall, watch_layers
 from ..modules.outputs import watch_attention
-from ..modules.settings import masks_of
+from ..modules.settings import plan_layers
 
 Vectors = NDArray[np.float32]
 # "mean" and "last" are of the last copy's content, "end" is the very last position.
@@ -171,8 +171,8 @@ def _masks(method: Method, layers: int) -> list[str] | None:
     """The masks of a model of so many layers; None: some of them run twice."""
     if method.setting is None:
         return ["forward"] * layers
-    found = masks_of(method.setting, layers, k=method.k, k0=method.k0, m=method.m)
-    return None if found["second"] else list(found["layer_masks"])
+    plan = plan_layers(method.setting, layers, k=method.k, k0=method.k0, m=method.m)
+    return None if plan.second else plan.layer_masks
 
 
 def read(
@@ -248,12 +248,12 @@ class _Watch:
         self.sums = {each.first: torch.zeros(()) for each in readouts if each.first is not None}
         self.outputs: dict[tuple[int | None, int], Tensor] = {}  # by first and last layer, [B, 3, d]
 
-    def begin(self, state: Any) -> None:
-        def see(index: int, entered: Tensor, hidden: Tensor, again: Any) -> Tensor:
+    def before_layers(self, state: Any) -> None:
+        def see(index: int, layer_call: ModuleCall, hidden: Tensor) -> Tensor:
             if index + 1 in self.layers:
                 self.states.append(hidden)
-                if state.backward is not None:
-                    self.weights[index + 1] = self._so_far(state.backward)
+                if state.attention_reader is not None:
+                    self.weights[index + 1] = self._so_far(state.attention_reader)
             # All pass what follows the layers, the final norm, side by side in the batch.
             return torch.cat(self.states) if index + 1 == self.depth and self.states else hidden
 
@@ -268,7 +268,7 @@ class _Watch:
         if self.sums:
             state.after_attention.append(add)
 
-    def finish(self, state: Any, hidden: Tensor) -> Tensor:
+    def after_layers(self, state: Any, hidden: Tensor) -> Tensor:
         if self.states:
             self.states = list(hidden.reshape(len(self.layers), -1, *hidden.shape[1:]).unbind())
         return self.states[-1] if self.states else hidden

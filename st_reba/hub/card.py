@@ -17,7 +17,7 @@ from sentence_transformers.base.modules import Dense, Normalize
 
 from ..bases import EMBEDDED
 from ..methods import METHODS, OPTIONS, Method, method_of
-from ..modules.settings import MASKS
+from ..modules.masks import MASKS
 from ..packaged import PACKAGED, PackagedBase
 from .golden import FILE as GOLDEN
 from .golden import open_fields, read_golden
@@ -115,7 +115,7 @@ def values_of(
         "layers": f"{first.depth} of {type(first.model).__name__}",
         "masks": masks,
         "states": _states(first),
-        "mask_words": {each: MASKS[each].format(m=first.m) for each in used},
+        "mask_words": {each: MASKS[each].description.format(m=first.m) for each in used},
         "quantization": _quantization(first),
         "dtype": str(getattr(first, "stored_dtype", None) or config.dtype or first.model.dtype).removeprefix("torch."),
         "parameters": first.model.num_parameters(),

@@ -13,7 +13,7 @@ from sentence_transformers.util import load_file_path
 
 from ..bases import HUB
 from ..modules import RepeatTransformer
-from ..modules.layout import PARTS
+from ..modules.extensions import extensions
 from ..modules.version import __version__
 from ..safety import Repository, load
 from .digests import files_of
@@ -89,7 +89,7 @@ def _code(model: Any, file: str | None) -> dict[str, Any]:
         return {"code": f"there is no {CODE}, so only readers with st_reba can load the model", "foreign": True}
     # As written, whatever a checkout made of the line ends.
     text = Path(file).read_bytes().replace(b"\r\n", b"\n").decode("utf-8", "replace")
-    if text == PARTS["code"](model):
+    if text == extensions.code_of(model):
         return {}
     found = _VERSION.match(text)
     if found and found[1] != __version__:

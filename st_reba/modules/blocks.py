@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .layout import PARTS
+from .extensions import extensions
 
 BLOCK = 1 << 20  # probabilities that stay in a processor's cache; a GPU takes 16 times as many at once
 
@@ -92,4 +92,5 @@ def _probabilities(query: Tensor, key: Tensor, terms: ScoreTerms, later: Tensor)
     return torch.softmax(scores, dim=-1, out=None if torch.is_grad_enabled() else scores)[..., :keys]
 
 
-PARTS |= {"terms": ScoreTerms, "blocks": attend}
+extensions.score_terms = ScoreTerms
+extensions.attend_in_blocks = attend

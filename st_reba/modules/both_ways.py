@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .blocks import ScoreTerms, attend
 from .capture import BackwardAttention
-from .layout import PARTS
+from .extensions import extensions
 
 
 def attend_both_ways(
@@ -47,4 +47,4 @@ def sums(backward: BackwardAttention, probabilities: Tensor) -> Tensor:
     return largest if backward.both else largest.masked_fill(position < anchors, 0.0)
 
 
-PARTS["both_ways"] = attend_both_ways
+extensions.attend_both_ways = attend_both_ways

@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .attention import show_attention
+from .attention import install_attention
 from .blocks import ScoreTerms, attend
-from .layout import PARTS, Span
+from .extensions import extensions
+from .layout import Span
 from .passes import ForwardPass
 
 
@@ -39,24 +40,26 @@ class Capture:
     pieces: Any = None
     zeros: ClassVar[bool] = False  # a text whose states are not finite gets zeros; else it is an error
 
-    def begin(self, state: ForwardPass) -> None:
+    def before_layers(self, state: ForwardPass) -> None:
         """Keep the rows while the layers of a pass run."""
-        if not show_attention(state.transformer.model):
-            state.arguments["output_attentions"] = True
-        summed = state.real if self.special else state.copies > 0
-        state.backward = BackwardAttention([self.run(span) for span in state.spans], summed, self.both)
+        if not install_attention(state.model):
+            state.model_arguments["output_attentions"] = True
+        summed = state.real_tokens if self.special else state.copy_ids > 0
+        backward = BackwardAttention([self.run(span) for span in state.spans], summed, self.both)
+        state.hook_data[self] = state.attention_reader = backward
 
-    def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
+    def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
         """Hand the rows over as ``backward_attention`` [B, R, T]; an error where a layer's attention was not seen."""
-        config, seen = state.transformer.config.get_text_config(), state.backward.layers
+        config, backward = state.model.config.get_text_config(), state.hook_data[self]
+        seen = backward.layers
         # Some models name what each layer is; those of linear attention or state spaces have no attention to show.
         types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
         shown = [each for each in types if each == "hybrid" or ("attention" in each and "linear" not in each)]
         expected = len(shown) or config.num_hidden_layers
         if seen < expected + (0 if state.masks is None else len(state.masks.second)):
             raise ValueError(f"ReBA needs the attention of {expected} layers, but {seen} showed theirs. Use Echo.")
-        state.features["backward_attention"] = state.backward.rows()
-        return hidden
+        state.pooling_features["backward_attention"] = backward.rows()
+        return hidden_states
 
     def run(self, span: Span) -> tuple[int, int]:
         """First anchor of a text, and number of anchors, which follow one another."""
@@ -85,7 +88,7 @@ class BackwardAttention:
         """Attention of one layer, [B, T, H, D'], which raises the maxima."""
         self.layers += 1
         if looks_ahead or self.both:
-            return PARTS["both_ways"](self, query, key, value, terms)  # type: ignore[no-any-return]
+            return extensions.attend_both_ways(self, query, key, value, terms)
         return attend(query, key, value, terms, self.see)
 
     def see(self, probabilities: Tensor, texts: slice = slice(None), start: int = 0) -> None:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from .both_ways import sums
-from .layout import PARTS
+from .extensions import extensions
 from .passes import current_pass
 
 logger = logging.getLogger(__name__)
 
 
-def hook_attention(decoder: Any) -> None:
+def observe_eager_attention(decoder: Any) -> None:
     """Observe a decoder's eager attention; one layer's [B, H, T, T] is held at a time."""
     decoder.observed = True
     decoder.config._attn_implementation = "eager"
@@ -32,13 +32,13 @@ def hook_attention(decoder: Any) -> None:
 def see_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
     """Forward hook: show an attention module's probabilities to the pass, and drop them from its output."""
     state = current_pass()
-    if state is None or state.backward is None or not isinstance(output, (tuple, list)):
+    if state is None or state.attention_reader is None or not isinstance(output, (tuple, list)):
         return output
-    batch, length = state.real.shape
+    batch, length = state.real_tokens.shape
     kept: list[Any] = []
     for value in output:
         if isinstance(value, Tensor) and value.ndim == 4 and value.shape == (batch, value.shape[1], length, length):
-            backward = state.backward
+            backward: Any = state.attention_reader
             backward.layers += 1
             if backward.both:
                 for head in range(value.shape[1]):
@@ -51,7 +51,7 @@ def see_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> An
     return type(output)(*kept) if hasattr(output, "_fields") else type(output)(kept)
 
 
-def chosen_keys(mask: Tensor, indices: Tensor, keys: int) -> Tensor:
+def mask_of_chosen_keys(mask: Tensor, indices: Tensor, keys: int) -> Tensor:
     """Mask of the keys that an indexer chose for each query, ``indices`` [B, T, n], as far as ``mask`` shows them.
 
     Such models always make a mask, as their indexer needs one.
@@ -62,5 +62,5 @@ def chosen_keys(mask: Tensor, indices: Tensor, keys: int) -> Tensor:
     return chosen & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
 
 
-PARTS["chosen_keys"] = chosen_keys
-PARTS["eager"] = hook_attention
+extensions.mask_of_chosen_keys = mask_of_chosen_keys
+extensions.observe_eager_attention = observe_eager_attention

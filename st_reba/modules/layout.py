@@ -12,23 +12,15 @@ from typing import Any
 
 import torch
 
-
-class Parts(dict[str, Any]):
-    """What a section offers that not every model needs, entered at its end, and what only the installed package has."""
-
-    def __missing__(self, name: str) -> Any:
-        raise ValueError(f"This copy of st_reba's code lacks {name!r}, which the model needs: pip install st-reba.")
-
-
-# Of the package: "training", "eager", "chosen_keys", "code" and "stored_as".
-PARTS = Parts()
+# False in the file of a published repository, which holds copies of these sections.
+IS_INSTALLED = __name__.startswith("st_reba.")
 TASKS = ("query", "document")
 # The optional third part of a template: for texts that `encode` takes, neither query nor document.
 SIMILARITY = "similarity"
 # Fields of a template that stand for the text: as it is, or its words (in Chinese its characters) in reverse order.
 SLOTS = ("text", "reversed")
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.
-_tokenizing = threading.RLock()
+tokenizer_lock = threading.RLock()
 _SURROGATES = re.compile("[\ud800-\udfff]")
 Features = dict[str, Any]  # what modules hand on, by name
 # Pairs of a literal and the field after it, or None.
@@ -37,7 +29,7 @@ Template = tuple[tuple[str, str | None], ...]
 
 def published(cls: Any) -> Any:
     """Class decorator: modules.json names ``st_reba.…``; pickle, the whole package, or the file that it came from."""
-    home = "st_reba.modules" if __name__.startswith("st_reba.") else cls.__module__
+    home = "st_reba.modules" if IS_INSTALLED else cls.__module__
 
     def reduce(module: Any) -> tuple[Any, ...]:
         return (_new, (home, type(module).__name__), *object.__reduce_ex__(module, 4)[2:])
@@ -75,6 +67,15 @@ def copies_of(template: Template) -> int:
 def fields_of(template: Template) -> set[str]:
     """Names of the fields other than the text's."""
     return {name for _, name in template if name is not None and name not in SLOTS}
+
+
+def has_reversed_copies(rows: Sequence[Mapping[str, Template]]) -> bool:
+    """Whether a template of any row and task has a slot for the reversed text."""
+    for templates in rows:
+        for template in templates.values():
+            if any(name == "reversed" for _, name in template):
+                return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, special: bool = False, off
     clean = [_SURROGATES.sub("\ufffd", text) for text in texts]
     options = {"padding": False, "truncation": False, "verbose": False, "return_attention_mask": False}
     options |= {"split_special_tokens": not special, "return_token_type_ids": False, "return_offsets_mapping": offsets}
-    with _tokenizing:
+    with tokenizer_lock:
         return dict(tokenizer(clean, add_special_tokens=False, **options))
 
 
@@ -144,7 +145,7 @@ def special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ids that the tokenizer puts before and after a text."""
     for probe in ("a", "0", "the", "中"):
         bare = list(tokenize(tokenizer, [probe])["input_ids"][0])
-        with _tokenizing:
+        with tokenizer_lock:
             whole = list(tokenizer(probe, padding=False, truncation=False, verbose=False)["input_ids"])
         for start in range(len(whole) - len(bare) + 1):
             if bare and whole[start : start + len(bare)] == bare:

@@ -1,105 +1,22 @@
-"""Checks when a model is built: every layer sees what its mask says; capturing and padding change nothing; causality.
-
-No mask is trusted: one position's input to an attention module is changed at a time, to see which outputs change.
-"""
+"""Checks when a model is built: capturing, padding and sharing change nothing; causality."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .attention import show_attention
 from .capture import Capture
 from .layout import Frame, decoder_of, pad
-from .masks import visible
-from .passes import current_pass
 from .questions import QuestionBatch
 from .transformer import RepeatTransformer
 
 logger = logging.getLogger(__name__)
 
-_EXACT = (torch.float32, torch.float64)
-
-
-def check_masks(transformer: Any) -> None:
-    """Run a few tokens through a NoSinkTransformer; raise a ValueError that names a layer which disobeys its mask."""
-    if not transformer.changed:
-        return
-    if any("indexer" in type(module).__name__.lower() for module in transformer.model.modules()):
-        raise ValueError("setting: layers choose their keys by an indexer, so their masks cannot be changed.")
-    length = min(transformer.m + 3, 16)  # three tokens more than a mask hides tell all masks apart
-    # One text in every row: each row but the first gets one position changed, one way or the other.
-    ids = torch.arange(1, length + 1, device=transformer.model.device).expand(2 * length + 1, -1)
-    ones = torch.ones_like(ids)
-    own: dict[nn.Module, Tensor] = {}
-    ran: Counter[tuple[int, str]] = Counter()
-
-    def watch(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        state: Any = current_pass()
-        if state is None:
-            hidden = arguments[0] if arguments else keywords.get("hidden_states")
-            shown = output[0] if isinstance(output, tuple) else output
-            # Whole layers know their index too, and may pass on several streams at once.
-            if all(isinstance(x, Tensor) and x.ndim == 3 and x.shape[:2] == ids.shape for x in (hidden, shown)):
-                own[module] = _seen(module, arguments, keywords)
-            return
-        masks = state.masks
-        if masks.last is None or masks.last[0] is not module:
-            return
-        layer, name, mask = module.layer_idx, masks.last[1], masks.own
-        changed = mask is not None and name != "forward" and mask.dtype != torch.bool
-        if changed and ((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any():
-            raise ValueError("setting: the model adds position biases to its masks, so these cannot be changed.")
-        ran[layer, name] += 1
-        wanted = visible(name, own[module][None, None], m=transformer.m)[0, 0]
-        if not torch.equal(sees := _seen(module, arguments, keywords), wanted):
-            query, key = (sees != wanted).nonzero()[0].tolist()
-            sight = f"token {query} {'does not see' if wanted[query, key] else 'sees'} token {key}"
-            where = f"layer {layer} ({type(module).__name__}), running as {name}"
-            raise ValueError(f"setting: {where}: its {sight}. This model's masks cannot be changed.")
-
-    decoder = decoder_of(transformer.eval().model)
-    with torch.inference_mode(), ExitStack() as hooks:
-        for module in transformer.model.modules():
-            if isinstance(getattr(module, "layer_idx", None), int):
-                hooks.enter_context(module.register_forward_hook(watch, with_kwargs=True))
-        # By transformers' own attention first: that is what the masks change.
-        decoder.set_attn_implementation("eager")
-        transformer.model(input_ids=ids, attention_mask=ones)
-        show_attention(transformer.model)
-        try:
-            RepeatTransformer.forward(transformer, {"input_ids": ids, "attention_mask": ones, "copy_ids": ones})
-        except RuntimeError as error:
-            raise ValueError(f"setting: {type(decoder).__name__} cannot run it: {error}.") from error
-    for (layer, name), times in Counter([*enumerate(transformer.layer_masks), *transformer.second]).items():
-        # Some models run a layer several times by themselves.
-        if name != "forward" and (not (had := ran[layer, name]) or (transformer.second and had != times)):
-            raise ValueError(f"setting: layer {layer} ran as {name} {had} times, not {times}. Convert others.")
-
-
-def _seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
-    """What a module sees, by trial: [T, T], whether the output at a row changes with the input at another."""
-    hidden: Tensor = arguments[0] if arguments else keywords["hidden_states"]
-    length = hidden.shape[1]
-    noise = torch.randn(hidden.shape[-1], generator=torch.Generator().manual_seed(0)).to(hidden)
-    # Larger than the input itself, so that a position which is seen at all is seen to change.
-    change = noise * hidden.float().std().to(hidden) * 8.0
-    changed = hidden[:1].expand_as(hidden).clone()
-    for key in range(length):
-        # A key's score rises in one of both rows: what is seen faintly as it stands is seen there.
-        changed[1 + 2 * key, key] += change
-        changed[2 + 2 * key, key] -= change
-    others = {name: value for name, value in keywords.items() if name != "hidden_states"}
-    output = module.forward(changed, *arguments[1:], **others)
-    values: Tensor = (output[0] if isinstance(output, tuple) else output).float()
-    difference = (values[1:] - values[:1]).abs().amax(dim=-1).view(length, 2, length).amax(dim=1)
-    tolerance = 1e-6 if hidden.dtype in _EXACT else 1e-3
-    return (tolerance * values[:1].abs().max() < difference.T).cpu()
+# Number types of full precision; others round hidden states to two or three digits.
+EXACT_DTYPES = (torch.float32, torch.float64)
 
 
 def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False, capture: Any = None) -> Tensor:
@@ -120,19 +37,19 @@ def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
     """Raise where hidden states are not ``plain``, those without capturing, or the model looks ahead unasked."""
     name, capture = type(transformer.model).__name__, Capture("copy")
     captured = hidden_states(transformer, capture=capture)
-    if not getattr(transformer, "changed", False):
+    if not getattr(transformer, "changes_masks", False):
         after = hidden_states(transformer, other_end=True, capture=capture)[:, :-1]
         if not torch.allclose(after, captured[:, :-1], atol=1e-3 * float(plain.abs().max()), rtol=0):
             raise ValueError(f"{name} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
     difference = relative_difference(captured, plain, transformer.model.dtype)
-    tolerance = 1e-3 if transformer.model.dtype in _EXACT else 1e-2
+    tolerance = 1e-3 if transformer.model.dtype in EXACT_DTYPES else 1e-2
     if not difference <= tolerance:
         raise ValueError(f"{name}: hidden states change by {difference:.1%} when attention is captured. Use 'echo'.")
 
 
 def relative_difference(states: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
     """How far states are from what they should be; in 16 bits, by what their directions differ."""
-    if dtype in _EXACT:
+    if dtype in EXACT_DTYPES:
         return float((states - wanted).abs().max() / wanted.abs().max())
     # Rounding moves single numbers by a tenth where layers are many; another attention turns the vectors.
     return 1 - float(torch.cosine_similarity(states.flatten().float(), wanted.flatten().float(), dim=0))
@@ -149,7 +66,7 @@ def check_padding(transformer: Any, name: str) -> None:
             features = {"input_ids": ids[:, : mask.shape[1]], "attention_mask": mask, "copy_ids": mask}
             hidden.append(RepeatTransformer.forward(transformer.eval(), features)["token_embeddings"][0, :4].float())
     difference = float((hidden[0] - hidden[1]).abs().max() / hidden[0].abs().max())
-    if difference > (1e-3 if transformer.model.dtype in _EXACT else 0.3):
+    if difference > (1e-3 if transformer.model.dtype in EXACT_DTYPES else 0.3):
         raise ValueError(f"base={name!r}: hidden states change by {difference:.0%} when a text is padded. Use another.")
 
 
@@ -183,7 +100,7 @@ def can_share_prefix(transformer: RepeatTransformer) -> bool:
         return False
     real = batch["attention_mask"].bool().to(whole_rows.device)
     difference = relative_difference(shared_rows[real], whole_rows[real], transformer.model.dtype)
-    is_same = difference <= (1e-5 if transformer.model.dtype in _EXACT else 1e-2)
+    is_same = difference <= (1e-5 if transformer.model.dtype in EXACT_DTYPES else 1e-2)
     if not is_same:
         logger.info("%s: prompts run with every text, as sharing changes states by %.0e", model_name, difference)
     return is_same

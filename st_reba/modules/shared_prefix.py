@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from .layout import PARTS, Features, decoder_of
+from .extensions import extensions
+from .layout import Features, decoder_of
 
 STAGE_COST = {"cpu": 32, "cuda": 512}  # as much as so many positions; a GPU was not measured
 
@@ -112,7 +113,7 @@ def run_shared(
     if torch.compiler.is_compiling() or not transformer.can_share(hooks):
         return None
     if transformer.rows > 1:
-        hidden_states: Tensor | None = PARTS["questions"](transformer, features, hooks).run()
+        hidden_states: Tensor | None = extensions.question_batch(transformer, features, hooks).run()
         return hidden_states
     token_ids = features["input_ids"]
     row_count, row_length = token_ids.shape
@@ -135,4 +136,4 @@ def run_shared(
     return torch.cat([all_prefixes, text_states], dim=1)
 
 
-PARTS["shared_prefix"] = run_shared
+extensions.run_shared = run_shared

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .layout import PARTS
+from .extensions import extensions
 from .passes import current_pass, running
-from .second import SecondRuns
+from .second import RepeatedLayers
 
 # transformers' own name; there is no public one.
 _FUNCTION = "_gradient_checkpointing_func"
@@ -34,7 +34,7 @@ class Remembering:
         return self.checkpoint(again, *arguments, **kwargs)
 
 
-def prepare(model: nn.Module, hooks: Sequence[Any]) -> None:
+def checkpoint_in_pass(model: nn.Module, hooks: Sequence[Any]) -> None:
     """Make a model's gradient checkpointing, if it is on, run layers in their pass.
 
     Args:
@@ -51,7 +51,7 @@ def prepare(model: nn.Module, hooks: Sequence[Any]) -> None:
             continue
         function: Any = getattr(module, _FUNCTION, None)
         reason = None
-        if any(isinstance(hook, SecondRuns) for hook in hooks):
+        if any(isinstance(hook, RepeatedLayers) for hook in hooks):
             reason = "layers run twice and hand streams on"
         elif function is None:
             reason = f"{type(module).__name__} does it in an unknown way"
@@ -64,4 +64,4 @@ def prepare(model: nn.Module, hooks: Sequence[Any]) -> None:
         setattr(module, _FUNCTION, Remembering(function))
 
 
-PARTS["training"] = prepare
+extensions.checkpoint_in_pass = checkpoint_in_pass

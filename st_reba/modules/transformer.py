@@ -15,8 +15,8 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import get_device_name
 from torch import Tensor
 
+from .extensions import extensions
 from .layout import (
-    PARTS,
     SIMILARITY,
     TASKS,
     Features,
@@ -55,7 +55,7 @@ class RepeatTransformer(Transformer):
 
     Args:
         model_name_or_path: Folder or Hub id of the decoder; or a Transformer that is loaded, whose model is shared.
-        template: Text with a ``{text}`` slot for each copy (or ``{reversed}``, see :func:`reverse`), a mapping of
+        template: Text with a ``{text}`` slot for each copy (or ``{reversed}``, see :func:`reverse_words`), a mapping of
             ``query``, ``document`` and, for what ``encode`` takes, ``similarity`` (by default as a document) to such
             texts, or a list of these, one row of the batch each (see PromptEnsemble). None: the bare text.
         repeats: Number of copies where there is no template.
@@ -123,7 +123,7 @@ class RepeatTransformer(Transformer):
             raise ValueError(f"pooled={pooled!r} must be one of {', '.join(POOLED)}, repeats={repeats!r} 1 to 64.")
         bare: list[dict[str, Template]] = [dict.fromkeys(TASKS, (("", "text"),) * repeats)]
         # By row of the batch and by task; so many rows a text makes, with k copies in each.
-        self.templates = bare if template is None else PARTS["templates"](template)
+        self.templates = bare if template is None else extensions.parse_templates(template)
         self.rows, self.copies = len(self.templates), copies_of(self.templates[0]["document"])
         if self.tokenizer is None:
             raise ValueError(f"{type(self.processor).__name__} holds no tokenizer. Put its files beside the model.")
@@ -134,14 +134,22 @@ class RepeatTransformer(Transformer):
         self.config.use_cache = config.use_cache = False
         if getattr(config, "attn_logit_softcapping", None):
             # SDPA refuses soft caps, or drops them in some versions.
-            PARTS["show"](self.model)
+            extensions.install_attention(self.model)
         marks = [bool(each.is_causal) for each in decoder_of(self.model).modules() if hasattr(each, "is_causal")]
         self.causal = bool(marks and all(marks)) if causal is None else causal
         self.shares_prefix = shares_prefix
-        given = dict(reading or {})
-        self.reader: Any = PARTS[f"{given.pop('of')}_reader"](self, **given) if given else None
+        self.reader: Any = None if reading is None else self._make_reader(dict(reading))
         self._warned = False
         self._pipeline: list[Any] = [self]
+
+    def _make_reader(self, reading: dict[str, Any]) -> Any:
+        source = reading.pop("of")
+        layers = {"first_layer": reading.pop("first"), "last_layer": reading.pop("last")}
+        if source == "attention":
+            return extensions.output_reader(self, **layers, **reading)
+        if source == "states":
+            return extensions.layer_reader(self, **layers, **reading)
+        raise ValueError(f"reading: of={source!r} is not known. Choose from states, attention.")
 
     @property
     def depth(self) -> int:
@@ -223,7 +231,7 @@ class RepeatTransformer(Transformer):
         contents = self.content(inputs)["input_ids"]
         turned = contents
         if any(frame.is_reversed for frame in frames):
-            turned = self.content([PARTS["reverse"](text) for text in inputs])["input_ids"]
+            turned = self.content([extensions.reverse_words(text) for text in inputs])["input_ids"]
         longest = max(map(len, contents), default=0)
         if budget is not None and longest > budget and not self._warned:
             self._warned = True
@@ -279,26 +287,26 @@ class RepeatTransformer(Transformer):
 
     def run_pass(self, features: Features, hooks: Sequence[Any], arguments: Features) -> Tensor:
         """Hidden states [B, T, d] of one pass of the decoder; ``features`` gets what hooks hand to the pooling."""
-        state, mask = ForwardPass(self, features), features["attention_mask"]
+        state, mask = ForwardPass(self.model, features), features["attention_mask"]
         for hook in hooks:
-            hook.begin(state)
+            hook.before_layers(state)
         # In a causal model, padding after a text affects no real token, and attention without a mask is fastest.
         shown = torch.ones_like(mask) if self.causal else mask
         with running(state):
-            inputs = {"input_ids": features["input_ids"], "attention_mask": shown, **state.arguments, **arguments}
+            inputs = {"input_ids": features["input_ids"], "attention_mask": shown, **state.model_arguments, **arguments}
             hidden: Tensor = super().forward(inputs)["token_embeddings"]
         for hook in reversed(hooks):
-            hidden = hook.finish(state, hidden)
-        features.update(state.features)
+            hidden = hook.after_layers(state, hidden)
+        features.update(state.pooling_features)
         return hidden
 
     def _run(self, features: dict[str, Any], capture: Any) -> dict[str, Any]:
         result, hooks = dict(features), self._hooks(capture)
         mask, hidden = features["attention_mask"], None
-        if self.training and "training" in PARTS:
-            PARTS["training"](self.model, hooks)
-        if "shared_prefix" in PARTS:
-            hidden = PARTS["shared_prefix"](self, features, hooks)
+        if self.training and extensions.has("checkpoint_in_pass"):
+            extensions.checkpoint_in_pass(self.model, hooks)
+        if extensions.has("run_shared"):
+            hidden = extensions.run_shared(self, features, hooks)
         if hidden is None:
             hidden = self.run_pass(result, hooks, {})
         if any(span.total < mask.shape[1] for span in features["spans"]):
@@ -334,7 +342,7 @@ class RepeatTransformer(Transformer):
 
     def get_embedding_dimension(self) -> int:
         """Dimension d of the hidden states; of joined layers that of all."""
-        return int(super().get_embedding_dimension()) * getattr(self.reader, "joined", 1)
+        return int(super().get_embedding_dimension()) * getattr(self.reader, "width_factor", 1)
 
     def on_model_ready(self, model: Any) -> None:
         """Refuse a pipeline in which nothing makes one vector of a text's tokens, or of its rows."""
@@ -383,14 +391,14 @@ class RepeatTransformer(Transformer):
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Save the module and its code; where st_reba is installed, weights keep the base's number type."""
-        with PARTS["stored_as"](self.model, self.stored_dtype) if "stored_as" in PARTS else nullcontext():
+        with extensions.stored_as(self.model, self.stored_dtype) if extensions.has("stored_as") else nullcontext():
             super().save(output_path, *args, **kwargs)
         root, name = Path(output_path), "config_sentence_transformers.json"
         if not (root / name).is_file() and (root.parent / name).is_file():
             root = root.parent  # a Router keeps its modules in folders of the repository
         settings = root / name
-        if "code" in PARTS:
-            (root / "st_reba.py").write_text(PARTS["code"](self._pipeline), encoding="utf-8")
+        if extensions.has("code_of"):
+            (root / "st_reba.py").write_text(extensions.code_of(self._pipeline), encoding="utf-8")
         elif (root / "st_reba.py").resolve() != Path(__file__).resolve():
             shutil.copyfile(__file__, root / "st_reba.py")
         if settings.is_file():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..encode import Task, saved_prompt
 from ..modules import ChunkedReBAPooling, QueryShift, ReBAPooling, RepeatTransformer
 from ..modules.layout import decoder_of, empty_text_token, special_tokens
-from ..modules.masks import LayerMasks
+from ..modules.nosink import LayerMasks
 from ..modules.passes import ForwardPass, running
 from .attention import GraphCapture, GraphMasks
 
@@ -132,24 +132,26 @@ class EmbeddingGraph(nn.Module):
             inputs["position_ids"] = torch.minimum(at.place, at.total - 1)
         if "use_cache" in self._takes:
             inputs["use_cache"] = False
-        state = ForwardPass(self.first, {"attention_mask": at.real, "copy_ids": at.copies, "spans": []})
-        GraphMasks(self.first).begin(state)
+        state = ForwardPass(self.model, {"attention_mask": at.real, "copy_ids": at.copies, "spans": []})
+        GraphMasks(self.first).before_layers(state)
         capture = self.capture
         hooks = [hook for hook in self.first._hooks(None) if not isinstance(hook, LayerMasks)]
         for hook in hooks:
-            hook.begin(state)
+            hook.before_layers(state)
         if capture is not None:
             summed = at.real if capture.special else at.copies > 0
-            state.backward = GraphCapture(capture, (at.first, at.tokens, at.total), summed, at.longest)
+            state.hook_data[capture] = state.attention_reader = GraphCapture(
+                capture, (at.first, at.tokens, at.total), summed, at.longest
+            )
         with running(state):
             hidden: Tensor = self.model(**inputs).last_hidden_state
         for hook in reversed(hooks):
-            hidden = hook.finish(state, hidden)
+            hidden = hook.after_layers(state, hidden)
         hidden = torch.where(at.real[:, :, None], hidden, 0.0)
         if capture is None:
             return hidden, None
-        capture.finish(state, hidden)
-        return hidden, state.features["backward_attention"]
+        capture.after_layers(state, hidden)
+        return hidden, state.pooling_features["backward_attention"]
 
     def _pooled(self, hidden: Tensor, at: _Layout) -> Tensor:
         last = at.copies == self.frame.copies

@@ -21,8 +21,8 @@ from st_reba.modules import RepeatTransformer, blocks
 from st_reba.modules.attention import attention
 from st_reba.modules.blocks import ScoreTerms, attend
 from st_reba.modules.capture import BackwardAttention
-from st_reba.modules.eager import chosen_keys
-from st_reba.modules.masks import LayerMasks
+from st_reba.modules.eager import mask_of_chosen_keys
+from st_reba.modules.nosink import LayerMasks
 from st_reba.modules.passes import ForwardPass, current_pass, running
 from st_reba.modules.training import Remembering
 
@@ -88,7 +88,7 @@ def test_blocks(how: ScoreTerms, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chosen_keys() -> None:
     """Those that an indexer chose, as far as a mask of numbers shows them."""
     mask = torch.zeros(1, 1, 2, 3).masked_fill(torch.ones(2, 3).triu(1).bool(), torch.finfo(torch.float32).min)
-    shown = chosen_keys(mask, torch.tensor([[[0, 2], [1, 1]]]), 3)
+    shown = mask_of_chosen_keys(mask, torch.tensor([[[0, 2], [1, 1]]]), 3)
     assert shown.tolist() == [[[[True, False, False], [False, True, False]]]]
 
 
@@ -132,8 +132,8 @@ def test_what_few_models_ask_for() -> None:
 
 def test_what_layers_may_not_pass(base: Base) -> None:
     state = ForwardPass(None, {"spans": [], "attention_mask": torch.ones(2, 4), "copy_ids": None})
-    LayerMasks(made(base("llama"), "mask0")[0]).begin(state)
-    state.backward = object()
+    LayerMasks(made(base("llama"), "mask0")[0]).before_layers(state)
+    state.attention_reader = object()
     for says, index, keys, options in (
         ("'sinks'", 0, 4, {"sinks": 1}), ("'block_indices'", 0, 4, {"block_indices": 1}), ("more keys", 0, 5, {}),
         ("by an indexer", 0, 4, {"indices": torch.zeros(2, 4, 1)}), ("mask of shape", 1, 5, {}),

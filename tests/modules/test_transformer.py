@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,6 +27,7 @@ from tokenizers.processors import TemplateProcessing
 
 from st_reba.modules import RepeatTransformer
 from st_reba.modules.code import _has_terms, code_of
+from st_reba.modules.extensions import Extensions
 from st_reba.modules.layout import Frame, empty_text_token, make_frame, special_tokens, tokenize
 
 
@@ -141,12 +144,12 @@ FILES: dict[tuple[str, str], str] = {
     ("llama", "reba mean"): REBA, ("llama", "reba template"): f"templates {REBA}",
     ("llama", "authors last"): "attention blocks capture both_ways pooling authors",
     ("llama", "chunk mean"): f"{REBA} pieces", ("llama", "concat"): f"layers reader {REBA}",
-    ("llama", "chunk mask0"): "attention blocks masks capture both_ways pooling pieces",
+    ("llama", "chunk mask0"): "attention blocks masks nosink capture both_ways pooling pieces",
     ("llama", "echo last"): "shared_prefix",
     ("llama", "reversed"): "shared_prefix questions templates reversal ensemble",
-    ("llama", "outputs"): "layers outputs shared_prefix templates", ("llama", "mask0"): "attention masks",
-    ("llama", "inter"): "layers attention masks second", ("gpt_oss", "echo last"): "shared_prefix",
-    ("gpt_oss", "mask0"): "attention blocks masks", ("gemma2", "echo last"): "shared_prefix attention blocks",
+    ("llama", "outputs"): "layers outputs shared_prefix templates", ("llama", "mask0"): "attention masks nosink",
+    ("llama", "inter"): "layers attention masks nosink second", ("gpt_oss", "echo last"): "shared_prefix",
+    ("gpt_oss", "mask0"): "attention blocks masks nosink", ("gemma2", "echo last"): "shared_prefix attention blocks",
 }  # fmt: skip
 
 
@@ -154,9 +157,33 @@ FILES: dict[tuple[str, str], str] = {
 def test_files(base: Base, of: str, name: str) -> None:
     """A model takes with it what it needs, and no more."""
     code, sections = code_of(made(base(of), name).modules()), FILES[of, name]
-    assert re.findall(r"^- (\w+): [A-Z]", code, re.M) == ["layout", "passes", "transformer", *sections.split()]
+    assert re.findall(r"^- (\w+): [A-Z]", code, re.M) == [
+        "layout",
+        "extensions",
+        "passes",
+        "transformer",
+        *sections.split(),
+    ]
     most_lines = MOST_LINES_OF_REBA if "capture" in sections else MOST_LINES
     assert len(code.splitlines()) <= most_lines
+
+
+def test_the_registry_is_never_half_filled() -> None:
+    """Whichever file is imported first: what another file offers is there, and what a model saves is whole."""
+    program = """
+from st_reba.modules.transformer import RepeatTransformer
+from st_reba.modules.extensions import extensions
+assert extensions.has("code_of") and extensions.reverse_words("a b") == "b a"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_published_copy_names_the_section_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("st_reba.modules.extensions.IS_INSTALLED", False)
+    empty_registry = Extensions()
+    assert not empty_registry.has("run_shared")
+    with pytest.raises(ValueError, match="lacks 'parse_templates'.* pip install st-reba"):
+        empty_registry.parse_templates("{text}")
 
 
 def test_code_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
