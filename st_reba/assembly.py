@@ -12,7 +12,7 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import get_device_name, load_file_path
 
 from . import bases, modules
@@ -133,13 +133,12 @@ class Assembly:
         elif getattr(model, "hf_quantizer", None) is None:
             base.to(self.device or get_device_name())
         once = method.name in ("classical", "prompteol", "nosink") or method.chunk is not None
-        pooled = "end" if method.name == "prompteol" else "all" if method.sentence_pooling == "cls" else "last_copy"
         module = self._module(
             base,
             reading=self._reading(model, base.depth),
             template=method.layout,
             repeats=1 if once else method.repeats or 2,
-            pooled=method.pooled or pooled,
+            pooled=method.pooled or method.pooling_spec.positions,
             instruction=method.instruction,
             compute_matched=method.compute_matched,
         )
@@ -288,21 +287,14 @@ class Assembly:
             return Sharing(folder, config_kwargs=trust, processor_kwargs=trust)
 
     def _behind(self, width: int) -> list[torch.nn.Module]:
-        method, pooling = self.method, self.method.sentence_pooling
-        weights = {"include_special": method.include_special, "normalize_weights": method.normalize_weights}
-        if method.name != "reba":
-            first: Any = Pooling(width, "lasttoken" if pooling == "last" else pooling)
-        elif method.chunk is not None:
-            pieces = {"chunk": method.chunk, "repeats": method.repeats or 2}
-            first = modules.ChunkedReBAPooling(width, pooling, **pieces, **weights)
-        elif method.implementation == "authors":
-            first = modules.AuthorsReBAPooling(width, pooling)
-        else:
-            first = modules.ReBAPooling(width, pooling, **weights)
-        made = [first]
+        """The pooling, and what follows it."""
+        method = self.method
+        pooling_modules = [method.pooling_spec.build(method, width)]
         if method.templates is not None:
-            made.append(modules.PromptEnsemble(method.template_weights, method.equal_norms))
-        return [*made, Normalize()] if method.normalize else made
+            pooling_modules.append(modules.PromptEnsemble(method.template_weights, method.equal_norms))
+        if method.normalize:
+            pooling_modules.append(Normalize())
+        return pooling_modules
 
 
 def _one_line(error: Exception) -> str:

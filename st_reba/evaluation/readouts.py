@@ -118,21 +118,28 @@ def vectors(
 
 def readout_of(method: Method, depth: int) -> Readout | None:
     """The readout of a method, on a base with L layers (``depth``); None: its model has to run by itself."""
-    plain = method.implementation == "paper" and method.chunk is None and method.pooled is None
-    plain = plain and not method.include_special and not method.normalize_weights and method.final_norm
-    pooling, outputs = method.sentence_pooling, method.read == "attention"
-    if not plain or pooling not in ("mean", "last") or (method.name == "reba" and outputs):
+    is_plain = method.implementation == "paper" and method.chunk is None and method.pooled is None
+    if not is_plain or method.include_special or method.normalize_weights or not method.final_norm:
         return None
-    given = method.layer if method.layer is not None else (depth // 2 + 1, depth) if outputs else depth
-    if isinstance(given, tuple) and not outputs:
+    pooling = method.pooling_spec.readout
+    reads_outputs = method.read == "attention"
+    if pooling is None or (method.name == "reba" and reads_outputs):
         return None
-    ends = given if isinstance(given, tuple) else (given, given)
-    first, layer = (each % (depth + 1) for each in ends)
-    known = 0 < first <= layer and all(-depth <= each <= depth for each in ends)
-    if not known or (method.setting is not None and _masks(method, layer) is None):
+    layers = method.layer
+    if layers is None:
+        layers = (depth // 2 + 1, depth) if reads_outputs else depth
+    if not isinstance(layers, tuple):
+        layers = (layers, layers)
+    elif not reads_outputs:
+        return None
+    if not all(-depth <= layer <= depth for layer in layers):
         return None  # by itself: build says what cannot be
-    name = {"reba": f"reba-{pooling}", "prompteol": "end"}.get(method.name, pooling)
-    return Readout(layer, name, first if outputs else None)
+    first_layer, last_layer = (layer % (depth + 1) for layer in layers)
+    if not 0 < first_layer <= last_layer:
+        return None
+    if method.setting is not None and _masks(method, last_layer) is None:
+        return None
+    return Readout(last_layer, pooling, first_layer if reads_outputs else None)
 
 
 def shared(methods: Sequence[Method], depth: int) -> dict[Method, list[Method]]:

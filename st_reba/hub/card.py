@@ -19,6 +19,7 @@ from ..bases import EMBEDDED
 from ..methods import METHODS, OPTIONS, Method, method_of
 from ..modules.masks import MASKS
 from ..packaged import PACKAGED, PackagedBase
+from ..poolings import POSITIONS
 from .golden import FILE as GOLDEN
 from .golden import open_fields, read_golden
 
@@ -37,13 +38,6 @@ _NOTICES = {
     "llama3.1": "Built with Llama.",
     "llama3.2": "Built with Llama.",
     "gemma": "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms.",
-}
-_POOLED = {
-    "last_copy": "the content of the last copy",
-    "repeats": "the content of copies 2 to k",
-    "last_copy_and_end": "the last copy's content and the special tokens behind it",
-    "end": "the very last position",
-    "all": "all positions",
 }
 _TRAINED = re.compile(r"^## Training(?: Details)?\n+(.*?)\n+(?=## |\Z)", re.MULTILINE | re.DOTALL)
 
@@ -208,23 +202,7 @@ def _states(first: Any) -> str:
 def _formula(first: Any, method: Method | None) -> list[str]:
     if method is None:
         return []
-    last = method.sentence_pooling == "last"
-    if method.name != "reba":
-        pooling, where = method.sentence_pooling, _POOLED[first.pooled]
-        each = {"last": f"v at the last position of {where}", "cls": "v at the first position"}
-        return [f"text  = {each.get(pooling, f'the {pooling} of v over {where}')}"]
-    lines = ["A^new = max over l and h of (A^{l,h} + (A^{l,h})ᵀ) / 2"]
-    if method.implementation == "authors":
-        seen = "A^new[T, t], T the very last position" if last else "Σ A^new[i, t], i ≤ t in the first half"
-        return [*lines, f"text  = Σ_t a_t · v_t / Σ_t a_t over all positions t, a_t = {seen}"]
-    where = "all positions" if method.include_special else "the content positions"
-    if method.chunk is not None:
-        lines.append(f"e_i   = A^new[p, p] · v_i + Σ_t A^new[p, t] · v'_t over {where} t > p of the piece's own run,")
-        lines.append("        v' its hidden states, p the place of token i in its copy 1")
-    else:
-        lines.append(f"e_i   = Σ_t A^new[p, t] · v_t over {where} t ≥ p of all copies, p that of token i in copy 1")
-    lines += ["        the weights of each e_i divided by their sum"] if method.normalize_weights else []
-    return [*lines, f"text  = {'e_n, of the last token' if last else '(1/n) Σ_i e_i'}"]
+    return method.pooling_spec.describe(method, POSITIONS[first.pooled])
 
 
 def _masks(first: Any) -> tuple[str, list[str]]:

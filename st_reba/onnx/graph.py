@@ -12,10 +12,11 @@ from sentence_transformers.base.modules import Dense, Normalize
 from torch import Tensor, nn
 
 from ..encode import Task, saved_prompt
-from ..modules import ChunkedReBAPooling, QueryShift, ReBAPooling, RepeatTransformer
+from ..modules import QueryShift, RepeatTransformer
 from ..modules.layout import decoder_of, empty_text_token, special_tokens
 from ..modules.nosink import LayerMasks
 from ..modules.passes import ForwardPass, running
+from ..poolings import is_exportable
 from .attention import GraphCapture, GraphMasks
 
 # How the graph's weights behind the pooling are named: those of a filter.
@@ -178,8 +179,7 @@ def _check(model: SentenceTransformer, task: str | None = None) -> None:
     if not isinstance(first, RepeatTransformer) or getattr(first, "own_input", False):
         raise ValueError(f"{type(first).__name__} keeps the base's own input: no graph. Build with pooling=….")
     pooling = model[1] if len(model) > 1 else None
-    pooled = isinstance(pooling, ReBAPooling) and not isinstance(pooling, ChunkedReBAPooling)
-    if not pooled and getattr(pooling, "pooling_mode", None) not in ("mean", "lasttoken", "cls"):
+    if pooling is None or not is_exportable(pooling):
         raise ValueError(f"{pooling} cannot be exported. Build without chunk, with pooling last, mean or cls.")
     base, tasks = first.model, (None, *get_args(Task))
     rope = str(getattr(first.config.get_text_config(), "rope_parameters", None))
