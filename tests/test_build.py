@@ -164,8 +164,8 @@ CALLS: dict[str, Callable[[str], Any]] = {
     "a part of the package": lambda path: extensions.nothing,
     "no place": lambda path: special_tokens(lambda text, **_: {"input_ids": [[3]] if isinstance(text, list) else [1]}),
     "a field without a value": lambda path: encoded(build(path, template="{kind} {text}{text}")),
-    "an unknown field": lambda path: build(path)[0].frames(kind="x"),  # type: ignore[operator]
-    "an unknown task": lambda path: build(path)[0].frames(task="x"),  # type: ignore[operator]
+    "an unknown field": lambda path: build(path)[0].row_layouts(kind="x"),  # type: ignore[operator]
+    "an unknown task": lambda path: build(path)[0].row_layouts(task="x"),  # type: ignore[operator]
     "no text": lambda path: build(path)[0].preprocess([3]),  # type: ignore[operator]
 }
 

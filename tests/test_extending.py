@@ -27,17 +27,14 @@ TOY_MASK = '''"""Toy mask: a window of two tokens."""
 
 from __future__ import annotations
 
-from st_reba.modules.masks import AttentionMask, declare_mask
+from st_reba.modules.masks import declare_mask
 
 declare_mask(
-    AttentionMask(
-        name="toy-window",
-        inplace_setting="toy-window",
-        description="token i and the one before it",
-        is_causal=True,
-        hides_sink=False,
-        visible_tokens=lambda view: view.native_mask & (view.positions[:, None] - view.positions < 2),
-    )
+    "toy-window",
+    inplace_setting="toy-window",
+    description="token i and the one before it",
+    visible_tokens=lambda view: view.native_mask & (view.positions[:, None] - view.positions < 2),
+    is_causal=True,
 )
 '''
 TOY_MODULE = '''"""ToyPooling: the largest number of each dimension."""

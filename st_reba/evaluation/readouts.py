@@ -21,6 +21,7 @@ from ..methods import Method
 from ..modules import PromptEnsemble
 from ..modules.capture import Capture
 from ..modules.layers import ModuleCall, watch_layers
+from ..modules.layout import copy_starts, pooled_positions
 from ..modules.outputs import watch_attention
 from ..modules.settings import plan_layers
 
@@ -246,9 +247,10 @@ class _Watch:
         # First and end of the content tokens that a vector is of, [B, 1] each.
         self.first, self.end = torch.tensor(parts, device=copies.device)[:, :, None].unbind(dim=1)
         inside = copies == transformer.copies
-        mean, last = self._chosen(inside.cumsum(dim=1) - 1)
-        ends = torch.tensor([[span.total - 1] for span in spans], device=copies.device)
-        at_end = torch.arange(copies.shape[1], device=copies.device) == ends
+        positions = torch.arange(copies.shape[1], device=copies.device)
+        mean, last = self._chosen(positions - copy_starts(copies, transformer.copies))
+        row_lengths = torch.tensor([[span.total] for span in spans], device=copies.device)
+        at_end = pooled_positions("end", transformer.copies, copies, positions < row_lengths, row_lengths, 0)
         self.plain = _means(torch.stack([mean & inside, last & inside, at_end], dim=1))  # [B, 3, T]: mean, last, end
         self.states: list[Tensor] = []
         self.weights: dict[int, Tensor] = {}  # by layer, [B, 2, T]: ReBA's mean and last

@@ -118,7 +118,7 @@ def values_of(
         "modules": [type(module).__name__ for module in model],
         "prompts": prompts,
         "trusted": bool(getattr(first.model.config, "auto_map", None)),
-        "hooked": first.capture is not None and first.model.config._attn_implementation == "eager",
+        "hooked": first.requested_rows is not None and first.model.config._attn_implementation == "eager",
         "requirements": json.loads((place / SETTINGS).read_text(encoding="utf-8")).get("requirements", {}),
         "training": training,
         "facts": facts,
@@ -248,7 +248,7 @@ def _input(first: Any, model: SentenceTransformer) -> dict[str, Any]:
         "rows": first.rows,
         "positions": model.max_seq_length,
         "budget": first.budget(None, "document", **fields["document"]),
-        "overhead": max(each.overhead for each in first.frames(None, "document", **fields["document"])),
+        "overhead": max(each.overhead for each in first.row_layouts(None, "document", **fields["document"])),
     }
 
 

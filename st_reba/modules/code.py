@@ -17,7 +17,7 @@ from torch import nn
 from . import MODULES, module_of_section, section_names
 from .authors import AuthorsCapture
 from .extensions import extensions
-from .layout import has_reversed_copies
+from .layout import reverses_text
 from .masks import MASKS
 from .nosink import NoSinkTransformer
 from .transformer import RepeatTransformer
@@ -31,17 +31,21 @@ def _reads(transformer: RepeatTransformer, source: str) -> bool:
 def _computes_attention(transformer: RepeatTransformer) -> bool:
     text_config = transformer.config.get_text_config()
     has_soft_cap = getattr(text_config, "attn_logit_softcapping", None) is not None
-    return has_soft_cap or transformer.capture is not None or isinstance(transformer, NoSinkTransformer)
+    return has_soft_cap or transformer.requested_rows is not None or isinstance(transformer, NoSinkTransformer)
+
+
+def _reverses_text(transformer: RepeatTransformer) -> bool:
+    return any(reverses_text(template) for row in transformer.templates for template in row.values())
 
 
 def _captures_both_ways(transformer: RepeatTransformer) -> bool:
-    if transformer.capture is None:
+    if transformer.requested_rows is None:
         return False
     if isinstance(transformer, NoSinkTransformer):
         mask_names = transformer.mask_names()
         if not all(MASKS[mask_name].is_causal for mask_name in mask_names):
             return True
-    return not transformer.causal or isinstance(transformer.capture, AuthorsCapture)
+    return not transformer.causal or isinstance(transformer.requested_rows, AuthorsCapture)
 
 
 def _is_imported(transformer: RepeatTransformer) -> bool:
@@ -61,7 +65,7 @@ SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
     "shared_prefix": lambda transformer: transformer.shares_prefix,
     "questions": lambda transformer: transformer.shares_prefix and transformer.rows > 1,
     "templates": lambda transformer: transformer.template is not None,
-    "reversal": lambda transformer: has_reversed_copies(transformer.templates),
+    "reversal": _reverses_text,
     "attention": _computes_attention,
     "blocks": lambda transformer: _computes_attention(transformer) and _has_terms(transformer.model),
     "masks": _is_imported,
@@ -173,7 +177,8 @@ class SectionSource:
     def text(self) -> str:
         """The section as it stands in the file: its docstring as comments, without its imports."""
         comments = [f"# {line}".rstrip() for line in (self.section, *self.docstring)]
-        return "\n".join([*comments, "", self.body])
+        body = self.body.replace("\n\n\n", "\n\n")
+        return "\n".join([*comments, "", body])
 
 
 def _is_for_types(statement: ast.stmt) -> bool:

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from torch import Tensor
+from .layout import IS_INSTALLED
 
-from .layout import IS_INSTALLED, Template
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from .layout import Template
+
+    class OptionalCode:
+        """What sections offer that not every model needs; each is set by the section that defines it."""
+
+        # What published files may contain.
+        attend_both_ways: Callable[..., Tensor]
+        attend_in_blocks: Callable[..., Tensor]
+        install_attention: Callable[..., bool]
+        layer_reader: Callable[..., Any]
+        output_reader: Callable[..., Any]
+        parse_templates: Callable[[Any], list[dict[str, Template]]]
+        question_batch: Callable[..., Any]
+        repeated_layers: Callable[..., Any]
+        reverse_words: Callable[[str], str]
+        run_shared: Callable[..., Tensor | None]
+        score_terms: Callable[..., Any]
+        # What the installed package alone has.
+        checkpoint_in_pass: Callable[..., None]
+        code_of: Callable[..., str]
+        mask_of_chosen_keys: Callable[..., Tensor]
+        observe_eager_attention: Callable[..., None]
+        stored_as: Callable[..., Any]
+
+        def has(self, name: str) -> bool: ...
 
 
 class MissingSectionError(ValueError, AttributeError):
@@ -16,49 +44,20 @@ class MissingSectionError(ValueError, AttributeError):
 
 
 class Extensions:
-    """What sections offer that not every model needs; each is set by the section that defines it.
-
-    The installed package loads all sections when something is asked for that is not set yet.
-    """
-
-    # What published files may contain.
-    attend_both_ways: Callable[..., Tensor]
-    attend_in_blocks: Callable[..., Tensor]
-    install_attention: Callable[..., bool]
-    layer_reader: Callable[..., Any]
-    output_reader: Callable[..., Any]
-    parse_templates: Callable[[Any], list[dict[str, Template]]]
-    question_batch: Callable[..., Any]
-    repeated_layers: Callable[..., Any]
-    reverse_words: Callable[[str], str]
-    run_shared: Callable[..., Tensor | None]
-    score_terms: Callable[..., Any]
-    # What the installed package alone has.
-    checkpoint_in_pass: Callable[..., None]
-    code_of: Callable[..., str]
-    mask_of_chosen_keys: Callable[..., Tensor]
-    observe_eager_attention: Callable[..., None]
-    stored_as: Callable[..., Any]
+    """What sections have set; the installed package loads all of them when something is not set yet."""
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("__"):
-            self.load_sections()
-        if name in vars(self):
-            return vars(self)[name]
-        remedy = "pip install st-reba"
-        raise MissingSectionError(f"This copy of st_reba's code lacks {name!r}, which the model needs: {remedy}.")
+        if name.startswith("__") or not self.has(name):
+            raise MissingSectionError(
+                f"This copy of st_reba's code lacks {name!r}, which the model needs: pip install st-reba."
+            )
+        return vars(self)[name]
 
     def has(self, name: str) -> bool:
         """Whether something is there, for what a model can do without."""
-        if name not in vars(self):
-            self.load_sections()
+        if name not in vars(self) and IS_INSTALLED:
+            import_module("st_reba.modules").load_sections()
         return name in vars(self)
 
-    def load_sections(self) -> None:
-        """Import all sections of the installed package; a published file holds its own already."""
-        if IS_INSTALLED:
-            package = import_module("st_reba.modules")
-            package.load_sections()
 
-
-extensions = Extensions()
+extensions = cast("OptionalCode", Extensions())

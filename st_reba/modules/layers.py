@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -30,8 +30,7 @@ def are_numbered(layers: nn.ModuleList) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class ModuleCall:
+class ModuleCall(NamedTuple):
     """A call of a layer or of its attention, as a forward hook gets it."""
 
     module: nn.Module
@@ -41,23 +40,17 @@ class ModuleCall:
     @property
     def hidden_states(self) -> Tensor:
         """What the module was called with first."""
-        if self.arguments:
-            return self.arguments[0]  # type: ignore[return-value]
-        return self.keywords["hidden_states"]  # type: ignore[return-value]
+        return self.arguments[0] if self.arguments else self.keywords["hidden_states"]  # type: ignore[return-value]
 
     def repeat(self, hidden_states: Tensor) -> Tensor:
         """Run the module with other hidden states: its forward alone, as its hooks would call this again."""
-        other_keywords = dict(self.keywords)
-        other_keywords.pop("hidden_states", None)
-        module_output = self.module.forward(hidden_states, *self.arguments[1:], **other_keywords)
-        return first_output(module_output)
+        other_keywords = {name: value for name, value in self.keywords.items() if name != "hidden_states"}
+        return first_output(self.module.forward(hidden_states, *self.arguments[1:], **other_keywords))
 
 
 def first_output(module_output: Tensor | tuple[Tensor, ...]) -> Tensor:
     """What a module returns, alone or first of several."""
-    if isinstance(module_output, tuple):
-        return module_output[0]
-    return module_output
+    return module_output[0] if isinstance(module_output, tuple) else module_output
 
 
 class AfterLayer:
@@ -79,14 +72,12 @@ class AfterLayer:
             return layer_output
         hidden_states = first_output(layer_output)
         if hidden_states.ndim != 3:
-            shape = f"{hidden_states.ndim}-dimensional"
-            raise ValueError(f"{type(layer).__name__} hands on {shape} states. Use its last layer.")
+            layer_name = type(layer).__name__
+            raise ValueError(f"{layer_name} hands on {hidden_states.ndim}-dimensional states. Use its last layer.")
         layer_call = ModuleCall(layer, arguments, keywords)
         for observer in state.after_layer:
             hidden_states = observer(self.layer_index, layer_call, hidden_states)
-        if isinstance(layer_output, tuple):
-            return (hidden_states, *layer_output[1:])
-        return hidden_states
+        return (hidden_states, *layer_output[1:]) if isinstance(layer_output, tuple) else hidden_states
 
 
 def watch_layers(model: PreTrainedModel) -> None:

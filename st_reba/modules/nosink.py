@@ -6,7 +6,7 @@ Every mask follows from the layer's own, which transformers made and which holds
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Transformer
@@ -18,6 +18,10 @@ from .layout import Features, published, spans_of, tokenizer_lock
 from .masks import MASKS, AttentionView
 from .passes import ForwardPass
 from .transformer import RepeatTransformer
+
+if TYPE_CHECKING:
+    from .capture import Capture
+    from .passes import PassHook
 
 
 class LayerMask(NamedTuple):
@@ -32,9 +36,7 @@ class LayerMasks:
     """The masks of one forward pass of a NoSinkTransformer; a hook of that pass."""
 
     def __init__(self, transformer: NoSinkTransformer) -> None:
-        self.layer_masks = transformer.layer_masks
-        self.second = transformer.second
-        self.m = transformer.m
+        self.layer_masks, self.second, self.m = transformer.layer_masks, transformer.second, transformer.m
         # The mask of a layer's second run, while it lasts.
         self.rerun_mask: str | None = None
         # For checks: the attention module that ran last with its mask's name, and its native mask.
@@ -43,8 +45,7 @@ class LayerMasks:
 
     def before_layers(self, state: ForwardPass) -> None:
         """Let attention ask for the masks."""
-        self.real_tokens = state.real_tokens
-        self.is_padded = state.is_padded
+        self.real_tokens, self.is_padded = state.real_tokens, state.is_padded
         state.masks = self
 
     def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
@@ -55,32 +56,24 @@ class LayerMasks:
 
     def name_of_mask(self, module: nn.Module) -> str:
         """Name of the mask of the attention module that runs now, which knows its layer by its ``layer_idx``."""
+        layer_index = getattr(module, "layer_idx", None)
         if self.rerun_mask is not None:
             return self.rerun_mask
-        layer_index = getattr(module, "layer_idx", None)
-        layer_count = len(self.layer_masks)
-        if not isinstance(layer_index, int) or not 0 <= layer_index < layer_count:
+        if not isinstance(layer_index, int) or not 0 <= layer_index < len(self.layer_masks):
             raise ValueError(f"{type(module).__name__} says layer_idx={layer_index!r}, so its mask cannot be changed.")
         return self.layer_masks[layer_index]
 
-    def mask_for_layer(
-        self,
-        module: nn.Module,
-        native_mask: Tensor | None,
-        is_causal: bool,
-    ) -> LayerMask:
+    def mask_for_layer(self, module: nn.Module, native_mask: Tensor | None, is_causal: bool) -> LayerMask:
         """Mask of the attention module that runs now; ``native_mask`` None: by itself it sees all, or is causal."""
         mask_name = self.name_of_mask(module)
-        self.last_attention = (module, mask_name)
-        self.native_mask = native_mask
+        self.last_attention, self.native_mask = (module, mask_name), native_mask
         looks_ahead = not (is_causal and MASKS[mask_name].is_causal)
         if mask_name == "forward":
             return LayerMask(native_mask, is_causal, looks_ahead)
         if mask_name == "bidirectional" and native_mask is None and not self.is_padded:
             return LayerMask(None, False, True)
         real_tokens = self.real_tokens if self.is_padded else None
-        boolean_mask = self.boolean_mask(native_mask, is_causal)
-        mask = apply_mask(mask_name, boolean_mask, real_tokens, self.m)
+        mask = apply_mask(mask_name, self.boolean_mask(native_mask, is_causal), real_tokens, self.m)
         return LayerMask(mask, is_causal, looks_ahead)
 
     def boolean_mask(self, native_mask: Tensor | None, is_causal: bool) -> Tensor:
@@ -97,15 +90,8 @@ class LayerMasks:
         return native_mask > torch.finfo(native_mask.dtype).min / 2
 
 
-def apply_mask(
-    mask_name: str,
-    native_mask: Tensor,
-    real_tokens: Tensor | None = None,
-    m: int = 1,
-) -> Tensor:
-    """What a layer sees, [B or 1, 1, T, T] bool.
-
-    Padding attends to itself; a fully masked row would give NaN.
+def apply_mask(mask_name: str, native_mask: Tensor, real_tokens: Tensor | None = None, m: int = 1) -> Tensor:
+    """What a layer sees, [B or 1, 1, T, T] bool. Padding attends to itself; a fully masked row would give NaN.
 
     Args:
         mask_name: One of ``MASKS``.
@@ -120,13 +106,14 @@ def apply_mask(
     """
     positions = torch.arange(native_mask.shape[-1], device=native_mask.device)
     last_position = positions[-1:] if real_tokens is None else real_tokens.sum(dim=1) - 1
-    view = AttentionView(native_mask, positions, last_position[:, None, None, None], m)
+    sink_for_others = (positions < m) & (positions[:, None] >= m)
+    last_token = positions == last_position[:, None, None, None]
+    view = AttentionView(native_mask, positions, sink_for_others, last_token)
     visible_tokens = MASKS[mask_name].visible_tokens(view)
     if real_tokens is None:
         return visible_tokens
     real_keys = real_tokens.to(native_mask.device)[:, None, None, :]
-    is_itself = positions[:, None] == positions
-    return visible_tokens & real_keys | is_itself
+    return visible_tokens & real_keys | (positions[:, None] == positions)
 
 
 @published
@@ -173,12 +160,14 @@ class NoSinkTransformer(RepeatTransformer):
         super().__init__(model_name_or_path, **kwargs)
         self.layer_masks = list(layer_masks)
         self.second: list[tuple[int, str]] = [(layer, mask_name) for layer, mask_name in second]
-        self.architecture = architecture
-        self.m = m
-        self.implementation = implementation
-        self.own_input = own_input
-        self._check_masks()
-        self.second_runs: Any = extensions.repeated_layers(self) if self.second else None
+        self.architecture, self.m, self.implementation, self.own_input = architecture, m, implementation, own_input
+        unknown_names = self.mask_names() - MASKS.keys()
+        if unknown_names:
+            raise ValueError(f"layer_masks: {min(unknown_names)!r} is not known. Choose from {', '.join(MASKS)}.")
+        are_layers = all(0 <= layer < self.depth for layer, _ in self.second)
+        if len(self.layer_masks) != self.depth or m < 0 or not are_layers:
+            raise ValueError(f"layer_masks={len(self.layer_masks)} names, second={second}: {self.depth} layers; m={m}.")
+        self.repeated_layers: PassHook | None = extensions.repeated_layers(self) if self.second else None
         self.changes_masks = bool(self.second) or set(self.layer_masks) != {"forward"}
         if self.changes_masks and not install_attention(self.model):
             raise ValueError(f"{type(self.model).__name__} does not call transformers' attention interface: no masks.")
@@ -187,19 +176,11 @@ class NoSinkTransformer(RepeatTransformer):
         """The masks of all runs of all layers."""
         return {*self.layer_masks, *(mask_name for _, mask_name in self.second)}
 
-    def _check_masks(self) -> None:
-        unknown_names = self.mask_names() - MASKS.keys()
-        if unknown_names:
-            raise ValueError(f"layer_masks: {min(unknown_names)!r} is not known. Choose from {', '.join(MASKS)}.")
-        second_layers = {layer for layer, _ in self.second}
-        mask_count = len(self.layer_masks)
-        if mask_count != self.depth or self.m < 0 or not second_layers <= set(range(self.depth)):
-            raise ValueError(f"layer_masks={mask_count} names, second={self.second}: {self.depth} layers; m={self.m}.")
-
-    def _hooks(self, capture: Any) -> list[Any]:
-        hooks = super()._hooks(capture)
-        if self.second:
-            hooks.insert(0, self.second_runs)
+    def pass_hooks(self, capture: Capture | None) -> list[PassHook]:
+        """What acts in a pass: the masks first."""
+        hooks = super().pass_hooks(capture)
+        if self.repeated_layers is not None:
+            hooks.insert(0, self.repeated_layers)
         if self.changes_masks:
             hooks.insert(0, LayerMasks(self))
         return hooks

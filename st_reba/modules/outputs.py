@@ -23,10 +23,7 @@ class AfterAttention:
         self.layer_index = layer_index
 
     def __call__(
-        self,
-        attention_module: nn.Module,
-        arguments: tuple[object, ...],
-        attention_output: Tensor | tuple[Tensor, ...],
+        self, attention_module: nn.Module, arguments: tuple[object, ...], attention_output: Tensor | tuple[Tensor, ...]
     ) -> None:
         """Show what the attention adds to the hidden states to the running pass."""
         state = current_pass()
@@ -64,12 +61,7 @@ class OutputReader:
 
     by_position = True  # what it gives at a position comes from there alone: a pass may hold a part of the rows
 
-    def __init__(
-        self,
-        transformer: RepeatTransformer,
-        first_layer: int,
-        last_layer: int,
-    ) -> None:
+    def __init__(self, transformer: RepeatTransformer, first_layer: int, last_layer: int) -> None:
         self.first_layer = first_layer
         self.last_layer = last_layer
         watch_attention(transformer.model)

@@ -5,40 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .layout import Features, Span
 
+if TYPE_CHECKING:
 
-class PassHook(Protocol):
-    """What acts in a forward pass."""
+    class PassHook(Protocol):
+        """What acts in a forward pass."""
 
-    def before_layers(self, state: ForwardPass) -> None:
-        """Prepare the pass, before its layers run."""
+        def before_layers(self, state: ForwardPass) -> None:
+            """Prepare the pass, before its layers run."""
 
-    def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
-        """Read the hidden states [B, T, d] that the model hands out, and return them, changed or not."""
+        def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
+            """Read the hidden states [B, T, d] that the model hands out, and return them, changed or not."""
 
+    class MaskSource(Protocol):
+        """Gives the masks of layers that see other tokens than in the base."""
 
-class MaskSource(Protocol):
-    """Gives the masks of layers that see other tokens than in the base."""
+        second: Sequence[tuple[int, str]]
 
-    second: Sequence[tuple[int, str]]
+        def mask_for_layer(
+            self, module: nn.Module, native_mask: Tensor | None, is_causal: bool
+        ) -> tuple[Tensor | None, bool, bool]:
+            """The mask; without one whether it is causal; and whether a token may see a later one."""
 
-    def mask_for_layer(
-        self, module: nn.Module, native_mask: Tensor | None, is_causal: bool
-    ) -> tuple[Tensor | None, bool, bool]:
-        """The mask; without one whether it is causal; and whether a token may see a later one."""
+    class AttentionReader(Protocol):
+        """Computes the attention of layers, and keeps some of it."""
 
-
-class AttentionReader(Protocol):
-    """Computes the attention of layers, and keeps some of it."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: Any, looks_ahead: bool) -> Tensor:
-        """Attention of one layer, [B, T, H, D']."""
+        def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: Any, looks_ahead: bool) -> Tensor:
+            """Attention of one layer, [B, T, H, D']."""
 
 
 class ForwardPass:

@@ -63,7 +63,7 @@ class ReBAPooling(Module):
         """Ask the first module for the rows."""
         if not isinstance(model[0], RepeatTransformer):
             raise ValueError(f"ReBAPooling follows a st_reba.RepeatTransformer, not a {type(model[0]).__name__}.")
-        model[0].capture = self.capture
+        model[0].requested_rows = self.capture
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Pool what RepeatTransformer gives.

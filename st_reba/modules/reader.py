@@ -55,11 +55,7 @@ class LayerReader:
         layer_states: list[Tensor] = []
         state.hook_data[self] = layer_states
 
-        def read_layer(
-            layer_index: int,
-            layer_call: ModuleCall,
-            hidden_states: Tensor,
-        ) -> Tensor:
+        def read_layer(layer_index: int, layer_call: ModuleCall, hidden_states: Tensor) -> Tensor:
             if layer_index == 0 and self.first_layer == 0:
                 layer_states.append(layer_call.hidden_states)
             if self.first_layer <= layer_index + 1 <= self.last_layer:

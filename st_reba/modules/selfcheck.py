@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .capture import Capture
-from .layout import Frame, decoder_of, pad
+from .layout import RowLayout, decoder_of, pad
 from .questions import QuestionBatch
 from .transformer import RepeatTransformer
 
@@ -23,7 +23,7 @@ def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False, ca
     """Hidden states of a short text, [1, T, d] float32 on the CPU; ``other_end``: with another last token."""
     fields: dict[str, Any] = dict.fromkeys(transformer.fields(), "-")
     ids = transformer.content(["A short text, 一段短文。"])["input_ids"][0][: transformer.budget(**fields)]
-    features = pad([transformer.frames(**fields)[0].place(ids)])
+    features = pad([transformer.row_layouts(**fields)[0].build_row(ids)])
     if other_end:
         features["input_ids"][0, -1] = int(features["input_ids"][0, -1] == 0)
     device = transformer.model.device
@@ -81,8 +81,8 @@ def can_share_prefix(transformer: RepeatTransformer) -> bool:
         return False
     # Padding's own id is among these: models that count no position for it count otherwise behind a cache.
     prefix = (1, 2, 3, 4)
-    frames = [Frame((prefix, None, (5, 6))), Frame((prefix, None, (7,)))]
-    batch = pad([frame.place(text) for text in ([8, 9], [10, 11, 12]) for frame in frames])
+    frames = [RowLayout((prefix, None, (5, 6))), RowLayout((prefix, None, (7,)))]
+    batch = pad([frame.build_row(text) for text in ([8, 9], [10, 11, 12]) for frame in frames])
     for name in ("input_ids", "attention_mask", "copy_ids"):
         batch[name] = batch[name].to(transformer.model.device)
     hooks = [] if transformer.reader is None else [transformer.reader]

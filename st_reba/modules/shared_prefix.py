@@ -38,11 +38,7 @@ class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self.start
 
     def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        *args: object,
-        **kwargs: object,
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Keys and values that the stage sees, [B, H, start + T, D]; to keep those of all layers needs much memory."""
         joined_keys = self.join(self.source.keys, key_states)  # type: ignore[arg-type]
@@ -57,10 +53,7 @@ class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 def continue_cache(
-    cache: Cache,
-    source_rows: Sequence[int],
-    start: int,
-    layer_class: type[BranchLayer] = BranchLayer,
+    cache: Cache, source_rows: Sequence[int], start: int, layer_class: type[BranchLayer] = BranchLayer
 ) -> Cache:
     """The cache of a stage whose rows go on from rows of an earlier one."""
     branch_cache = DynamicCache()
@@ -71,12 +64,7 @@ def continue_cache(
     return branch_cache
 
 
-def select_positions(
-    features: Features,
-    rows: Sequence[int],
-    start: int,
-    end: int,
-) -> Features:
+def select_positions(features: Features, rows: Sequence[int], start: int, end: int) -> Features:
     """The features of some positions of some rows."""
     selection: Features = {}
     for name in ("input_ids", "attention_mask", "copy_ids"):
@@ -102,11 +90,7 @@ def run_stage(transformer: Any, features: Features, hooks: Sequence[object], cac
     return stage_states
 
 
-def run_shared(
-    transformer: Any,
-    features: Features,
-    hooks: Sequence[object],
-) -> Tensor | None:
+def run_shared(transformer: Any, features: Features, hooks: Sequence[object]) -> Tensor | None:
     """Hidden states [B, T, d] of a batch that runs in stages; None: its rows have to run whole."""
     if torch.is_grad_enabled() or transformer.training:
         return None

@@ -40,12 +40,7 @@ class QueryShift(Module):
         # A buffer and no parameter: what was measured is not trained.
         self.register_buffer("shift", shift)
 
-    def forward(
-        self,
-        features: dict[str, Tensor],
-        task: str | None = None,
-        **kwargs: object,
-    ) -> dict[str, Tensor]:
+    def forward(self, features: dict[str, Tensor], task: str | None = None, **kwargs: object) -> dict[str, Tensor]:
         """Shift queries.
 
         Args:
@@ -98,13 +93,7 @@ class QueryShift(Module):
         )
         return module
 
-    def save(
-        self,
-        output_path: str,
-        *args: object,
-        safe_serialization: bool = True,
-        **kwargs: object,
-    ) -> None:
+    def save(self, output_path: str, *args: object, safe_serialization: bool = True, **kwargs: object) -> None:
         """Save the configuration and the shift."""
         self.save_config(output_path)
         self.save_torch_weights(output_path, safe_serialization=safe_serialization)

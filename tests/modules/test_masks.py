@@ -20,7 +20,7 @@ from reference_nosink import Plan, hooked, plan, run, visible
 from st_reba.modules import RepeatTransformer
 from st_reba.modules.layers import ModuleCall
 from st_reba.modules.mask_check import length_to_tell_masks_apart, measure_visibility
-from st_reba.modules.masks import MASKS, AttentionMask, declare_mask
+from st_reba.modules.masks import MASKS, declare_mask
 from st_reba.modules.nosink import LayerMasks, NoSinkTransformer, apply_mask
 from st_reba.modules.second import RepeatedLayers
 from st_reba.modules.settings import SETTINGS, plan_layers
@@ -178,23 +178,21 @@ def test_the_layer_is_named(monkeypatch: pytest.MonkeyPatch, layer: int, other: 
 
 
 @pytest.fixture
-def window_mask() -> Iterator[AttentionMask]:
+def window_mask() -> Iterator[None]:
     """A mask that differs from others only in texts of more than six tokens."""
-    mask = AttentionMask(
-        name="window-6",
+    declare_mask(
+        "window-6",
         inplace_setting="window-6",
         description="the six tokens up to i",
-        is_causal=True,
-        hides_sink=False,
         visible_tokens=lambda view: view.native_mask & (view.positions[:, None] - view.positions < 6),
+        is_causal=True,
     )
-    declare_mask(mask)
-    yield mask
-    del MASKS[mask.name]
+    yield
+    del MASKS["window-6"]
 
 
 def test_the_check_runs_tokens_enough_to_tell_a_declared_mask_from_others(
-    window_mask: AttentionMask, monkeypatch: pytest.MonkeyPatch
+    window_mask: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert length_to_tell_masks_apart(m=1) == 8
     model: Any = build("mini", "nosink", setting="window-6", k=2)
@@ -212,7 +210,7 @@ def test_the_check_runs_tokens_enough_to_tell_a_declared_mask_from_others(
 @pytest.mark.parametrize(
     ("setting", "is_allowed"), [("window-6", False), ("mask0-for", True), ("inplace-bidir", False)]
 )
-def test_m_is_an_option_where_a_mask_hides_the_sink(window_mask: AttentionMask, setting: str, is_allowed: bool) -> None:
+def test_m_is_an_option_where_a_mask_hides_the_sink(window_mask: None, setting: str, is_allowed: bool) -> None:
     with nullcontext() if is_allowed else pytest.raises(ValueError, match="hides no sink"):
         plan_layers(setting, 4, k=1, m=2)
 

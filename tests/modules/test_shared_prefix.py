@@ -19,7 +19,7 @@ from torch import Tensor
 from st_reba.cli.models import _told
 from st_reba.encode import batch_positions, copied_positions, encode_texts
 from st_reba.modules import shared_prefix
-from st_reba.modules.layout import Frame
+from st_reba.modules.layout import RowLayout
 from st_reba.modules.shared_prefix import BranchLayer
 
 # Two texts of one length, one of a single token, and one that is longer than every window.
@@ -99,8 +99,8 @@ def test_shared_rows_have_the_states_of_whole_rows(base: Base, name: str, method
 def test_a_prefix_may_be_of_any_length(base: Base, name: str, prefix_length: int) -> None:
     """Shorter than a window of 6, as long, and longer."""
     model: Any = build(base(name), "prompteol", template="{text} is")
-    *_, question = model[0].frames()[0].parts
-    frame = Frame((tuple(range(10, 10 + prefix_length)), None, question))
+    *_, question = model[0].row_layouts()[0].segments
+    frame = RowLayout((tuple(range(10, 10 + prefix_length)), None, question))
     model[0].frames = lambda *args, **fields: (frame,)
     with counted_positions(model) as passes:
         shared = states(model)
@@ -112,10 +112,10 @@ def test_a_prefix_may_be_of_any_length(base: Base, name: str, prefix_length: int
 def test_what_is_shared_is_computed_once(base: Base) -> None:
     """The prefix once a batch, each text once behind it, and every question behind texts of one length."""
     model: Any = build(base("llama"), "prompteol", template=QUESTIONS[:2])
-    frames = model[0].frames()
-    prefix_length = len(frames[0].parts[0] + frames[0].parts[1])
+    frames = model[0].row_layouts()
+    prefix_length = len(frames[0].segments[0] + frames[0].segments[1])
     lengths = [len(token_ids) for token_ids in model[0].content(TEXTS)["input_ids"]]
-    question_length = max(len(frame.parts[3]) for frame in frames)
+    question_length = max(len(frame.segments[3]) for frame in frames)
     with counted_positions(model) as passes:
         states(model)
     assert passes[0] == prefix_length and passes[1] == len(lengths) * max(lengths)
