@@ -186,7 +186,6 @@ class BackwardAttentionSpec(PoolingSpec):
     """Declaration of one of ReBA's poolings; ``authors_weights``: the a_t of its authors' code."""
 
     authors_weights: str = ""
-    methods: tuple[str, ...] = ("reba",)
     options: tuple[str, ...] = ("include_special", "normalize_weights", "chunk")
 
     def describe(self, options: PoolingOptions, positions_in_words: str) -> list[str]:
@@ -234,6 +233,7 @@ class BackwardAttentionSpec(PoolingSpec):
 declare_pooling(
     BackwardAttentionSpec(
         name="last",
+        methods=("reba",),
         formula="e_n, of the last token",
         authors_weights="A^new[T, t], T the very last position",
         default_of=("reba",),
@@ -243,6 +243,7 @@ declare_pooling(
 declare_pooling(
     BackwardAttentionSpec(
         name="mean",
+        methods=("reba",),
         formula="(1/n) Σ_i e_i",
         authors_weights="Σ A^new[i, t], i ≤ t in the first half",
         readout="reba-mean",

@@ -21,7 +21,6 @@ TASKS = ("query", "document")
 SIMILARITY = "similarity"
 # Fields of a template that stand for the text: as it is, or its words (in Chinese its characters) in reverse order.
 SLOTS = ("text", "reversed")
-# Positions that a pooling may see: see RepeatTransformer.
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.
 tokenizer_lock = threading.RLock()

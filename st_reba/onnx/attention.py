@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from ..modules.both_ways import sums
+from ..modules.both_ways import sum_rows_and_columns
 from ..modules.capture import BackwardAttention, Capture
 from ..modules.layout import decoder_of
 from ..modules.masks import MASKS
@@ -72,13 +72,16 @@ class GraphCapture(BackwardAttention):
         }[capture.anchors]
         offset = torch.arange(rows, device=summed.device)
         self.anchors, self.valid = first + offset, offset < count
-        self.layers, self.maxima, self._rows = 0, [], None
-        self.firsts = [0, 1]  # in a graph, texts begin anywhere
+        self.layer_count, self.maxima, self._rows = 0, [], None
+        self.first_anchors = [0, 1]  # in a graph, texts begin anywhere
 
     def take(self, probabilities: Tensor, *, looks_ahead: bool) -> None:
         """Raise the maxima by one layer's probabilities [B, H, T, T]."""
-        layer = sums(self, probabilities) if looks_ahead or self.both else self.columns(probabilities)
-        self.layers += 1
+        if looks_ahead or self.both:
+            layer = sum_rows_and_columns(self, probabilities)
+        else:
+            layer = self.anchor_columns(probabilities)
+        self.layer_count += 1
         self.maxima = [torch.maximum(self.maxima[0], layer) if self.maxima else layer]
 
 

@@ -24,7 +24,7 @@ from st_reba.modules.capture import BackwardAttention
 from st_reba.modules.eager import mask_of_chosen_keys
 from st_reba.modules.nosink import LayerMasks
 from st_reba.modules.passes import ForwardPass, current_pass, running
-from st_reba.modules.training import Remembering
+from st_reba.modules.training import CheckpointInPass
 
 TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
 LENGTH = 200  # positions
@@ -201,14 +201,14 @@ def test_checkpointing(base: Base, of: str, name: str) -> None:
     for _ in range(2):
         assert_gradients(gradients(model, features), wanted)
     found = [getattr(each, "_gradient_checkpointing_func", None) for each in model.modules()]
-    assert {type(each.checkpoint) for each in found if isinstance(each, Remembering)} == {partial}
+    assert {type(each.checkpoint) for each in found if isinstance(each, CheckpointInPass)} == {partial}
 
 
 def test_nothing_is_left_of_an_error(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     model = made(base("llama"), "reba inter")
     wanted = encoded(model)
     with monkeypatch.context() as patch:
-        patch.setattr(BackwardAttention, "add", lambda *given, **options: 1 / 0)
+        patch.setattr(BackwardAttention, "update_maxima", lambda *given, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             encoded(model)
     assert current_pass() is None and torch.equal(encoded(model), wanted)
