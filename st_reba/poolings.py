@@ -61,11 +61,19 @@ class PoolingSpec:
     options: tuple[str, ...] = ()
     readout: str | None = None
 
-    def describe(self, options: PoolingOptions, positions_in_words: str) -> list[str]:
+    def describe(
+        self,
+        options: PoolingOptions,
+        positions_in_words: str,
+    ) -> list[str]:
         """The lines of the formula on a card."""
         return ["text  = " + self.formula.format(positions=positions_in_words)]
 
-    def build(self, options: PoolingOptions, width: int) -> nn.Module:
+    def build(
+        self,
+        options: PoolingOptions,
+        width: int,
+    ) -> nn.Module:
         """The module, for hidden states of dimension ``width``."""
         from sentence_transformers.sentence_transformer.modules import Pooling
 
@@ -103,7 +111,10 @@ def pooling_names(method_name: str) -> list[str]:
     return names
 
 
-def find_pooling(method_name: str, pooling_name: str) -> PoolingSpec:
+def find_pooling(
+    method_name: str,
+    pooling_name: str,
+) -> PoolingSpec:
     """The declaration of a method's pooling."""
     for spec in POOLINGS:
         if spec.name == pooling_name and method_name in spec.methods:
@@ -188,7 +199,11 @@ class BackwardAttentionSpec(PoolingSpec):
     authors_weights: str = ""
     options: tuple[str, ...] = ("include_special", "normalize_weights", "chunk")
 
-    def describe(self, options: PoolingOptions, positions_in_words: str) -> list[str]:
+    def describe(
+        self,
+        options: PoolingOptions,
+        positions_in_words: str,
+    ) -> list[str]:
         """The lines of the formula on a card."""
         lines = ["A^new = max over l and h of (A^{l,h} + (A^{l,h})ᵀ) / 2"]
         if options.implementation == "authors":
@@ -207,7 +222,11 @@ class BackwardAttentionSpec(PoolingSpec):
             lines.append("        the weights of each e_i divided by their sum")
         return [*lines, f"text  = {self.formula}"]
 
-    def build(self, options: PoolingOptions, width: int) -> nn.Module:
+    def build(
+        self,
+        options: PoolingOptions,
+        width: int,
+    ) -> nn.Module:
         """The module, for hidden states of dimension ``width``."""
         from . import modules
 

@@ -24,7 +24,10 @@ from .transformer import RepeatTransformer
 from .version import __version__
 
 
-def _reads(transformer: RepeatTransformer, source: str) -> bool:
+def _reads(
+    transformer: RepeatTransformer,
+    source: str,
+) -> bool:
     return transformer.reading is not None and transformer.reading["of"] == source
 
 
@@ -234,7 +237,10 @@ def _has_terms(model: nn.Module) -> bool:
 
 
 @contextmanager
-def stored_as(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+def stored_as(
+    model: nn.Module,
+    dtype: torch.dtype | None,
+) -> Iterator[None]:
     """Give the weights the base's number type inside the ``with`` block, unless that would round them."""
     weights = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
     dtypes = {weight.dtype for weight in weights}
@@ -251,7 +257,10 @@ def stored_as(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
             weight.data = weight.data.to(loaded_dtype)
 
 
-def is_exact_as(weight: torch.Tensor, dtype: torch.dtype) -> bool:
+def is_exact_as(
+    weight: torch.Tensor,
+    dtype: torch.dtype,
+) -> bool:
     """Whether a weight keeps its values in another number type."""
     if weight.dtype == dtype:
         return True

@@ -31,7 +31,11 @@ def observe_eager_attention(decoder: Any) -> None:
     )
 
 
-def observe_output(module: nn.Module, arguments: tuple[object, ...], output: object) -> object:
+def observe_output(
+    module: nn.Module,
+    arguments: tuple[object, ...],
+    output: object,
+) -> object:
     """Forward hook: show an attention module's probabilities to the pass, and drop them from its output."""
     state = current_pass()
     if state is None or not isinstance(output, (tuple, list)):
@@ -51,7 +55,10 @@ def observe_output(module: nn.Module, arguments: tuple[object, ...], output: obj
     return type(output)(values)
 
 
-def add_probabilities(backward: BackwardAttention, probabilities: Tensor) -> None:
+def add_probabilities(
+    backward: BackwardAttention,
+    probabilities: Tensor,
+) -> None:
     """Raise the maxima by the attention [B, H, T, T] of a layer."""
     backward.layer_count += 1
     if not backward.both:
@@ -62,7 +69,11 @@ def add_probabilities(backward: BackwardAttention, probabilities: Tensor) -> Non
         backward.update_maxima(sum_rows_and_columns(backward, head_probabilities))
 
 
-def mask_of_chosen_keys(mask: Tensor, indices: Tensor, key_count: int) -> Tensor:
+def mask_of_chosen_keys(
+    mask: Tensor,
+    indices: Tensor,
+    key_count: int,
+) -> Tensor:
     """Mask of the keys that an indexer chose for each query, ``indices`` [B, T, n], as far as ``mask`` shows them.
 
     Such models always make a mask, as their indexer needs one.

@@ -15,7 +15,7 @@ from .attention import install_attention
 from .layers import ModuleCall, first_output
 from .layout import decoder_of
 from .masks import MASKS
-from .nosink import NoSinkTransformer, apply_mask
+from .nosink import LayerMasks, NoSinkTransformer, apply_mask
 from .passes import current_pass
 from .selfcheck import EXACT_DTYPES
 from .transformer import RepeatTransformer
@@ -44,16 +44,20 @@ def length_to_tell_masks_apart(m: int) -> int:
         (4, 7)
     """
     length = 1
-    while _count_distinct_masks(length, m) < _count_distinct_masks(_MOST_TOKENS, m):
+    distinct_count = _count_distinct_masks(_MOST_TOKENS, m)
+    while _count_distinct_masks(length, m) < distinct_count:
         length += 1
     return min(length + 1, _MOST_TOKENS)
 
 
-def _count_distinct_masks(length: int, m: int) -> int:
-    native_mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+def _count_distinct_masks(
+    length: int,
+    m: int,
+) -> int:
+    everything = torch.ones(1, 1, length, length, dtype=torch.bool)
     patterns: set[str] = set()
     for mask_name in MASKS:
-        mask = apply_mask(mask_name, native_mask, m=m)
+        mask = apply_mask(mask_name, everything.tril(), m=m)
         patterns.add(str(mask.tolist()))
     return len(patterns)
 
@@ -104,9 +108,10 @@ class MaskProbe:
         if state is None:
             # Whole layers know their index too, and may pass on several streams at once.
             has_input = bool(arguments) or "hidden_states" in keywords
-            if has_input and self.is_stream(module_call.hidden_states) and self.is_stream(first_output(module_output)):
+            output_states = first_output(module_output)
+            if has_input and self.is_stream(module_call.hidden_states) and self.is_stream(output_states):
                 self.native_masks[module] = measure_visibility(module_call)
-        elif state.masks.last_attention is not None:
+        elif isinstance(state.masks, LayerMasks) and state.masks.last_attention is not None:
             attention_module, mask_name = state.masks.last_attention
             if attention_module is module:
                 self.check_module(module_call, mask_name, state.masks.native_mask)
@@ -142,7 +147,8 @@ class MaskProbe:
 
     def check_runs(self) -> None:
         """Raise where a layer did not run with its mask as often as it should."""
-        expected_counts = Counter([*enumerate(self.transformer.layer_masks), *self.transformer.second])
+        expected_counts = Counter(enumerate(self.transformer.layer_masks))
+        expected_counts.update(self.transformer.second)
         for (layer_index, mask_name), expected_count in expected_counts.items():
             run_count = self.run_counts[layer_index, mask_name]
             # Some models run a layer several times by themselves.
@@ -164,17 +170,20 @@ def measure_visibility(module_call: ModuleCall) -> Tensor:
     """What a module sees, by trial: [T, T], whether the output at a row changes with the input at another."""
     hidden_states = module_call.hidden_states
     length, width = hidden_states.shape[1:]
-    noise = torch.randn(width, generator=torch.Generator().manual_seed(0)).to(hidden_states)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(width, generator=generator).to(hidden_states)
+    input_scale = hidden_states.float().std().to(hidden_states)
     # Larger than the input itself, so that a position which is seen at all is seen to change.
-    change = noise * hidden_states.float().std().to(hidden_states) * 8.0
+    change = noise * input_scale * 8.0
     changed_states = hidden_states[:1].expand_as(hidden_states).clone()
     for key in range(length):
         # A key's score rises in one of both rows: what is seen faintly as it stands is seen there.
         changed_states[1 + 2 * key, key] += change
         changed_states[2 + 2 * key, key] -= change
     output_states = module_call.repeat(changed_states).float()
-    row_differences = (output_states[1:] - output_states[:1]).abs().amax(dim=-1)
+    plain_output = output_states[:1]
+    row_differences = (output_states[1:] - plain_output).abs().amax(dim=-1)
     key_differences = row_differences.view(length, 2, length).amax(dim=1)
     tolerance = 1e-6 if hidden_states.dtype in EXACT_DTYPES else 1e-3
-    threshold = tolerance * output_states[:1].abs().max()
+    threshold = tolerance * plain_output.abs().max()
     return (threshold < key_differences.T).cpu()

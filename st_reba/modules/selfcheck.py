@@ -3,71 +3,121 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from .capture import Capture
-from .layout import RowLayout, decoder_of, pad
+from .layout import Features, RowLayout, decoder_of, pad
 from .questions import QuestionBatch
 from .transformer import RepeatTransformer
 
+if TYPE_CHECKING:
+    from .passes import PassHook
+
 logger = logging.getLogger(__name__)
 
-# Number types of full precision; others round hidden states to two or three digits.
 EXACT_DTYPES = (torch.float32, torch.float64)
 
 
-def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False, capture: Any = None) -> Tensor:
+def is_exact(model: PreTrainedModel) -> bool:
+    """Whether a model computes in full precision; else hidden states have two or three digits."""
+    return model.dtype in EXACT_DTYPES
+
+
+def hidden_states(
+    transformer: RepeatTransformer,
+    *,
+    other_end: bool = False,
+    capture: Capture | None = None,
+) -> Tensor:
     """Hidden states of a short text, [1, T, d] float32 on the CPU; ``other_end``: with another last token."""
     fields: dict[str, Any] = dict.fromkeys(transformer.fields(), "-")
-    ids = transformer.content(["A short text, 一段短文。"])["input_ids"][0][: transformer.budget(**fields)]
-    features = pad([transformer.row_layouts(**fields)[0].build_row(ids)])
+    budget = transformer.budget(**fields)
+    token_ids = transformer.content(["A short text, 一段短文。"])["input_ids"][0][:budget]
+    layout = transformer.row_layouts(**fields)[0]
+    features = pad([layout.build_row(token_ids)])
     if other_end:
-        features["input_ids"][0, -1] = int(features["input_ids"][0, -1] == 0)
-    device = transformer.model.device
-    moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
+        last_token = int(features["input_ids"][0, -1])
+        features["input_ids"][0, -1] = int(last_token == 0)
+    features = to_device(features, transformer.model.device)
     with torch.inference_mode():
-        hidden: Tensor = transformer.eval()(moved, capture=capture)["token_embeddings"]
-    return hidden.float().cpu()
+        states: Tensor = transformer.eval()(features, capture=capture)["token_embeddings"]
+    return states.float().cpu()
 
 
-def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
-    """Raise where hidden states are not ``plain``, those without capturing, or the model looks ahead unasked."""
-    name, capture = type(transformer.model).__name__, Capture("copy")
-    captured = hidden_states(transformer, capture=capture)
+def to_device(
+    features: Features,
+    device: torch.device,
+) -> Features:
+    """Features whose tensors are on a device."""
+    moved = dict(features)
+    for name, value in features.items():
+        if isinstance(value, Tensor):
+            moved[name] = value.to(device)
+    return moved
+
+
+def check_capture(
+    transformer: RepeatTransformer,
+    plain_states: Tensor,
+) -> None:
+    """Raise where hidden states are not those without capturing, or the model looks ahead unasked."""
+    model_name = type(transformer.model).__name__
+    capture = Capture("copy")
+    captured_states = hidden_states(transformer, capture=capture)
     if not getattr(transformer, "changes_masks", False):
-        after = hidden_states(transformer, other_end=True, capture=capture)[:, :-1]
-        if not torch.allclose(after, captured[:, :-1], atol=1e-3 * float(plain.abs().max()), rtol=0):
-            raise ValueError(f"{name} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
-    difference = relative_difference(captured, plain, transformer.model.dtype)
-    tolerance = 1e-3 if transformer.model.dtype in EXACT_DTYPES else 1e-2
-    if not difference <= tolerance:
-        raise ValueError(f"{name}: hidden states change by {difference:.1%} when attention is captured. Use 'echo'.")
+        states_before_end = hidden_states(transformer, other_end=True, capture=capture)[:, :-1]
+        tolerance = 1e-3 * float(plain_states.abs().max())
+        if not torch.allclose(states_before_end, captured_states[:, :-1], atol=tolerance, rtol=0):
+            raise ValueError(f"{model_name} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
+    difference = relative_difference(captured_states, plain_states, transformer.model.dtype)
+    if not difference <= (1e-3 if is_exact(transformer.model) else 1e-2):
+        problem = f"hidden states change by {difference:.1%} when attention is captured"
+        raise ValueError(f"{model_name}: {problem}. Use 'echo'.")
 
 
-def relative_difference(states: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
+def relative_difference(
+    states: Tensor,
+    expected: Tensor,
+    dtype: torch.dtype,
+) -> float:
     """How far states are from what they should be; in 16 bits, by what their directions differ."""
     if dtype in EXACT_DTYPES:
-        return float((states - wanted).abs().max() / wanted.abs().max())
+        return float((states - expected).abs().max() / expected.abs().max())
     # Rounding moves single numbers by a tenth where layers are many; another attention turns the vectors.
-    return 1 - float(torch.cosine_similarity(states.flatten().float(), wanted.flatten().float(), dim=0))
+    return 1 - float(torch.cosine_similarity(states.flatten().float(), expected.flatten().float(), dim=0))
 
 
-def check_padding(transformer: Any, name: str) -> None:
+def check_padding(
+    transformer: RepeatTransformer,
+    base_name: str,
+) -> None:
     """Raise unless a text's hidden states are the same alone and padded."""
     if transformer.causal:  # it never sees the padding behind a text
         return
-    ids = torch.arange(1, 7, device=transformer.model.device)[None]
-    hidden = []
+    token_ids = torch.arange(1, 7, device=transformer.model.device)[None]
+    alone = states_of_text(transformer, token_ids[:, :4])
+    padded = states_of_text(transformer, token_ids)
+    difference = float((alone - padded).abs().max() / alone.abs().max())
+    if difference > (1e-3 if is_exact(transformer.model) else 0.3):
+        problem = f"hidden states change by {difference:.0%} when a text is padded"
+        raise ValueError(f"base={base_name!r}: {problem}. Use another.")
+
+
+def states_of_text(
+    transformer: RepeatTransformer,
+    token_ids: Tensor,
+) -> Tensor:
+    """Hidden states of the first four tokens, [4, d]; the others are padding."""
+    mask = (torch.arange(token_ids.shape[1], device=token_ids.device) < 4).long()[None]
+    features = {"input_ids": token_ids, "attention_mask": mask, "copy_ids": mask}
     with torch.inference_mode():
-        for mask in (torch.ones_like(ids[:, :4]), (ids < 5).long()):
-            features = {"input_ids": ids[:, : mask.shape[1]], "attention_mask": mask, "copy_ids": mask}
-            hidden.append(RepeatTransformer.forward(transformer.eval(), features)["token_embeddings"][0, :4].float())
-    difference = float((hidden[0] - hidden[1]).abs().max() / hidden[0].abs().max())
-    if difference > (1e-3 if transformer.model.dtype in EXACT_DTYPES else 0.3):
-        raise ValueError(f"base={name!r}: hidden states change by {difference:.0%} when a text is padded. Use another.")
+        output = RepeatTransformer.forward(transformer.eval(), features)
+    states: Tensor = output["token_embeddings"][0, :4].float()
+    return states
 
 
 def can_share_prefix(transformer: RepeatTransformer) -> bool:
@@ -81,11 +131,10 @@ def can_share_prefix(transformer: RepeatTransformer) -> bool:
         return False
     # Padding's own id is among these: models that count no position for it count otherwise behind a cache.
     prefix = (1, 2, 3, 4)
-    frames = [RowLayout((prefix, None, (5, 6))), RowLayout((prefix, None, (7,)))]
-    batch = pad([frame.build_row(text) for text in ([8, 9], [10, 11, 12]) for frame in frames])
-    for name in ("input_ids", "attention_mask", "copy_ids"):
-        batch[name] = batch[name].to(transformer.model.device)
-    hooks = [] if transformer.reader is None else [transformer.reader]
+    questions = [RowLayout((prefix, None, (5, 6))), RowLayout((prefix, None, (7,)))]
+    rows = [question.build_row(text) for text in ([8, 9], [10, 11, 12]) for question in questions]
+    batch = to_device(pad(rows), transformer.model.device)
+    hooks: list[PassHook] = [] if transformer.reader is None else [transformer.reader]
     staged_batch = QuestionBatch(transformer, batch, hooks)
     staged_batch.stage_cost = 1
     model_name = type(transformer.model).__name__
@@ -98,28 +147,34 @@ def can_share_prefix(transformer: RepeatTransformer) -> bool:
             return False
     if shared_rows is None:
         return False
-    real = batch["attention_mask"].bool().to(whole_rows.device)
-    difference = relative_difference(shared_rows[real], whole_rows[real], transformer.model.dtype)
-    is_same = difference <= (1e-5 if transformer.model.dtype in EXACT_DTYPES else 1e-2)
+    real_tokens = batch["attention_mask"].bool().to(whole_rows.device)
+    difference = relative_difference(shared_rows[real_tokens], whole_rows[real_tokens], transformer.model.dtype)
+    is_same = difference <= (1e-5 if is_exact(transformer.model) else 1e-2)
     if not is_same:
         logger.info("%s: prompts run with every text, as sharing changes states by %.0e", model_name, difference)
     return is_same
 
 
-def is_causal(model: Any) -> bool:
+def is_causal(model: PreTrainedModel) -> bool:
     """Whether no hidden state depends on a later token; tried on two texts that differ in their last token."""
-    marks = [bool(each.is_causal) for each in decoder_of(model).modules() if hasattr(each, "is_causal")]
-    if not all(marks) or getattr(model.config.get_text_config(), "is_causal", True) is False:
+    modules = decoder_of(model).modules()
+    causal_flags = [bool(module.is_causal) for module in modules if hasattr(module, "is_causal")]
+    if not all(causal_flags) or getattr(model.config.get_text_config(), "is_causal", True) is False:
         return False
-    if marks:
+    if causal_flags:
         return True
-    hidden = run_ids(model, [[1, 2, 3, 4], [1, 2, 3, 0]])
-    return bool(torch.allclose(hidden[0, :-1], hidden[1, :-1], atol=1e-2 * float(hidden.abs().max()), rtol=0))
+    states = run_ids(model, [[1, 2, 3, 4], [1, 2, 3, 0]])
+    tolerance = 1e-2 * float(states.abs().max())
+    return bool(torch.allclose(states[0, :-1], states[1, :-1], atol=tolerance, rtol=0))
 
 
-def run_ids(model: Any, ids: list[list[int]]) -> Tensor:
+def run_ids(
+    model: PreTrainedModel,
+    token_ids: list[list[int]],
+) -> Tensor:
     """Hidden states of rows of token ids, [B, T, d] float32."""
-    rows = torch.tensor(ids, device=model.device)
+    input_ids = torch.tensor(token_ids, device=model.device)
     with torch.inference_mode():
-        hidden: Tensor = model.eval()(input_ids=rows, attention_mask=torch.ones_like(rows))[0]
-    return hidden.float()
+        output = model.eval()(input_ids=input_ids, attention_mask=torch.ones_like(input_ids))
+    states: Tensor = output[0]
+    return states.float()
