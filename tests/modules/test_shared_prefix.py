@@ -101,7 +101,7 @@ def test_a_prefix_may_be_of_any_length(base: Base, name: str, prefix_length: int
     model: Any = build(base(name), "prompteol", template="{text} is")
     *_, question = model[0].row_layouts()[0].segments
     frame = RowLayout((tuple(range(10, 10 + prefix_length)), None, question))
-    model[0].frames = lambda *args, **fields: (frame,)
+    model[0].row_layouts = lambda *args, **fields: (frame,)
     with counted_positions(model) as passes:
         shared = states(model)
     assert passes[0] == prefix_length and len(passes) == 2
