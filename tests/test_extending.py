@@ -93,7 +93,7 @@ def toy_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setattr(poolings, "POOLINGS", [*poolings.POOLINGS])
     yield
     MASKS.pop("toy-window", None)
-    for name in ("toy_mask", "toy_pooling"):
+    for name in ("toy_mask", "toy_pooling", "published_toy"):
         sys.modules.pop(name, None)
 
 
@@ -106,6 +106,7 @@ def published_code(folder: Path) -> ModuleType:
     """The code that travels with a model, imported as a file of its own."""
     spec: Any = importlib.util.spec_from_file_location("published_toy", folder / "st_reba.py")
     code = importlib.util.module_from_spec(spec)
+    sys.modules["published_toy"] = code
     spec.loader.exec_module(code)
     return code
 
