@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
@@ -88,12 +89,20 @@ def attention(
     return reader.attend(query, key, value, terms, looks_ahead), None
 
 
-def _native_mask(attention_mask: Tensor | None, key_count: int) -> Tensor | None:
+def _native_mask(
+    attention_mask: Tensor | None,
+    key_count: int,
+) -> Tensor | None:
     """The mask that transformers made: without an extra column, and once where it is expanded over the batch."""
     if attention_mask is None:
         return None
     mask = attention_mask[..., :key_count]
     return mask[:1] if mask.stride(0) == 0 else mask
+
+
+def as_booleans(mask: Tensor) -> Tensor:
+    """A mask, boolean or added to scores, as booleans: True where a key is visible."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 AttentionInterface.register(ATTENTION_NAME, attention)

@@ -26,14 +26,24 @@ class ScoreTerms(NamedTuple):
     bias: Tensor | None = None  # [B or 1, H, T, S], added
     dropout: float = 0.0
 
-    def slice_block(self, texts: slice, queries: slice, key_count: int) -> ScoreTerms:
+    def slice_block(
+        self,
+        texts: slice,
+        queries: slice,
+        key_count: int,
+    ) -> ScoreTerms:
         """The terms of a block: some texts, some of their queries, the first keys."""
         mask = _slice_term(self.mask, texts, queries, key_count)
         bias = _slice_term(self.bias, texts, queries, key_count)
         return self._replace(mask=mask, bias=bias)
 
 
-def _slice_term(term: Tensor | None, texts: slice, queries: slice, key_count: int) -> Tensor | None:
+def _slice_term(
+    term: Tensor | None,
+    texts: slice,
+    queries: slice,
+    key_count: int,
+) -> Tensor | None:
     if term is None:
         return None
     return (term if len(term) == 1 else term[texts])[:, :, queries, :key_count]
@@ -77,7 +87,12 @@ def attend(
     return output
 
 
-def query_bounds(length: int, key_count: int, most: int, is_causal: bool) -> list[int]:
+def query_bounds(
+    length: int,
+    key_count: int,
+    most: int,
+    is_causal: bool,
+) -> list[int]:
     """Where queries are cut into blocks of at most ``most`` probabilities, or of 16 queries; from 0 to ``length``."""
     bounds = [0]
     while bounds[-1] < length:
@@ -90,7 +105,12 @@ def query_bounds(length: int, key_count: int, most: int, is_causal: bool) -> lis
     return bounds
 
 
-def _probabilities(query: Tensor, key: Tensor, terms: ScoreTerms, later: Tensor) -> Tensor:
+def _probabilities(
+    query: Tensor,
+    key: Tensor,
+    terms: ScoreTerms,
+    later: Tensor,
+) -> Tensor:
     """Attention [B, H, Q, K] of a block, in float32 or better; where it is causal, its queries are the last keys."""
     batch, heads, query_count, width = query.shape
     groups, key_count = key.shape[1:3]

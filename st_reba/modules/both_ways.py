@@ -10,7 +10,11 @@ from .capture import BackwardAttention
 from .extensions import extensions
 
 
-def head_step(heads: int, groups: int, most: int) -> int:
+def head_step(
+    heads: int,
+    groups: int,
+    most: int,
+) -> int:
     """How many heads run at a time: at most ``most``, but one at least, and whole groups or a divisor of a group.
 
     Example:
@@ -25,7 +29,11 @@ def head_step(heads: int, groups: int, most: int) -> int:
 
 
 def attend_both_ways(
-    backward: BackwardAttention, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms
+    backward: BackwardAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: ScoreTerms,
 ) -> Tensor:
     """Attention of one layer, [B, T, H, D'], whose sums of rows and columns raise the maxima.
 
@@ -42,7 +50,12 @@ def attend_both_ways(
         head_count = len(query[0, some_heads])
         probabilities = torch.zeros(batch, head_count, length, length, dtype=precision, device=query.device)
 
-        def keep_block(block: Tensor, texts: slice, start: int, whole: Tensor = probabilities) -> None:
+        def keep_block(
+            block: Tensor,
+            texts: slice,
+            start: int,
+            whole: Tensor = probabilities,
+        ) -> None:
             whole[texts, :, start : start + block.shape[2], : block.shape[3]] = block
 
         head_terms = terms_of_heads(terms, some_heads)
@@ -52,7 +65,10 @@ def attend_both_ways(
     return torch.cat(outputs, dim=2)
 
 
-def terms_of_heads(terms: ScoreTerms, heads: slice) -> ScoreTerms:
+def terms_of_heads(
+    terms: ScoreTerms,
+    heads: slice,
+) -> ScoreTerms:
     """The terms of some heads."""
     mask, bias, sinks = terms.mask, terms.bias, terms.sinks
     if mask is not None and mask.shape[1] > 1:
@@ -64,7 +80,10 @@ def terms_of_heads(terms: ScoreTerms, heads: slice) -> ScoreTerms:
     return terms._replace(mask=mask, bias=bias, sinks=sinks)
 
 
-def sum_rows_and_columns(backward: BackwardAttention, probabilities: Tensor) -> Tensor:
+def sum_rows_and_columns(
+    backward: BackwardAttention,
+    probabilities: Tensor,
+) -> Tensor:
     """A[i, t] + A[t, i], but A[i, i] at t = i, the maximum over heads of [B, H, T, T]; 0 before i unless ``both``."""
     _, heads, _, length = probabilities.shape
     anchors = backward.anchors[:, :, None]

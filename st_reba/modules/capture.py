@@ -51,7 +51,11 @@ class Capture:
         backward = BackwardAttention(list(map(self.anchor_range, state.spans)), summed, self.both)
         state.hook_data[self] = state.attention_reader = backward
 
-    def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
+    def after_layers(
+        self,
+        state: ForwardPass,
+        hidden_states: Tensor,
+    ) -> Tensor:
         """Hand the rows over as ``backward_attention`` [B, R, T]; an error where a layer's attention was not seen."""
         backward: BackwardAttention = state.hook_data[self]
         layer_count = count_attention_layers(state.model.config.get_text_config())
@@ -86,7 +90,12 @@ class BackwardAttention:
         both: Keep the columns before an anchor too.
     """
 
-    def __init__(self, anchor_ranges: Sequence[tuple[int, int]], summed: Tensor, both: bool = False) -> None:
+    def __init__(
+        self,
+        anchor_ranges: Sequence[tuple[int, int]],
+        summed: Tensor,
+        both: bool = False,
+    ) -> None:
         self.summed, self.both = summed, both
         self.first_anchors = [first for first, _ in anchor_ranges]
         ranges = torch.tensor(anchor_ranges).to(summed.device, non_blocking=True)
@@ -98,18 +107,34 @@ class BackwardAttention:
         self.maxima: list[Tensor] = []  # [B, R, T] each; more than one only while gradients are wanted
         self._rows: Tensor | None = None
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, looks_ahead: bool) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        terms: ScoreTerms,
+        looks_ahead: bool,
+    ) -> Tensor:
         """Attention of one layer, [B, T, H, D'], which raises the maxima."""
         self.layer_count += 1
         if looks_ahead or self.both:
             return extensions.attend_both_ways(self, query, key, value, terms)
         return attend(query, key, value, terms, self.observe)
 
-    def observe(self, probabilities: Tensor, texts: slice = slice(None), start: int = 0) -> None:
+    def observe(
+        self,
+        probabilities: Tensor,
+        texts: slice = slice(None),
+        start: int = 0,
+    ) -> None:
         """Raise the maxima by the columns of a block [b, H, Q, K] of a causal layer, from query ``start`` on."""
         self.update_maxima(self.anchor_columns(probabilities, texts), texts, start)
 
-    def anchor_columns(self, probabilities: Tensor, texts: slice = slice(None)) -> Tensor:
+    def anchor_columns(
+        self,
+        probabilities: Tensor,
+        texts: slice = slice(None),
+    ) -> Tensor:
         """A[q, i] at the anchors i, the maximum over heads, [b, r, Q]: r < R where a block has no more of the keys."""
         key_count, anchors = probabilities.shape[3], self.anchors[texts]
         first_anchor = self.first_anchors[0]
@@ -122,7 +147,12 @@ class BackwardAttention:
             largest = probabilities.amax(dim=1).gather(2, index.expand(-1, probabilities.shape[2], -1))
         return largest.masked_fill(anchors[:, None] >= key_count, 0.0).mT
 
-    def update_maxima(self, layer_rows: Tensor, texts: slice = slice(None), start: int = 0) -> None:
+    def update_maxima(
+        self,
+        layer_rows: Tensor,
+        texts: slice = slice(None),
+        start: int = 0,
+    ) -> None:
         """Raise the maxima by those of some heads of a layer, [b, r, Q], from position ``start`` on."""
         if self._rows is not None:
             return  # gradient checkpointing runs a layer once more

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -83,6 +84,8 @@ SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
     "shift": _is_imported,
 }
 _EXAMPLE = re.compile(r"\n    Example:\n(?:        .*\n)+")
+# The parameters of a function, a line each.
+_PARAMETERS = re.compile(r"^( *def \w+\()\n((?: +[^\n#]+,\n)+) *(\).*)$", re.MULTILINE)
 # Arguments of a model's own attention that SDPA does not take.
 _SCORE_TERMS = ("softcap", "s_aux", "position_bias")
 
@@ -181,7 +184,19 @@ class SectionSource:
         """The section as it stands in the file: its docstring as comments, without its imports."""
         comments = [f"# {line}".rstrip() for line in (self.section, *self.docstring)]
         body = self.body.replace("\n\n\n", "\n\n")
+        body = _PARAMETERS.sub(_fold_parameters, body)
         return "\n".join([*comments, "", body])
+
+
+def _fold_parameters(match: re.Match[str]) -> str:
+    """A function's head on one line, or its parameters on lines of their own where that is too long."""
+    parameters = " ".join(match[2].split()).removesuffix(",")
+    line = match[1] + parameters + match[3]
+    if len(line) <= 120:
+        return line
+    indent = match[1].partition("def")[0]
+    folded = textwrap.fill(parameters, 120, initial_indent=indent + "    ", subsequent_indent=indent + "    ")
+    return f"{match[1]}\n{folded}\n{indent}{match[3]}"
 
 
 def _is_for_types(statement: ast.stmt) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .attention import as_booleans
 from .both_ways import sum_rows_and_columns
 from .capture import BackwardAttention
 from .extensions import extensions
@@ -81,9 +82,7 @@ def mask_of_chosen_keys(
     batch, query_count, _ = indices.shape
     is_chosen = torch.zeros(batch, 1, query_count, key_count, dtype=torch.bool, device=indices.device)
     is_chosen.scatter_(3, indices.long()[:, None], True)
-    if mask.dtype != torch.bool:
-        mask = mask > torch.finfo(mask.dtype).min / 2
-    return is_chosen & mask
+    return is_chosen & as_booleans(mask)
 
 
 extensions.mask_of_chosen_keys = mask_of_chosen_keys

@@ -44,7 +44,10 @@ def published(module_class: Any) -> Any:
     return module_class
 
 
-def _new(home: str, name: str) -> object:
+def _new(
+    home: str,
+    name: str,
+) -> object:
     module_class = getattr(import_module(home), name)
     return module_class.__new__(module_class)
 
@@ -123,13 +126,21 @@ class RowLayout:
         return token_ids, copy_ids, Span(copy_ids.index(1), len(content), len(token_ids))
 
 
-def copy_starts(copy_ids: Tensor, copy_number: int) -> Tensor:
+def copy_starts(
+    copy_ids: Tensor,
+    copy_number: int,
+) -> Tensor:
     """Position at which a copy begins in each row, [B, 1]."""
     return (copy_ids == copy_number).int().argmax(dim=1, keepdim=True)
 
 
 def pooled_positions(
-    pooled: str, copies: int, copy_ids: Tensor, real_tokens: Tensor, row_lengths: Tensor, suffix_length: int
+    pooled: str,
+    copies: int,
+    copy_ids: Tensor,
+    real_tokens: Tensor,
+    row_lengths: Tensor,
+    suffix_length: int,
 ) -> Tensor:
     """The positions that a pooling sees, [B, T] bool; ``pooled`` is one of ``POOLED``, of k copies.
 
@@ -174,7 +185,11 @@ def spans_of(features: Mapping[str, Any]) -> list[Span]:
 
 
 def tokenize(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, special: bool = False, offsets: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    special: bool = False,
+    offsets: bool = False,
 ) -> Features:
     """Token ids of texts, without the tokenizer's own special tokens.
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from .attention import install_attention
+from .attention import as_booleans, install_attention
 from .layers import ModuleCall, first_output
 from .layout import decoder_of
 from .masks import MASKS
@@ -162,8 +162,7 @@ def has_position_biases(mask: Tensor | None) -> bool:
     """Whether a mask is added to the scores, and holds other numbers than 0 and those that hide."""
     if mask is None or mask.dtype == torch.bool:
         return False
-    is_visible = mask > torch.finfo(mask.dtype).min / 2
-    return bool(((mask != 0) & is_visible).any())
+    return bool(((mask != 0) & as_booleans(mask)).any())
 
 
 def measure_visibility(module_call: ModuleCall) -> Tensor:

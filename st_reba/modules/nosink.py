@@ -12,7 +12,7 @@ import torch
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 
-from .attention import install_attention
+from .attention import as_booleans, install_attention
 from .extensions import extensions
 from .layout import Features, published, spans_of, tokenizer_lock
 from .masks import MASKS, AttentionView
@@ -48,7 +48,11 @@ class LayerMasks:
         self.real_tokens, self.is_padded = state.real_tokens, state.is_padded
         state.masks = self
 
-    def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
+    def after_layers(
+        self,
+        state: ForwardPass,
+        hidden_states: Tensor,
+    ) -> Tensor:
         """Refuse a pass in which no attention asked for a mask."""
         if self.last_attention is None:
             raise ValueError("The masks were not used: the attention implementation was changed. Build the model anew.")
@@ -63,7 +67,12 @@ class LayerMasks:
             raise ValueError(f"{type(module).__name__} says layer_idx={layer_index!r}, so its mask cannot be changed.")
         return self.layer_masks[layer_index]
 
-    def mask_for_layer(self, module: nn.Module, native_mask: Tensor | None, is_causal: bool) -> LayerMask:
+    def mask_for_layer(
+        self,
+        module: nn.Module,
+        native_mask: Tensor | None,
+        is_causal: bool,
+    ) -> LayerMask:
         """Mask of the attention module that runs now; ``native_mask`` None: by itself it sees all, or is causal."""
         mask_name = self.name_of_mask(module)
         self.last_attention, self.native_mask = (module, mask_name), native_mask
@@ -76,7 +85,11 @@ class LayerMasks:
         mask = apply_mask(mask_name, self.boolean_mask(native_mask, is_causal), real_tokens, self.m)
         return LayerMask(mask, is_causal, looks_ahead)
 
-    def boolean_mask(self, native_mask: Tensor | None, is_causal: bool) -> Tensor:
+    def boolean_mask(
+        self,
+        native_mask: Tensor | None,
+        is_causal: bool,
+    ) -> Tensor:
         """A layer's native mask, [B or 1, 1, T, T] bool."""
         length = self.real_tokens.shape[1]
         if native_mask is None:
@@ -85,12 +98,15 @@ class LayerMasks:
         if native_mask.shape[-2:] != (length, length):
             shape = tuple(native_mask.shape)
             raise ValueError(f"A layer's mask of shape {shape} for {length} tokens cannot be changed.")
-        if native_mask.dtype == torch.bool:
-            return native_mask
-        return native_mask > torch.finfo(native_mask.dtype).min / 2
+        return as_booleans(native_mask)
 
 
-def apply_mask(mask_name: str, native_mask: Tensor, real_tokens: Tensor | None = None, m: int = 1) -> Tensor:
+def apply_mask(
+    mask_name: str,
+    native_mask: Tensor,
+    real_tokens: Tensor | None = None,
+    m: int = 1,
+) -> Tensor:
     """What a layer sees, [B or 1, 1, T, T] bool. Padding attends to itself; a fully masked row would give NaN.
 
     Args:

@@ -23,7 +23,10 @@ class AfterAttention:
         self.layer_index = layer_index
 
     def __call__(
-        self, attention_module: nn.Module, arguments: tuple[object, ...], attention_output: Tensor | tuple[Tensor, ...]
+        self,
+        attention_module: nn.Module,
+        arguments: tuple[object, ...],
+        attention_output: Tensor | tuple[Tensor, ...],
     ) -> None:
         """Show what the attention adds to the hidden states to the running pass."""
         state = current_pass()
@@ -61,7 +64,12 @@ class OutputReader:
 
     by_position = True  # what it gives at a position comes from there alone: a pass may hold a part of the rows
 
-    def __init__(self, transformer: RepeatTransformer, first_layer: int, last_layer: int) -> None:
+    def __init__(
+        self,
+        transformer: RepeatTransformer,
+        first_layer: int,
+        last_layer: int,
+    ) -> None:
         self.first_layer = first_layer
         self.last_layer = last_layer
         watch_attention(transformer.model)
@@ -69,7 +77,10 @@ class OutputReader:
     def before_layers(self, state: ForwardPass) -> None:
         """Sum the outputs while the layers run."""
 
-        def add_output(layer_index: int, attention_output: Tensor) -> None:
+        def add_output(
+            layer_index: int,
+            attention_output: Tensor,
+        ) -> None:
             if self.first_layer <= layer_index + 1 <= self.last_layer:
                 precision = torch.promote_types(attention_output.dtype, torch.float32)
                 output_sum = attention_output.to(precision)
@@ -79,7 +90,11 @@ class OutputReader:
 
         state.after_attention.append(add_output)
 
-    def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
+    def after_layers(
+        self,
+        state: ForwardPass,
+        hidden_states: Tensor,
+    ) -> Tensor:
         """The mean, [B, T, d], in place of the hidden states."""
         layer_count = self.last_layer - self.first_layer + 1
         output_sum: Tensor = state.hook_data[self]

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
         def before_layers(self, state: ForwardPass) -> None:
             """Prepare the pass, before its layers run."""
 
-        def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
+        def after_layers(
+            self,
+            state: ForwardPass,
+            hidden_states: Tensor,
+        ) -> Tensor:
             """Read the hidden states [B, T, d] that the model hands out, and return them, changed or not."""
 
     class MaskSource(Protocol):
@@ -29,21 +33,35 @@ if TYPE_CHECKING:
         second: Sequence[tuple[int, str]]
 
         def mask_for_layer(
-            self, module: nn.Module, native_mask: Tensor | None, is_causal: bool
+            self,
+            module: nn.Module,
+            native_mask: Tensor | None,
+            is_causal: bool,
         ) -> tuple[Tensor | None, bool, bool]:
             """The mask; without one whether it is causal; and whether a token may see a later one."""
 
     class AttentionReader(Protocol):
         """Computes the attention of layers, and keeps some of it."""
 
-        def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: Any, looks_ahead: bool) -> Tensor:
+        def attend(
+            self,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            terms: Any,
+            looks_ahead: bool,
+        ) -> Tensor:
             """Attention of one layer, [B, T, H, D']."""
 
 
 class ForwardPass:
     """State of one forward pass."""
 
-    def __init__(self, model: PreTrainedModel, features: Features) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        features: Features,
+    ) -> None:
         self.model = model
         self.spans: list[Span] = features["spans"]  # on the host, so that no layer waits for the device
         self.real_tokens: Tensor = features["attention_mask"].bool()  # [B, T]

@@ -40,7 +40,11 @@ class ChunkPlan:
     repeats: int
     last_only: bool
 
-    def batches(self, features: Features, config: Any) -> Iterator[tuple[list[Chunk], Features]]:
+    def batches(
+        self,
+        features: Features,
+        config: Any,
+    ) -> Iterator[tuple[list[Chunk], Features]]:
         """Batches of chunks, the longest first, and their features."""
         spans: list[Span] = features["spans"]
         chunks: list[Chunk] = []
@@ -59,7 +63,11 @@ class ChunkPlan:
             batch, chunks = chunks[:batch_size], chunks[batch_size:]
             yield batch, self.features_of(batch, features)
 
-    def features_of(self, chunks: Sequence[Chunk], features: Features) -> Features:
+    def features_of(
+        self,
+        chunks: Sequence[Chunk],
+        features: Features,
+    ) -> Features:
         """Features of the rows of chunks."""
         token_ids: Tensor = features["input_ids"]
         rows = []
@@ -110,7 +118,13 @@ class ChunkedReBAPooling(ReBAPooling):
     config_keys = [*ReBAPooling.config_keys, "chunk", "repeats"]
 
     def __init__(
-        self, embedding_dimension: int, pooling: str = "last", *, chunk: int, repeats: int = 2, **options: bool
+        self,
+        embedding_dimension: int,
+        pooling: str = "last",
+        *,
+        chunk: int,
+        repeats: int = 2,
+        **options: bool,
     ) -> None:
         super().__init__(embedding_dimension, pooling, **options)
         self.chunk = chunk
@@ -136,7 +150,11 @@ class ChunkedReBAPooling(ReBAPooling):
         if model[0].copies != 1 or model[0].rows != 1:
             raise ValueError(f"chunk={self.chunk}: the text itself runs once. Give RepeatTransformer repeats=1.")
 
-    def token_vectors(self, features: Features, normalize: bool = False) -> Tensor:
+    def token_vectors(
+        self,
+        features: Features,
+        normalize: bool = False,
+    ) -> Tensor:
         """The e_i of every token, [B, n, d]; of the last tokens alone, [B, 1, d], where only the last chunks ran."""
         text_states: Tensor = features["token_embeddings"]
         spans: list[Span] = features["spans"]
@@ -162,7 +180,10 @@ class ChunkedReBAPooling(ReBAPooling):
         return vectors
 
 
-def chunk_bounds(token_count: int, chunk: int) -> list[int]:
+def chunk_bounds(
+    token_count: int,
+    chunk: int,
+) -> list[int]:
     """Where a text of so many tokens is cut: the first token of every chunk, and the number at the end.
 
     Example:

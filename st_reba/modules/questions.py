@@ -23,7 +23,11 @@ class KeptLayer(BranchLayer):  # type: ignore[no-untyped-call]
     """A BranchLayer from which a later stage goes on."""
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         """Keys and values that the stage's tokens may see, which are kept."""
         self.keys, self.values = super().update(key_states, value_states)
@@ -39,7 +43,12 @@ class QuestionBatch:
         hooks: What acts in every pass.
     """
 
-    def __init__(self, transformer: Any, features: Features, hooks: Sequence[object]) -> None:
+    def __init__(
+        self,
+        transformer: Any,
+        features: Features,
+        hooks: Sequence[object],
+    ) -> None:
         self.transformer = transformer
         self.features = features
         self.hooks = hooks
@@ -72,7 +81,11 @@ class QuestionBatch:
             self.fill_states(whole_rows, 0, longest_end, None)
         return self.hidden_states
 
-    def group_rows(self, rows: Sequence[int], row_ends: Sequence[int]) -> list[list[int]]:
+    def group_rows(
+        self,
+        rows: Sequence[int],
+        row_ends: Sequence[int],
+    ) -> list[list[int]]:
         """Rows that have the same ids up to an end, which ``row_ends`` holds for each row of the batch."""
         groups: dict[bytes, list[int]] = {}
         for row in rows:
@@ -125,7 +138,11 @@ class QuestionBatch:
         longest_end = self.row_end(rows)
         self.fill_states(rows, prefix_end, longest_end, branch_cache)
 
-    def run_texts(self, prefix_rows: Sequence[int], texts: Sequence[list[int]]) -> None:
+    def run_texts(
+        self,
+        prefix_rows: Sequence[int],
+        texts: Sequence[list[int]],
+    ) -> None:
         """Run rows that have one prefix: each text once, and its questions behind it."""
         leading_rows: list[int] = []
         text_ends: list[int] = []
@@ -146,7 +163,12 @@ class QuestionBatch:
         for text_end in sorted(set(text_ends)):
             self.run_questions(texts, text_end, text_cache)
 
-    def run_questions(self, texts: Sequence[list[int]], text_end: int, text_cache: Cache) -> None:
+    def run_questions(
+        self,
+        texts: Sequence[list[int]],
+        text_end: int,
+        text_cache: Cache,
+    ) -> None:
         """Run what follows the texts that have one end."""
         question_rows: list[int] = []
         source_rows: list[int] = []
@@ -159,7 +181,13 @@ class QuestionBatch:
             branch_cache = continue_cache(text_cache, source_rows, text_end)
             self.fill_states(question_rows, text_end, row_end, branch_cache)
 
-    def fill_states(self, rows: Sequence[int], start: int, end: int, cache: Cache | None) -> None:
+    def fill_states(
+        self,
+        rows: Sequence[int],
+        start: int,
+        end: int,
+        cache: Cache | None,
+    ) -> None:
         """Run positions of some rows, and put their states where they belong; None: behind nothing, keeping nothing."""
         stage_features = select_positions(self.features, rows, start, end)
         if cache is None:
@@ -172,7 +200,12 @@ class QuestionBatch:
             self.hidden_states = stage_states.new_zeros(*batch_shape, width)
         self.hidden_states[rows, start:end] = stage_states
 
-    def copy_states(self, rows: Sequence[int], start: int, end: int) -> None:
+    def copy_states(
+        self,
+        rows: Sequence[int],
+        start: int,
+        end: int,
+    ) -> None:
         """Give rows the states of the first of them."""
         assert self.hidden_states is not None
         first_states = self.hidden_states[rows[0], start:end]

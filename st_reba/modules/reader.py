@@ -55,7 +55,11 @@ class LayerReader:
         layer_states: list[Tensor] = []
         state.hook_data[self] = layer_states
 
-        def read_layer(layer_index: int, layer_call: ModuleCall, hidden_states: Tensor) -> Tensor:
+        def read_layer(
+            layer_index: int,
+            layer_call: ModuleCall,
+            hidden_states: Tensor,
+        ) -> Tensor:
             if layer_index == 0 and self.first_layer == 0:
                 layer_states.append(layer_call.hidden_states)
             if self.first_layer <= layer_index + 1 <= self.last_layer:
@@ -67,7 +71,11 @@ class LayerReader:
 
         state.after_layer.append(read_layer)
 
-    def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
+    def after_layers(
+        self,
+        state: ForwardPass,
+        hidden_states: Tensor,
+    ) -> Tensor:
         """The joined states, [B, T, d or d · layers], of what the model handed out."""
         layer_states: list[Tensor] = state.hook_data[self]
         if self.final_norm:

@@ -43,7 +43,11 @@ class RepeatedLayers:
         masks: Any = state.masks
         second_stream: Tensor | None = None  # [B, T, d]
 
-        def run_again(layer_index: int, layer_call: ModuleCall, hidden_states: Tensor) -> Tensor:
+        def run_again(
+            layer_index: int,
+            layer_call: ModuleCall,
+            hidden_states: Tensor,
+        ) -> Tensor:
             nonlocal second_stream
             if layer_index == self.stream_start_layer:
                 second_stream = layer_call.hidden_states
@@ -65,7 +69,11 @@ class RepeatedLayers:
 
         state.after_layer.append(run_again)
 
-    def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
+    def after_layers(
+        self,
+        state: ForwardPass,
+        hidden_states: Tensor,
+    ) -> Tensor:
         """Add the streams that passed the norm side by side."""
         if not self.norms_streams_apart:
             return hidden_states

@@ -27,7 +27,12 @@ STAGE_COST = {"cpu": 32, "cuda": 512}  # as much as so many positions; a GPU was
 class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Cache of one layer in a stage, whose row i goes on from row ``source_rows[i]`` of an earlier stage."""
 
-    def __init__(self, source: DynamicLayer, source_rows: Tensor, start: int) -> None:
+    def __init__(
+        self,
+        source: DynamicLayer,
+        source_rows: Tensor,
+        start: int,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.source = source
         self.source_rows = source_rows
@@ -38,13 +43,21 @@ class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self.start
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         """Keys and values that the stage sees, [B, H, start + T, D]; to keep those of all layers needs much memory."""
         joined_keys = self.join(self.source.keys, key_states)  # type: ignore[arg-type]
         return joined_keys, self.join(self.source.values, value_states)  # type: ignore[arg-type]
 
-    def join(self, source_states: Tensor, added_states: Tensor) -> Tensor:
+    def join(
+        self,
+        source_states: Tensor,
+        added_states: Tensor,
+    ) -> Tensor:
         """States of the earlier stage, and those behind them."""
         source_rows = self.source_rows.to(added_states.device)
         prefix_states = source_states[:, :, : self.start]
@@ -53,7 +66,10 @@ class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 def continue_cache(
-    cache: Cache, source_rows: Sequence[int], start: int, layer_class: type[BranchLayer] = BranchLayer
+    cache: Cache,
+    source_rows: Sequence[int],
+    start: int,
+    layer_class: type[BranchLayer] = BranchLayer,
 ) -> Cache:
     """The cache of a stage whose rows go on from rows of an earlier one."""
     branch_cache = DynamicCache()
@@ -64,7 +80,12 @@ def continue_cache(
     return branch_cache
 
 
-def select_positions(features: Features, rows: Sequence[int], start: int, end: int) -> Features:
+def select_positions(
+    features: Features,
+    rows: Sequence[int],
+    start: int,
+    end: int,
+) -> Features:
     """The features of some positions of some rows."""
     selection: Features = {}
     for name in ("input_ids", "attention_mask", "copy_ids"):
@@ -73,7 +94,12 @@ def select_positions(features: Features, rows: Sequence[int], start: int, end: i
     return selection
 
 
-def run_stage(transformer: Any, features: Features, hooks: Sequence[object], cache: Cache) -> Tensor:
+def run_stage(
+    transformer: Any,
+    features: Features,
+    hooks: Sequence[object],
+    cache: Cache,
+) -> Tensor:
     """Hidden states [B, T, d] of positions behind those that the cache holds, by which the model counts on."""
     token_ids = features["input_ids"]
     visible_length = cache.get_seq_length() + token_ids.shape[1]
@@ -90,7 +116,11 @@ def run_stage(transformer: Any, features: Features, hooks: Sequence[object], cac
     return stage_states
 
 
-def run_shared(transformer: Any, features: Features, hooks: Sequence[object]) -> Tensor | None:
+def run_shared(
+    transformer: Any,
+    features: Features,
+    hooks: Sequence[object],
+) -> Tensor | None:
     """Hidden states [B, T, d] of a batch that runs in stages; None: its rows have to run whole."""
     if torch.is_grad_enabled() or transformer.training:
         return None

@@ -32,7 +32,11 @@ class QueryShift(Module):
     config_keys = ["in_features"]
     forward_kwargs = {"task"}
 
-    def __init__(self, in_features: int, shift: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        shift: Tensor | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.in_features = in_features
         if shift is None:
@@ -40,7 +44,12 @@ class QueryShift(Module):
         # A buffer and no parameter: what was measured is not trained.
         self.register_buffer("shift", shift)
 
-    def forward(self, features: dict[str, Tensor], task: str | None = None, **kwargs: object) -> dict[str, Tensor]:
+    def forward(
+        self,
+        features: dict[str, Tensor],
+        task: str | None = None,
+        **kwargs: object,
+    ) -> dict[str, Tensor]:
         """Shift queries.
 
         Args:
@@ -93,7 +102,13 @@ class QueryShift(Module):
         )
         return module
 
-    def save(self, output_path: str, *args: object, safe_serialization: bool = True, **kwargs: object) -> None:
+    def save(
+        self,
+        output_path: str,
+        *args: object,
+        safe_serialization: bool = True,
+        **kwargs: object,
+    ) -> None:
         """Save the configuration and the shift."""
         self.save_config(output_path)
         self.save_torch_weights(output_path, safe_serialization=safe_serialization)

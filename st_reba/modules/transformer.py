@@ -185,7 +185,12 @@ class RepeatTransformer(Transformer):
         """The fields, which ``encode`` takes as keyword arguments."""
         return {name for task in self.templates[0] for name in self.fields(task)}
 
-    def row_layouts(self, prompt: str | None = None, task: str | None = None, **fields: str) -> tuple[RowLayout, ...]:
+    def row_layouts(
+        self,
+        prompt: str | None = None,
+        task: str | None = None,
+        **fields: str,
+    ) -> tuple[RowLayout, ...]:
         """Token ids around the copies, a layout for each row of a text.
 
         Args:
@@ -212,7 +217,12 @@ class RepeatTransformer(Transformer):
         templates = [by_task[task] for by_task in self.templates]
         return tuple(make_row_layout(self.tokenizer, template, special, prompt or "", values) for template in templates)
 
-    def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
+    def budget(
+        self,
+        prompt: str | None = None,
+        task: str | None = None,
+        **fields: str,
+    ) -> int | None:
         """Content tokens that a copy holds, ⌊(max_seq_length − overhead) / k⌋; None: no limit. See `row_layouts`."""
         limit: Any = self.tokenizer.model_max_length  # type: ignore[union-attr]
         if limit is None or limit > 1e12:  # transformers' way of saying that there is none
@@ -227,7 +237,12 @@ class RepeatTransformer(Transformer):
             raise ValueError(f"max_seq_length={limit} leaves no room for {self.copies} copies of a text. Raise it.")
         return max(1, room // 2) if self.compute_matched else room
 
-    def content(self, texts: Sequence[str], *, offsets: bool = False) -> Features:
+    def content(
+        self,
+        texts: Sequence[str],
+        *,
+        offsets: bool = False,
+    ) -> Features:
         """Token ids of texts as content, never cut; with ``offsets`` each token's characters, as ``offset_mapping``."""
         for text in texts:
             if not isinstance(text, str):
@@ -274,7 +289,12 @@ class RepeatTransformer(Transformer):
             remedy = "Call model[0].model.resize_token_embeddings(len(model.tokenizer)), and train it"
             raise ValueError(f"The tokenizer has token {highest}, but the model only {count} embeddings. {remedy}.")
 
-    def forward(self, features: Features, capture: Capture | None = None, **kwargs: object) -> Features:
+    def forward(
+        self,
+        features: Features,
+        capture: Capture | None = None,
+        **kwargs: object,
+    ) -> Features:
         """Run the decoder.
 
         Args:
@@ -307,7 +327,12 @@ class RepeatTransformer(Transformer):
             hooks = self.pass_hooks(self.requested_rows)
         return self.causal and self.shares_prefix and all(getattr(hook, "by_position", False) for hook in hooks)
 
-    def run_pass(self, features: Features, hooks: Sequence[PassHook], arguments: Features) -> Tensor:
+    def run_pass(
+        self,
+        features: Features,
+        hooks: Sequence[PassHook],
+        arguments: Features,
+    ) -> Tensor:
         """Hidden states [B, T, d] of one pass of the decoder; ``features`` gets what hooks hand to the pooling."""
         state = ForwardPass(self.model, features)
         for hook in hooks:
@@ -323,7 +348,11 @@ class RepeatTransformer(Transformer):
         features.update(state.pooling_features)
         return hidden_states
 
-    def _run(self, features: Features, capture: Capture | None) -> Features:
+    def _run(
+        self,
+        features: Features,
+        capture: Capture | None,
+    ) -> Features:
         result = dict(features)
         hooks = self.pass_hooks(capture)
         if self.training and extensions.has("checkpoint_in_pass"):
@@ -348,7 +377,11 @@ class RepeatTransformer(Transformer):
             self._check_finite(hidden_states, features)
         return result
 
-    def _check_finite(self, hidden_states: Tensor, features: Features) -> None:
+    def _check_finite(
+        self,
+        hidden_states: Tensor,
+        features: Features,
+    ) -> None:
         bad_rows = (~hidden_states.isfinite().flatten(1).all(dim=1)).nonzero()
         if len(bad_rows):  # else the sum alone was too large
             row = int(bad_rows[0])

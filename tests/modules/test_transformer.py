@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 import re
@@ -169,6 +170,8 @@ def test_files(base: Base, of: str, name: str) -> None:
     most_lines = MOST_LINES_OF_REBA if "capture" in sections else MOST_LINES
     most_lines += MOST_LINES_OF_MASKS if "masks" in sections else 0
     assert len(code.splitlines()) <= most_lines
+    assert max(map(len, code.splitlines())) <= 120
+    ast.parse(code)
 
 
 def test_the_registry_is_never_half_filled() -> None:
