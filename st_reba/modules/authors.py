@@ -53,13 +53,13 @@ class AuthorsReBAPooling(ReBAPooling):
     def capture(self) -> Capture:
         """The rows of A^new that the sentence vector needs."""
         if self.pooling == "last":
-            return AuthorsCapture("end", both=True, special=True)
-        return AuthorsCapture("half", special=True)
+            return AuthorsCapture("end", earlier_columns=True, special_columns=True)
+        return AuthorsCapture("half", special_columns=True)
 
     @property
     def token_capture(self) -> Capture:
         """The rows of A^new that words and tokens need."""
-        return AuthorsCapture("copy", both=True, special=True)
+        return AuthorsCapture("copy", earlier_columns=True, special_columns=True)
 
     def forward(self, features: Features, **kwargs: object) -> Features:
         """Pool what RepeatTransformer gives: ``features`` with ``sentence_embedding`` [B, d]."""

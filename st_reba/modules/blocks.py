@@ -63,12 +63,13 @@ def attend(
     """
     batch, heads, length, _ = query.shape
     groups, key_count = key.shape[1:3]
-    text_count, most = batch, length * key_count  # most: probabilities of a text and head in a block
+    text_count = batch
+    block_size = length * key_count  # probabilities of a text and head in a block
     if not torch.is_grad_enabled():
-        most = BLOCK * (1 if query.device.type == "cpu" else 16) // heads
-        text_count = min(batch, max(1, most // key_count // 32))  # few where they are long: a block has 32 queries
-        most //= text_count
-    bounds = query_bounds(length, key_count, most, terms.causal)
+        block_size = BLOCK * (1 if query.device.type == "cpu" else 16) // heads
+        text_count = min(batch, max(1, block_size // key_count // 32))  # few long ones: a block has 32 queries
+        block_size //= text_count
+    bounds = query_bounds(length, key_count, block_size, terms.causal)
     later = query.new_full((bounds[1], bounds[1]), -torch.inf, dtype=torch.float32).triu(1)
     output = value.new_empty(batch, length, heads, value.shape[3])
     for first_text in range(0, batch, text_count):
@@ -90,17 +91,17 @@ def attend(
 def query_bounds(
     length: int,
     key_count: int,
-    most: int,
+    block_size: int,
     is_causal: bool,
 ) -> list[int]:
-    """Where queries are cut into blocks of at most ``most`` probabilities, or of 16 queries; from 0 to ``length``."""
+    """Where queries are cut into blocks of at most ``block_size`` probabilities, or of 16 queries; 0 to ``length``."""
     bounds = [0]
     while bounds[-1] < length:
-        query_count = most // key_count
+        query_count = block_size // key_count
         if is_causal:
             # A causal block needs no key after its last query: the first blocks have more queries.
             keys_before = key_count - length + bounds[-1]
-            query_count = (isqrt(keys_before**2 + 4 * most) - keys_before) // 2
+            query_count = (isqrt(keys_before**2 + 4 * block_size) - keys_before) // 2
         bounds.append(min(bounds[-1] + max(16, query_count), length))
     return bounds
 

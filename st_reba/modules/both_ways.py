@@ -13,19 +13,19 @@ from .extensions import extensions
 def head_step(
     heads: int,
     groups: int,
-    most: int,
+    max_heads: int,
 ) -> int:
-    """How many heads run at a time: at most ``most``, but one at least, and whole groups or a divisor of a group.
+    """How many heads run at a time: at most ``max_heads``, but one at least, and whole groups or a divisor of a group.
 
     Example:
-        >>> head_step(heads=8, groups=8, most=3), head_step(heads=12, groups=2, most=4)
+        >>> head_step(heads=8, groups=8, max_heads=3), head_step(heads=12, groups=2, max_heads=4)
         (3, 3)
     """
     group_size = heads // groups
-    most = max(1, most)
+    max_heads = max(1, max_heads)
     if group_size == 1:
-        return min(most, heads)
-    return max(size for size in range(1, group_size + 1) if group_size % size == 0 and size <= most)
+        return min(max_heads, heads)
+    return max(size for size in range(1, group_size + 1) if group_size % size == 0 and size <= max_heads)
 
 
 def attend_both_ways(
@@ -54,9 +54,9 @@ def attend_both_ways(
             block: Tensor,
             texts: slice,
             start: int,
-            whole: Tensor = probabilities,
+            target: Tensor = probabilities,
         ) -> None:
-            whole[texts, :, start : start + block.shape[2], : block.shape[3]] = block
+            target[texts, :, start : start + block.shape[2], : block.shape[3]] = block
 
         head_terms = terms_of_heads(terms, some_heads)
         head_queries, head_keys, head_values = query[:, some_heads], key[:, some_groups], value[:, some_groups]
@@ -84,7 +84,10 @@ def sum_rows_and_columns(
     backward: BackwardAttention,
     probabilities: Tensor,
 ) -> Tensor:
-    """A[i, t] + A[t, i], but A[i, i] at t = i, the maximum over heads of [B, H, T, T]; 0 before i unless ``both``."""
+    """A[i, t] + A[t, i], but A[i, i] at t = i, the maximum over heads of [B, H, T, T].
+
+    Before i it is 0, unless ``backward`` keeps earlier columns.
+    """
     _, heads, _, length = probabilities.shape
     anchors = backward.anchors[:, :, None]
     index = backward.anchors[:, None, :, None].expand(-1, heads, -1, length)
@@ -92,7 +95,9 @@ def sum_rows_and_columns(
     anchor_columns = probabilities.mT.gather(2, index)
     positions = torch.arange(length, device=anchors.device)
     largest = torch.where((positions == anchors)[:, None], anchor_rows, anchor_rows + anchor_columns).amax(dim=1)
-    return largest if backward.both else largest.masked_fill(positions < anchors, 0.0)
+    if backward.earlier_columns:
+        return largest
+    return largest.masked_fill(positions < anchors, 0.0)
 
 
 extensions.attend_both_ways = attend_both_ways

@@ -33,13 +33,14 @@ class Capture:
     Args:
         anchors: The positions i whose rows are kept: ``"last"``, the last content token of copy 1, or ``"copy"``, every
             content token of copy 1.
-        both, special: Keep the columns t < i too; those of template and special positions too.
+        earlier_columns: Keep the columns t < i too.
+        special_columns: Keep those of template and special positions too.
         pieces: A ChunkPlan; where given, the rows are those of chunks of the text, each repeated by itself.
     """
 
     anchors: str
-    both: bool = False
-    special: bool = False
+    earlier_columns: bool = False
+    special_columns: bool = False
     pieces: Any = None
     zeros: ClassVar[bool] = False  # a text whose states are not finite gets zeros; else it is an error
 
@@ -47,8 +48,8 @@ class Capture:
         """Keep the rows while the layers of a pass run."""
         if not install_attention(state.model):
             state.model_arguments["output_attentions"] = True
-        summed = state.real_tokens if self.special else state.copy_ids > 0
-        backward = BackwardAttention(list(map(self.anchor_range, state.spans)), summed, self.both)
+        kept_columns = state.real_tokens if self.special_columns else state.copy_ids > 0
+        backward = BackwardAttention(list(map(self.anchor_range, state.spans)), kept_columns, self.earlier_columns)
         state.hook_data[self] = state.attention_reader = backward
 
     def after_layers(
@@ -61,8 +62,8 @@ class Capture:
         layer_count = count_attention_layers(state.model.config.get_text_config())
         second_count = 0 if state.masks is None else len(state.masks.second)
         if backward.layer_count < layer_count + second_count:
-            shown = f"{backward.layer_count} showed theirs"
-            raise ValueError(f"ReBA needs the attention of {layer_count} layers, but {shown}. Use Echo.")
+            problem = f"but {backward.layer_count} showed theirs"
+            raise ValueError(f"ReBA needs the attention of {layer_count} layers, {problem}. Use Echo.")
         state.pooling_features["backward_attention"] = backward.rows()
         return hidden_states
 
@@ -86,22 +87,23 @@ class BackwardAttention:
 
     Args:
         anchor_ranges: First anchor and number of anchors of each text; R is the largest number.
-        summed: [B, T] bool, the columns that are kept.
-        both: Keep the columns before an anchor too.
+        kept_columns: [B, T] bool, the columns that are kept.
+        earlier_columns: Keep the columns before an anchor too.
     """
 
     def __init__(
         self,
         anchor_ranges: Sequence[tuple[int, int]],
-        summed: Tensor,
-        both: bool = False,
+        kept_columns: Tensor,
+        earlier_columns: bool = False,
     ) -> None:
-        self.summed, self.both = summed, both
+        self.kept_columns = kept_columns
+        self.earlier_columns = earlier_columns
         self.first_anchors = [first for first, _ in anchor_ranges]
-        ranges = torch.tensor(anchor_ranges).to(summed.device, non_blocking=True)
+        ranges = torch.tensor(anchor_ranges).to(kept_columns.device, non_blocking=True)
         first, count = ranges[:, :, None].unbind(dim=1)
-        offset = torch.arange(max(number for _, number in anchor_ranges), device=summed.device)
-        self.anchors = (first + offset).clamp(max=summed.shape[1] - 1)  # [B, R]
+        offset = torch.arange(max(anchor_count for _, anchor_count in anchor_ranges), device=kept_columns.device)
+        self.anchors = (first + offset).clamp(max=kept_columns.shape[1] - 1)  # [B, R]
         self.valid = offset < count  # [B, R]
         self.layer_count = 0
         self.maxima: list[Tensor] = []  # [B, R, T] each; more than one only while gradients are wanted
@@ -117,7 +119,7 @@ class BackwardAttention:
     ) -> Tensor:
         """Attention of one layer, [B, T, H, D'], which raises the maxima."""
         self.layer_count += 1
-        if looks_ahead or self.both:
+        if looks_ahead or self.earlier_columns:
             return extensions.attend_both_ways(self, query, key, value, terms)
         return attend(query, key, value, terms, self.observe)
 
@@ -160,13 +162,13 @@ class BackwardAttention:
             self.maxima.append(layer_rows)
             return
         if not self.maxima:
-            batch, length = self.summed.shape
+            batch, length = self.kept_columns.shape
             self.maxima.append(layer_rows.new_zeros(batch, length, self.anchors.shape[1]).mT)
         largest = self.maxima[0][texts, : layer_rows.shape[1], start : start + layer_rows.shape[2]]
         torch.maximum(largest, layer_rows, out=largest)
 
     def rows(self) -> Tensor:
-        """[B, R, T], zero at other columns, before the anchor unless ``both``, and after a text's own rows."""
+        """[B, R, T], zero at columns that are not kept, and after a text's own rows."""
         if self._rows is not None:
             return self._rows
         anchors = self.anchors[:, None]
@@ -174,7 +176,7 @@ class BackwardAttention:
         at_anchors = largest.gather(1, anchors)
         halves = largest * 0.5 if largest.requires_grad else largest.mul_(0.5)
         rows = halves.scatter_(1, anchors, at_anchors)
-        rows = rows.masked_fill_(~self.summed[:, :, None], 0.0).masked_fill_(~self.valid[:, None], 0.0)
+        rows = rows.masked_fill_(~self.kept_columns[:, :, None], 0.0).masked_fill_(~self.valid[:, None], 0.0)
         self._rows = rows.mT
         self.maxima = []
         return self._rows

@@ -62,7 +62,7 @@ def add_probabilities(
 ) -> None:
     """Raise the maxima by the attention [B, H, T, T] of a layer."""
     backward.layer_count += 1
-    if not backward.both:
+    if not backward.earlier_columns:
         backward.observe(probabilities)
         return
     for head in range(probabilities.shape[1]):

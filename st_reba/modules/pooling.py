@@ -54,12 +54,12 @@ class ReBAPooling(Module):
     @property
     def capture(self) -> Capture:
         """The rows of A^new that the sentence vector needs."""
-        return Capture("last" if self.pooling == "last" else "copy", special=self.include_special)
+        return Capture("last" if self.pooling == "last" else "copy", special_columns=self.include_special)
 
     @property
     def token_capture(self) -> Capture:
         """The rows of A^new that words and tokens need."""
-        return Capture("copy", special=self.include_special)
+        return Capture("copy", special_columns=self.include_special)
 
     def on_model_ready(self, model: Any) -> None:
         """Ask the first module for the rows."""

@@ -62,7 +62,8 @@ class GraphCapture(BackwardAttention):
     """Rows of A^new in the traced pass, in which the texts' spans are tensors: start, length and total, [B, 1] each."""
 
     def __init__(self, capture: Capture, span: tuple[Tensor, Tensor, Tensor], summed: Tensor, longest: int) -> None:
-        self.both, self.summed, end = capture.both, summed, summed.shape[1]
+        self.earlier_columns = capture.earlier_columns
+        self.kept_columns, end = summed, summed.shape[1]
         start, length, total = span
         first, count, rows = {
             "last": (start + length - 1, length, 1),
@@ -77,7 +78,7 @@ class GraphCapture(BackwardAttention):
 
     def take(self, probabilities: Tensor, *, looks_ahead: bool) -> None:
         """Raise the maxima by one layer's probabilities [B, H, T, T]."""
-        if looks_ahead or self.both:
+        if looks_ahead or self.earlier_columns:
             layer = sum_rows_and_columns(self, probabilities)
         else:
             layer = self.anchor_columns(probabilities)

@@ -142,7 +142,7 @@ class EmbeddingGraph(nn.Module):
         for hook in hooks:
             hook.before_layers(state)
         if capture is not None:
-            summed = at.real if capture.special else at.copies > 0
+            summed = at.real if capture.special_columns else at.copies > 0
             state.hook_data[capture] = state.attention_reader = GraphCapture(
                 capture, (at.first, at.tokens, at.total), summed, at.longest
             )
