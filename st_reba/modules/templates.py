@@ -6,7 +6,8 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .layout import PARTS, SIMILARITY, SLOTS, TASKS, Template, copies_of
+from .extensions import extensions
+from .layout import SIMILARITY, SLOTS, TASKS, Template, copies_of
 
 
 def parse_template(template: str) -> Template:
@@ -49,4 +50,4 @@ def _parse_by_task(template: Any) -> dict[str, Template]:
     return {task: parse_template(text) for task, text in by_task.items()}
 
 
-PARTS["templates"] = parse_templates
+extensions.parse_templates = parse_templates
