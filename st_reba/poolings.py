@@ -77,7 +77,8 @@ class PoolingSpec:
         """The module, for hidden states of dimension ``width``."""
         from sentence_transformers.sentence_transformer.modules import Pooling
 
-        return Pooling(width, self.pooling_mode)
+        pooling: nn.Module = Pooling(width, self.pooling_mode)
+        return pooling
 
     def is_exportable(self, module: nn.Module) -> bool:
         """Whether a module is this pooling, and an ONNX graph can hold it.
