@@ -16,17 +16,17 @@ prepare_environment() {
     local folder="$1" extra="$2"
     shift 2
     make_environment "$folder"
-    install_once "$folder" "$extra $* $(cat setup.cfg)" --editable ".[$extra]" "$@"
+    install_once "$folder" "$extra" "$extra $* $(cat setup.cfg)" --editable ".[$extra]" "$@"
 }
 
 prepare_stranger() {
     make_environment "$1"
-    install_once "$1" "$(cat "$2")" --requirement "$2"
+    install_once "$1" requirements "$(cat "$2")" --requirement "$2"
 }
 
 prepare_wheel() {
     make_environment "$1"
-    install_once "$1" "$(cat setup.cfg)" "$2" pytest
+    install_once "$1" wheel "$(cat setup.cfg)" "$2" pytest
     "$PYTHON" -m pip install --quiet --force-reinstall --no-deps "$2"
 }
 
@@ -44,10 +44,10 @@ make_environment() {
     PYTHON="$folder/bin/python"
 }
 
-# Installed again only when what is wanted changes.
+# Installed again only when what is wanted changes; what the demo wants and what the tests want stand side by side.
 install_once() {
-    local folder="$1" wanted="$2" stamp="$1/installed"
-    shift 2
+    local folder="$1" stamp="$1/installed-$2" wanted="$3"
+    shift 3
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
         return
     fi

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,14 @@ from .gguf_files import GgufFile, check_gguf, complete_tokenizer, read_gguf
 from .methods import Method
 from .modules import RepeatTransformer
 from .modules.mask_check import check_masks
+from .modules.outputs import shows_attention
 from .modules.selfcheck import can_share_prefix, check_capture, check_padding, hidden_states, is_causal
 from .modules.settings import plan_layers
+from .near_names import suggest_bases
 from .optional import required
 from .safety import check_base, check_tokenizer, limit_numbers, load, panics_as_errors
+
+logger = logging.getLogger(__name__)
 
 # What sentence-transformers' constructor takes, but for what `build` itself names.
 _LOADING = set(signature(SentenceTransformer).parameters)
@@ -38,10 +44,22 @@ _TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "tokenize
 
 
 class Assembly:
-    """One call of `build`; ``loading`` holds what it takes of the base, and what SentenceTransformer takes."""
+    """One call of `build`; ``loading`` holds what it takes of the base, and what SentenceTransformer takes.
 
-    def __init__(self, base: Any, method: Method, loading: dict[str, Any], *, check: bool) -> None:
+    With ``may_read_states``, a base whose attention outputs cannot be read is read by its hidden states.
+    """
+
+    def __init__(
+        self,
+        base: Any,
+        method: Method,
+        loading: dict[str, Any],
+        *,
+        check: bool,
+        may_read_states: bool = False,
+    ) -> None:
         self.method, self.loading, self.check = method, dict(loading), check
+        self.may_read_states = may_read_states
         self.tokenizer, self.dtype, self.quantization, gguf_file = (self.loading.pop(each, None) for each in _OURS)
         if unknown := sorted(set(self.loading) - _LOADING):
             raise ValueError(f"{unknown[0]}={loading[unknown[0]]!r} is no option of {method.name} or of loading.")
@@ -133,6 +151,9 @@ class Assembly:
         elif getattr(model, "hf_quantizer", None) is None:
             base.to(self.device or get_device_name())
         once = method.name in ("classical", "prompteol", "nosink") or method.chunk is not None
+        if self.may_read_states and method.read == "attention" and not shows_attention(model):
+            logger.warning("The attention outputs of %s cannot be read. Its states are: read='states'.", self.name)
+            self.method = method = replace(method, read="states")
         module = self._module(
             base,
             reading=self._reading(model, base.depth),
@@ -224,9 +245,8 @@ class Assembly:
             with limit_numbers(self.path, **self.place), panics_as_errors():
                 base: Any = RepeatTransformer(path, **kwargs)
         except OSError as error:
-            raise OSError(
-                f"base={self.name!r} could not be loaded, from a folder or the Hub. {_one_line(error)}"
-            ) from error
+            reason = f"{suggest_bases(str(self.path))}{_one_line(error)}"
+            raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub. {reason}") from error
         except (TypeError, AttributeError) as error:
             problem = _one_line(error)
             options = "Check model_kwargs, processor_kwargs and config_kwargs."

@@ -25,6 +25,7 @@ def build(
     gguf_file: str | None = None,
     check: bool = True,
     texts: Any = None,
+    purpose: str | None = None,
     **options: Any,
 ) -> SentenceTransformer:
     """Turn a pretrained decoder into a text embedder, without training.
@@ -36,13 +37,14 @@ def build(
         method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"``, ``"nosink"``; the short form, as
             ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else PromptEOL, worded as
             ``template="prompteol-search"``: ``encode`` for similarity, ``encode_query`` and ``encode_document`` for
-            search. ``"auto"``: what suits ``texts``.
+            search; it reads attention outputs where the base shows them. ``"auto"``: what suits ``texts``.
         tokenizer: Folder or Hub id of another tokenizer than the base's; of a loaded model, its tokenizer.
         dtype: Number type of the weights; None: float32 on a CPU, as stored on a GPU.
         quantization: ``"nf4"`` (4 bits) or ``"int8"``, by bitsandbytes.
         gguf_file: Name of the GGUF file in the folder or Hub repository ``base``.
         check: Check on a few tokens that every layer sees what its mask says.
         texts: With ``"auto"``: texts like those to be embedded, without labels.
+        purpose: With ``"auto"``: ``"similarity"``, the default, or ``"search"``, where the texts are documents.
         **options: Options of the method (see :class:`Method`), and what ``SentenceTransformer`` takes, as ``device``,
             ``prompts``, ``revision``, ``token``, ``trust_remote_code`` and ``model_kwargs``.
 
@@ -73,9 +75,9 @@ def build(
             raise ValueError(f"method='auto' {what}.")
         from .evaluation.tune import auto
 
-        return auto(base, texts, check=check, **given, **loading)
-    if texts is not None:
-        raise ValueError("texts=… belong to method='auto'. Drop them.")
+        return auto(base, texts, purpose=purpose or "similarity", check=check, **given, **loading)
+    if texts is not None or purpose is not None:
+        raise ValueError("texts=… and purpose=… belong to method='auto'. Drop them.")
     told = {**loading, **given, **({} if method is None else {"method": method})}
     if isinstance(base, (str, os.PathLike)) and (recipe := recipe_for(base, told)) is not None:
         base, loading = recipe.base, {**recipe.loading, **loading}
@@ -89,4 +91,5 @@ def build(
     # Here, so that most errors come before torch is imported.
     from .assembly import Assembly
 
-    return Assembly(base, chosen, loading, check=check).run()
+    takes_default = method is None and "read" not in given
+    return Assembly(base, chosen, loading, check=check, may_read_states=takes_default).run()

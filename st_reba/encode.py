@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .processor import bfloat16_hint
+
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
@@ -71,6 +73,7 @@ def encode_texts(
         return np.zeros((0, options.get("truncate_dim") or model.get_embedding_dimension() or 0), dtype=np.float32)
     lengths = measure_lengths(model, texts, task=task, is_batched=True, **options)
     batches = token_batches(lengths.positions, batch_tokens)
+    bfloat16_hint.give(model, sum(lengths.positions))
     method: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
     rows: list[NDArray[np.float32]] = []
     for batch in batches:
@@ -255,8 +258,12 @@ def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[lis
     return batches
 
 
-def copied_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str, Any]) -> list[int]:
-    """Positions that a RepeatTransformer computes for each text, without what a batch computes once for all.
+def computed_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str, Any]) -> list[int]:
+    """Positions that a RepeatTransformer computes for each text: what work, cost and progress count.
+
+    Where rows share what they begin with, a prefix counts nothing, as a batch computes it once for all texts, and a
+    text that several questions follow counts once. Padding is not counted, nor that rows run whole in batches of which
+    so little is shared that a stage of its own would cost more (``STAGE_COST``).
 
     Args:
         transformer: The module.
@@ -273,7 +280,7 @@ def batch_positions(
 ) -> list[int]:
     """Positions that each text counts for in a batch of bounded memory; ``whole``: rows share nothing.
 
-    Arguments are those of `copied_positions`. Where rows share a prefix, they hold its states without computing them.
+    Arguments are those of `computed_positions`. Where rows share a prefix, they hold its states without computing them.
     """
     return _batch_lengths(transformer, texts, layout, whole=whole).positions
 

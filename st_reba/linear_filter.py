@@ -277,8 +277,7 @@ def _fit_weight(vectors: Vectors, mean: Array, options: FilterOptions) -> Array:
     squared_length = float(covariance.trace() + mean @ mean)
     variances, directions = _principal_directions(covariance, options.direction_count)
     if options.power < FULL_POWER:
-        mean_variance = float(covariance.trace()) / width
-        variances = (1 - _SHRINKAGE) * variances + _SHRINKAGE * mean_variance
+        variances = shrink_variances(variances, float(covariance.trace()) / width)
     if variances.min() <= _LEAST_DEVIATION**2 * squared_length:
         raise ValueError(
             f"{options.kind}: the vectors hardly vary in some of the {options.direction_count} "
@@ -286,8 +285,18 @@ def _fit_weight(vectors: Vectors, mean: Array, options: FilterOptions) -> Array:
         )
     if options.kind == "abtt":
         return np.eye(width) - directions.T @ directions
+    return directions * whitening_scales(variances, squared_length, options.power)[:, None]
+
+
+def shrink_variances(variances: Vectors, mean_variance: float) -> Vectors:
+    """Variances as partial whitening takes them: drawn to the mean of those of all dimensions."""
+    return (1 - _SHRINKAGE) * variances + _SHRINKAGE * mean_variance
+
+
+def whitening_scales(variances: Vectors, squared_length: float, power: float) -> Vectors:
+    """By what whitening multiplies directions of such variances; ``squared_length``: mean of the vectors'."""
     bounded_variances = np.maximum(variances, squared_length / MOST_GAIN**2)
-    return directions / bounded_variances[:, None] ** options.power
+    return np.asarray(bounded_variances**-power)
 
 
 def _covariance(vectors: Vectors, mean: Array) -> Array:

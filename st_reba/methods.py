@@ -19,6 +19,7 @@ from .poolings import (
     methods_with_option,
     pooling_names,
 )
+from .prompts import ENSEMBLES, TEMPLATES
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -31,7 +32,7 @@ METHODS = {
     "nosink": "The text once, through layers whose masks are changed (NoSink, section 3).",
 }
 # Where none is named: on real bases, the best of those that need no texts and no numbers (docs/results).
-DEFAULT = "prompteol:template=prompteol-search"
+DEFAULT = "prompteol:template=prompteol-search,read=attention"
 # Options that only some methods have; those of a pooling stand in its declaration.
 _METHODS_WITH_OPTION: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("repeats", "compute_matched"), ("reba", "echo")),
@@ -45,64 +46,6 @@ _RESERVED = (
     "self|inputs|sentences|prompt|prompt_name|batch_size|show_progress_bar|output_value|precision|convert_to_numpy|"
     "convert_to_tensor|device|normalize_embeddings|truncate_dim|pool|chunk_size|processing_kwargs|task"
 )
-SAYS = 'The text: "{text}" In one word, what it says is: "'
-SAYS_ZH = "这句话：“{text}”的意思用一个词概括是：“"
-# Templates as the papers write them; a mapping has one for encode_query, one for encode_document, and perhaps one for
-# encode, "similarity".
-TEMPLATES: dict[str, Any] = {
-    # Echo, section 4.2: zero-shot, and its classical counterpart.
-    "echo": "Rewrite the following paragraph: {text}. The rewritten paragraph: {text}",
-    "echo-classical": "Write a paragraph: {text}",
-    # Echo, section 4.4: fine-tuned with instructions.
-    "echo-instruct": {
-        "query": "Instruct: {instruction}\nQuery: {text}\nQuery again: {text}",
-        "document": "Document: {text}\nDocument again: {text}",
-    },
-    # PromptEOL, as in Echo, section 4.2 and appendix D; the other wordings and the example are this project's own.
-    "prompteol": 'This sentence: "{text}" means in one word:"',
-    "prompteol-says": SAYS,
-    "prompteol-zh": SAYS_ZH,
-    # For search, and as above for all else; chosen by four collections on two bases, SmolLM2 and Gemma 3.
-    "prompteol-search": {
-        "query": 'Query: "{text}" Its topic, as a single lowercase word, is: "',
-        "document": 'Passage: "{text}" Its topic, as a single lowercase word, is: "',
-        "similarity": SAYS,
-    },
-    "prompteol-search-zh": {
-        "query": "问题：“{text}”的意思用一个词概括是：“",
-        "document": "文档：“{text}”的意思用一个词概括是：“",
-        "similarity": SAYS_ZH,
-    },
-    "prompteol-example": (
-        'This sentence: "The chef chops onions in a small kitchen." means in one word:"Cooking". '
-        'This sentence: "{text}" means in one word:"'
-    ),
-    "prompteol-example-zh": (
-        "这句话：“厨师在小厨房里切洋葱。”的意思用一个词概括是：“做饭”。这句话：“{text}”的意思用一个词概括是：“"
-    ),
-}
-# Lists, in this project's words. MetaEOL asks from several sides; of a contrastive list, the last is taken away.
-ENSEMBLES: dict[str, tuple[str, ...]] = {
-    "metaeol": (
-        TEMPLATES["prompteol-says"],
-        'The text: "{text}" In one word, its subject is: "',
-        'The text: "{text}" In one word, its mood is: "',
-        'The text: "{text}" In one word, its main fact is: "',
-        'The text: "{text}" In one word, said differently: "',
-    ),
-    "contrastive": (
-        'This sentence: "{text}" means in one word:"',
-        'A word that has nothing to do with this sentence: "{text}" is: "',
-    ),
-}
-# ReverseEOL: the text, and its words (in Chinese its characters) in reverse order.
-ENSEMBLES |= {
-    name.replace("prompteol", "reverseol"): (each, each.replace("{text}", "{reversed}"))
-    for name, each in TEMPLATES.items()
-    if name.startswith("prompteol") and isinstance(each, str)
-}
-# The best reading of SmolLM2 (docs/results): with an example, in reverse, and in other words.
-ENSEMBLES["three-questions"] = (TEMPLATES["prompteol-example"], ENSEMBLES["reverseol"][1], TEMPLATES["prompteol-says"])
 
 
 def _option(default: Any, about: str) -> Any:

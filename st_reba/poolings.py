@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import nn
 
-# The positions that a pooling may see, in words; RepeatTransformer has them as ``pooled``.
+# The positions that a pooling may see, in words: with one copy of the text, and with several; RepeatTransformer has
+# them as ``pooled``.
 POSITIONS = {
-    "last_copy": "the content of the last copy",
-    "repeats": "the content of copies 2 to k",
-    "last_copy_and_end": "the last copy's content and the special tokens behind it",
-    "end": "the very last position",
-    "all": "all positions",
+    "last_copy": ("the text's tokens", "the tokens of the last copy"),
+    "repeats": ("the text's tokens", "the tokens of all copies but the first"),
+    "last_copy_and_end": (
+        "the text's tokens and the special tokens behind the input",
+        "the tokens of the last copy and the special tokens behind the input",
+    ),
+    "end": ("the last position of the input", "the last position of the input"),
+    "all": ("all positions of the input", "all positions of the input"),
 }
 
 
@@ -66,8 +70,8 @@ class PoolingSpec:
         options: PoolingOptions,
         positions_in_words: str,
     ) -> list[str]:
-        """The lines of the formula on a card."""
-        return ["text  = " + self.formula.format(positions=positions_in_words)]
+        """Lines of the formula on a card, of which the last is what the vector is."""
+        return [self.formula.format(positions=positions_in_words)]
 
     def build(
         self,
@@ -155,7 +159,7 @@ declare_pooling(
     PoolingSpec(
         name="last",
         methods=("echo", "classical", "nosink"),
-        formula="v at the last position of {positions}",
+        formula="v_t at the last of {positions}",
         pooling_mode="lasttoken",
         default_of=("echo", "classical"),
         readout="last",
@@ -165,7 +169,7 @@ declare_pooling(
     PoolingSpec(
         name="last",
         methods=("prompteol",),
-        formula="v at the last position of {positions}",
+        formula="v_t at the last of {positions}",
         pooling_mode="lasttoken",
         positions="end",
         default_of=("prompteol",),
@@ -176,7 +180,7 @@ declare_pooling(
     PoolingSpec(
         name="mean",
         methods=("echo", "classical", "nosink"),
-        formula="the mean of v over {positions}",
+        formula="the mean of v_t over {positions}",
         pooling_mode="mean",
         default_of=("nosink",),
         readout="mean",
@@ -186,7 +190,7 @@ declare_pooling(
     PoolingSpec(
         name="cls",
         methods=("classical", "nosink"),
-        formula="v at the first position",
+        formula="v_1, at the first position of the input",
         pooling_mode="cls",
         positions="all",
     )
@@ -205,11 +209,11 @@ class BackwardAttentionSpec(PoolingSpec):
         options: PoolingOptions,
         positions_in_words: str,
     ) -> list[str]:
-        """The lines of the formula on a card."""
+        """Lines of the formula on a card, of which the last is what the vector is."""
         lines = ["A^new = max over l and h of (A^{l,h} + (A^{l,h})ᵀ) / 2"]
         if options.implementation == "authors":
             weighted_mean = "Σ_t a_t · v_t / Σ_t a_t over all positions t"
-            return [*lines, f"text  = {weighted_mean}, a_t = {self.authors_weights}"]
+            return [*lines, f"{weighted_mean}, a_t = {self.authors_weights}"]
         summed = "all positions" if options.include_special else "the content positions"
         if options.chunk is None:
             lines.append(
@@ -221,7 +225,7 @@ class BackwardAttentionSpec(PoolingSpec):
             lines.append("        v' its hidden states, p the place of token i in its copy 1")
         if options.normalize_weights:
             lines.append("        the weights of each e_i divided by their sum")
-        return [*lines, f"text  = {self.formula}"]
+        return [*lines, self.formula]
 
     def build(
         self,
@@ -255,7 +259,7 @@ declare_pooling(
         name="last",
         methods=("reba",),
         formula="e_n, of the last token",
-        authors_weights="A^new[T, t], T the very last position",
+        authors_weights="A^new[T, t], T the last position of the input",
         default_of=("reba",),
         readout="reba-last",
     )

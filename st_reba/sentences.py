@@ -27,8 +27,13 @@ def split_sentences(text: str) -> list[str]:
     for piece in _SENTENCE_END.split(text):
         sentence = piece.strip()
         if _count_letters(sentence) >= _FEWEST_LETTERS:
-            sentences.append(sentence[:_MOST_CHARACTERS])
+            sentences.append(sentence)
     return sentences
+
+
+def as_query(sentence: str) -> str:
+    """A sentence that stands for a query: of a long one the beginning."""
+    return sentence[:_MOST_CHARACTERS]
 
 
 def sample_sentences(
@@ -53,7 +58,7 @@ def sample_sentences(
     random_state = Random(seed)
     sentences_by_text: list[list[str]] = []
     for text in random_state.sample(texts, len(texts)):
-        sentences = split_sentences(text)
+        sentences = list(map(as_query, split_sentences(text)))
         random_state.shuffle(sentences)
         sentences_by_text.append(sentences)
     # One of each text, then a second one of each, and so on. A dict keeps the order, and each sentence once.

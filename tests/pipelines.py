@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -78,3 +79,13 @@ def assert_gradients(found: dict[str, Tensor], wanted: dict[str, Tensor], tolera
     largest = max(float(each.abs().max()) for each in wanted.values())
     for name, each in wanted.items():
         torch.testing.assert_close(found[name], each, rtol=0, atol=tolerance * largest, msg=name)
+
+
+@contextmanager
+def counted_positions(model: Any) -> Iterator[list[int]]:
+    """Positions of every pass of the decoder inside."""
+    passes: list[int] = []
+    embeddings = model[0].model.get_input_embeddings()
+    handle = embeddings.register_forward_hook(lambda module, inputs, output: passes.append(inputs[0].numel()))
+    yield passes
+    handle.remove()

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from marks import Base
 from sentence_transformers import SentenceTransformer
 
 import st_reba
 from st_reba.hub.card import write_card, written_templates
-from st_reba.methods import TEMPLATES
+from st_reba.methods import DEFAULT
+from st_reba.prompts import TEMPLATES
 
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。"]
 
@@ -21,7 +23,7 @@ def build_default(**options: str) -> SentenceTransformer:
 
 @pytest.mark.parametrize(
     ("search_template", "similarity_template"),
-    [("prompteol-search", "prompteol-says"), ("prompteol-search-zh", "prompteol-zh")],
+    [("prompteol-search", "prompteol-topic-4"), ("prompteol-search-zh", "prompteol-topic-4-zh")],
 )
 def test_encode_asks_as_the_template_for_similarity(search_template: str, similarity_template: str) -> None:
     model = build_default(method="prompteol", template=search_template)
@@ -33,8 +35,16 @@ def test_encode_asks_as_the_template_for_similarity(search_template: str, simila
 
 def test_default_tells_queries_from_documents() -> None:
     model = build_default()
-    assert str(st_reba.method_of(model)) == "prompteol:template=prompteol-search"
+    assert str(st_reba.method_of(model)) == "prompteol:template=prompteol-search,read=attention"
     assert np.abs(model.encode_query(TEXTS) - model.encode_document(TEXTS)).max() > 1e-3
+
+
+def test_default_reads_states_where_attention_is_hidden(base: Base, caplog: pytest.LogCaptureFixture) -> None:
+    model = st_reba.build(base("bloom"), device="cpu")
+    assert str(st_reba.method_of(model)) == "prompteol:template=prompteol-search"
+    assert "Its states are: read='states'" in caplog.text
+    with pytest.raises(ValueError, match="attention blocks"):
+        st_reba.build(base("bloom"), DEFAULT, device="cpu")
 
 
 def test_card_shows_the_three_wordings(tmp_path: Path) -> None:

@@ -16,15 +16,28 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
     *(f"docs/{name}.md" for name in ("tutorial", "zh/index", "zh/tutorial", "explanation/methods")),
-    *(f"docs/how-to/{name}.md" for name in ("search", "publish", "tune", "evaluate", "words", "vllm-llamacpp")),
+    *(
+        f"docs/how-to/{name}.md"
+        for name in ("search", "publish", "tune", "evaluate", "words", "vllm-llamacpp", "bad-embeddings")
+    ),
     "skills/st-reba/SKILL.md",
 ]
 # Bases of the pages that are not here: mini, which has 6 layers, stands in for them.
 STAND_IN = {"HuggingFaceTB/SmolLM2-135M-Instruct": "mini", "SmolLM2-135M-Instruct.Q4_1.gguf": "mini", "k=9": "k=2"}
-STAND_IN |= {"build smollm2": "build mini", "tune smollm2": "tune mini"}
+STAND_IN |= {"build smollm2": "build mini", "tune smollm2": "tune mini", "qwen2.5-0.5b-q4_k_m.gguf": "mini"}
 # What a command of a page needs that is not here: the Hub, mteb's own data, a large model, files of the reader's; and
 # a server, which runs until it is stopped.
-ELSEWHERE = ("st-reba serve", "Qwen/", "my-org/", "-MTEB", "MTEB-", "llama2-chinese-reba my-org", "BASE ", "scripts/")
+ELSEWHERE = (
+    "st-reba serve",
+    "Qwen/",
+    "my-org/",
+    "-MTEB",
+    "MTEB-",
+    "llama2-chinese-reba my-org",
+    "BASE ",
+    "scripts/",
+    "demo/",
+)
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -46,6 +59,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         **dict.fromkeys(("letters.txt", "my_texts.txt", "my_texts/letters.txt"), letters),
         "notes/ships.md": ["# Ships", "", *letters],
         "corpus.jsonl": [f'{{"text": "{text}", "lang": "zh", "year": {year}}}' for text, year in documents.items()],
+        "documents.jsonl": [
+            f'{{"text": "{line} It is called {n}. Ship {n} is old."}}' for n, line in enumerate(letters)
+        ],
         "corrected.jsonl": ['{"id": "1", "text": "股票大涨。"}'],
         "pairs.tsv": ["text1\ttext2\tscore", *(f"text {n}\ttext {n % 7}\t{n % 5}" for n in range(90))],
         "clicks.jsonl": [f'{{"query": "q{n // 2}", "title": "t{n % 90}", "relevance": {n % 2}}}' for n in range(160)],

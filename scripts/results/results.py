@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from st_reba.encode import copied_positions
+from st_reba.encode import computed_positions
 from st_reba.evaluation import Task, compare, read_task
 from st_reba.evaluation.attention import attention_maps, sink_table
 from st_reba.evaluation.encoding import usable
@@ -58,6 +58,14 @@ READINGS = {
     "another wording, attention outputs": "prompteol:template=prompteol-says,read=attention",
     "another wording, both word orders": "prompteol:template=reverseol-says",
     "another wording, both word orders, attention outputs": "prompteol:template=reverseol-says,read=attention",
+    "a topic, attention outputs": "prompteol:template=prompteol-topic,read=attention",
+    "a topic, one example, attention outputs": "prompteol:template=prompteol-topic-1,read=attention",
+    "a topic, four examples": "prompteol:template=prompteol-topic-4",
+    "a topic, four examples, attention outputs (the default)": "prompteol:template=prompteol-topic-4,read=attention",
+    "a topic, eight examples, attention outputs": "prompteol:template=prompteol-topic-8,read=attention",
+    "a topic, four examples, both word orders, attention outputs": (
+        "prompteol:template=reverseol-topic-4,read=attention"
+    ),
     "PromptEOL, layer {most}": "prompteol:layer={most}",
     "classical, mean, layer {half}": "classical:pooling=mean,layer={half}",
     "Echo-2, mean, layer {half}": "echo:pooling=mean,layer={half}",
@@ -188,20 +196,22 @@ def sentences_en(base: Base, given: argparse.Namespace) -> None:
         pairs = pd.concat(map(frame_of, sorted(given.data.glob(f"sts/semeval/{year}.*"))))
         tasks.append(read_task(pairs, "STS", name=f"STS{year % 100}", limit=None if given.whole else 125))
     tasks.append(read_task(topics, "Clustering", name="StackOverflow", limit=500))
-    methods = base.methods(given.data, given.skip)
+    every = base.methods(given.data, given.skip)
+    methods = {label: method for label, method in every.items() if re.search(given.only, label)}
     frame = pd.DataFrame({task.name: base.scores(methods, task) for task in tasks})
     half, sample = base.depth // 2, stsb(given.data, "dev").texts[:SAMPLE]
     also = ("PromptEOL", "PromptEOL, attention outputs", "orders, attention outputs", "questions, attention outputs")
-    also += ("another wording", f"Echo-2, mean, layer {half}")
+    also += ("another wording", "(the default)", f"Echo-2, mean, layer {half}")
     for label in (label for label in methods if label.endswith(also)):
         fitted = Filter.fit(base.vectors([methods[label]], sample)[methods[label]], "abtt", r=2)
         for task in tasks:
             own = fitted.apply(base.vectors([methods[label]], task.texts)[methods[label]])
             frame.loc[f"{label} + filter", task.name] = score(task, own)
     frame.insert(len(tasks) - 1, "mean of STS", frame.iloc[:, :-1].mean(axis=1))
+    frame = beside_old_rows(frame, "sentences-en.md", base.name + " whole" * given.whole)
     if base.loading:
-        models = {name: of_base(base.model, Method.parse(method)) for name, method in methods.items()}
-        work = pd.Series({name: sum(copied_positions(each[0], tasks[0].texts, {})) for name, each in models.items()})
+        models = {name: of_base(base.model, Method.parse(every[name])) for name in frame.index if name in every}
+        work = pd.Series({name: sum(computed_positions(each[0], tasks[0].texts, {})) for name, each in models.items()})
         frame.insert(0, "work", work / min(work))
     fill("sentences-en.md", base.name + " whole" * given.whole, table(frame, base.name))
 
@@ -228,8 +238,15 @@ def sentences_zh(base: Base, given: argparse.Namespace) -> None:
     methods["the same, attention outputs"] = f"{chinese},read=attention"
     methods["both word orders"] = "prompteol:template=reverseol-zh"
     methods["both word orders, attention outputs"] = "prompteol:template=reverseol-zh,read=attention"
+    methods["a topic in Chinese, four examples"] = "prompteol:template=prompteol-topic-4-zh"
+    methods["the same, attention outputs (the Chinese default)"] = (
+        "prompteol:template=prompteol-topic-4-zh,read=attention"
+    )
+    methods["the English default"] = "prompteol:template=prompteol-topic-4,read=attention"
+    methods = {label: method for label, method in methods.items() if re.search(given.only, label)}
     frame = pd.DataFrame({task.name: base.scores(methods, task) for task in tasks})
-    fill("sentences-zh.md", base.name, table(frame.assign(mean=frame.mean(axis=1)), base.name))
+    frame = beside_old_rows(frame.assign(mean=frame.mean(axis=1)), "sentences-zh.md", base.name)
+    fill("sentences-zh.md", base.name, table(frame, base.name))
 
 
 def chunk(base: Base, given: argparse.Namespace) -> None:
@@ -326,6 +343,23 @@ def table(frame: pd.DataFrame, first: str, digits: int = 1, bold: bool = True) -
     return "\n".join(rows)
 
 
+def beside_old_rows(frame: pd.DataFrame, page: str, name: str) -> pd.DataFrame:
+    """Rows that a page has already, as they are, and those that were run."""
+    content = (PAGES / page).read_text(encoding="utf-8")
+    old_table = content.partition(f"<!-- {name} -->")[2].partition("<!-- end -->")[0]
+    old_rows: dict[str, list[float]] = {}
+    header: list[str] = []
+    for line in old_table.strip().splitlines():
+        label, *cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
+        if not header:
+            header = cells
+        elif not label.startswith("---"):
+            old_rows[label] = [float(cell or "nan") for cell in cells]
+    old_frame = pd.DataFrame.from_dict(old_rows, orient="index", columns=header)
+    rows_to_keep = old_frame.drop(index=frame.index, columns="work", errors="ignore")
+    return pd.concat([rows_to_keep, frame])
+
+
 def fill(page: str, name: str, text: str) -> None:
     """Replace what a page has between ``<!-- name -->`` and the next ``<!-- end -->``, and print it."""
     path = PAGES / page
@@ -346,6 +380,7 @@ def main() -> None:
     parser.add_argument("bases", nargs="*", metavar="NAME=FOLDER", help="bases")
     parser.add_argument("--trained", help="folder of all-MiniLM-L6-v2")
     parser.add_argument("--skip", help="pattern of methods that are left out")
+    parser.add_argument("--only", default="", help="sentences-*: pattern of rows that are run; others stay")
     parser.add_argument("--whole", action="store_true", help="sentences-en: all pairs of STS13 to STS16")
     parser.add_argument("--cache", type=Path, default=Path("results-cache"), help="folder of vectors")
     given = parser.parse_args()

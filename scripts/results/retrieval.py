@@ -1,46 +1,105 @@
 #!/usr/bin/env python
-"""nDCG@10 and recall@100 of an index by words, by vectors and by both, on folders in BEIR's layout.
+"""What searches find in collections with judged queries: nDCG@10 and recall@100 of methods, by words, vectors and both.
 
-    python scripts/results/retrieval.py MODEL FOLDER [FOLDER ...]
-    python scripts/results/retrieval.py MODEL FOLDER --dtype bfloat16 --no-whiten
+    python scripts/results/retrieval.py run smollm2 FOLDER cranfield cisi --results retrieval.jsonl
+    python scripts/results/retrieval.py run smollm2 FOLDER scifact --rows default --results retrieval.jsonl
+    python scripts/results/retrieval.py run MiniLM FOLDER cranfield --rows trained --results retrieval.jsonl
+    python scripts/results/retrieval.py tables retrieval.jsonl
 
-MODEL is a saved model, FOLDER holds corpus.jsonl, queries.jsonl and qrels/test.tsv. Prints a table.
+`run` takes a name for the table, a folder with the weights, and folders in BEIR's layout (corpus.jsonl, queries.jsonl,
+qrels/test.tsv). Each row is kept in the file when it is done, and is not run again. `tables` prints a table a base,
+with 95 % intervals over queries.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 import st_reba
 from st_reba.evaluation.beir import BeirFolder, read_beir
-from st_reba.index.queries import MODES
+from st_reba.evaluation.statistics import paired_bootstrap
+from st_reba.index import Index
+from st_reba.index.queries import Mode
+from st_reba.methods import DEFAULT, Method
 
 DEPTH = 100
+WORDS = "words (BM25)"
+# Each by its method; the default is also searched with whitened vectors, and with words.
+METHODS = {
+    "plain": "classical:pooling=mean",
+    "echo": "echo:pooling=mean",
+    "reba": "reba:pooling=mean",
+    "nosink": "nosink",
+    "prompteol": "prompteol",
+    "default": DEFAULT,
+}
+NAMES = {
+    "plain": "mean of the states",
+    "echo": "Echo, mean",
+    "reba": "ReBA, mean",
+    "nosink": "NoSink",
+    "prompteol": "PromptEOL, as published",
+    "default": "the default, vectors as they are",
+    "trained": "vectors",
+}
+WHITENED = "the default, whitened"
+HYBRID = "words and vectors"
+TUNED = "tune's choice"
 
 
-def ndcg_at_10(documents: Sequence[str], grades: Mapping[str, float]) -> float:
-    """Normalized discounted cumulative gain of the first ten documents."""
-    gains = [grades.get(document, 0.0) for document in documents[:10]]
-    ideal_gains = sorted(grades.values(), reverse=True)[:10]
-    return discounted(gains) / discounted(ideal_gains)
+@dataclass(frozen=True)
+class Result:
+    """One way of searching one collection.
+
+    Args:
+        base: The base's name in the table.
+        collection: The folder's name.
+        row: The way of searching.
+        ndcgs: nDCG@10, a query.
+        recalls: recall@100, a query.
+        seconds: To encode the documents; 0: they were encoded for another row.
+        positions: Of a document, a copy, at most; None: as many as the model takes.
+    """
+
+    base: str
+    collection: str
+    row: str
+    ndcgs: list[float]
+    recalls: list[float]
+    seconds: float = 0.0
+    positions: int | None = None
 
 
-def discounted(gains: Sequence[float]) -> float:
-    """Sum of gains, each divided by the logarithm of its rank."""
-    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, 1))
+class Collection:
+    """Documents and judged queries of a folder in BEIR's layout."""
 
+    def __init__(self, path: Path) -> None:
+        folder = read_beir(path)
+        self.name = path.name
+        self.documents = [text for text in folder.documents if text.strip()]
+        self.grades = judged_queries(folder)
+        self.queries = list(self.grades)
 
-def recall_at_100(documents: Sequence[str], grades: Mapping[str, float]) -> float:
-    """Share of the relevant documents that are among the first hundred."""
-    relevant = {document for document, grade in grades.items() if grade > 0}
-    return len(relevant.intersection(documents[:DEPTH])) / len(relevant)
+    def score(self, index: Index, mode: Mode) -> tuple[list[float], list[float]]:
+        """nDCG@10 and recall@100 of each query."""
+        ndcgs: list[float] = []
+        recalls: list[float] = []
+        results_by_query = index.search(self.queries, DEPTH, mode=mode)
+        for query, results in zip(self.queries, results_by_query, strict=True):
+            listed = [result.text for result in results]
+            ndcgs.append(ndcg_at_10(listed, self.grades[query]))
+            recalls.append(recall_at_100(listed, self.grades[query]))
+        return ndcgs, recalls
 
 
 def judged_queries(folder: BeirFolder) -> dict[str, Mapping[str, float]]:
@@ -52,47 +111,181 @@ def judged_queries(folder: BeirFolder) -> dict[str, Mapping[str, float]]:
     return grades_by_query
 
 
-def measure_folder(model: SentenceTransformer, path: Path, whiten: bool | None) -> list[str]:
-    """A row of the table for each mode."""
-    folder = read_beir(path)
-    grades_by_query = judged_queries(folder)
-    queries = list(grades_by_query)
-    rows: list[str] = []
-    with tempfile.TemporaryDirectory() as index_folder:
+def ndcg_at_10(documents: Sequence[str], grades: Mapping[str, float]) -> float:
+    """Normalized discounted cumulative gain of the first ten documents."""
+    gains: list[float] = []
+    for document in documents[:10]:
+        gains.append(grades.get(document, 0.0))
+    ideal_gains = sorted(grades.values(), reverse=True)
+    return discounted(gains) / discounted(ideal_gains[:10])
+
+
+def discounted(gains: Sequence[float]) -> float:
+    """Sum of gains, each divided by the logarithm of its rank."""
+    ranks = np.arange(1, len(gains) + 1)
+    return float(np.sum(np.array(gains) / np.log2(ranks + 1)))
+
+
+def recall_at_100(documents: Sequence[str], grades: Mapping[str, float]) -> float:
+    """Share of the relevant documents that are among the first hundred."""
+    relevant_documents: set[str] = set()
+    for document, grade in grades.items():
+        if grade > 0:
+            relevant_documents.add(document)
+    listed_count = len(relevant_documents.intersection(documents[:DEPTH]))
+    return listed_count / len(relevant_documents)
+
+
+class ResultsFile:
+    """Results, a line of JSON each."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.results: list[Result] = []
+        if not path.exists():
+            return
+        for line in path.read_text(encoding="utf-8").splitlines():
+            fields = json.loads(line)
+            self.results.append(Result(**fields))
+
+    def find(self, base: str, collection: str, row: str) -> Result | None:
+        """What was kept of a row; None: it was not run."""
+        for result in self.results:
+            if result.base not in ("", base):
+                continue
+            if result.collection == collection and result.row == row:
+                return result
+        return None
+
+    def add(self, result: Result) -> None:
+        """Keep one more."""
+        self.results.append(result)
+        with self._path.open("a", encoding="utf-8") as stream:
+            line = json.dumps(asdict(result), ensure_ascii=False)
+            stream.write(line + "\n")
+
+    def names(self, column: str, base: str | None = None) -> list[str]:
+        """Different values of a column, in the order in which they came."""
+        values: dict[str, None] = {}
+        for result in self.results:
+            if base is None or result.base in ("", base):
+                values[getattr(result, column)] = None
+        return list(values)
+
+
+def load_row(row: str, options: argparse.Namespace) -> SentenceTransformer:
+    """The model that encodes for a row."""
+    if row in METHODS:
+        method = METHODS[row]
+        if options.template is not None and row == "default":
+            method = options.template
+        copies = Method.parse(method).repeats or (2 if row in ("echo", "reba") else 1)
+        model = st_reba.build(options.weights, method, dtype=options.dtype)
+    else:
+        copies = 1
+        model = st_reba.load(options.weights, dtype=options.dtype)
+    if options.positions is not None:
+        model.max_seq_length = options.positions * copies
+    return model
+
+
+def searches_of(row: str) -> Iterator[tuple[str, Mode, bool]]:
+    """The names and modes under which the vectors of a row are searched, and whether they are whitened for it."""
+    yield NAMES.get(row, TUNED), "vectors", False
+    if row == "default":
+        yield WHITENED, "vectors", True
+        yield HYBRID, "hybrid", True
+    elif row in ("trained", "tuned"):
+        yield f"{NAMES.get(row, TUNED)}, with words", "hybrid", False
+
+
+def run(options: argparse.Namespace) -> None:
+    """Search collections by the rows that were asked for."""
+    results_file = ResultsFile(options.results)
+    for path in options.folders:
+        collection = Collection(path)
+        for row in options.rows:
+            run_row(row, collection, options, results_file)
+
+
+def run_row(row: str, collection: Collection, options: argparse.Namespace, results_file: ResultsFile) -> None:
+    """Encode a collection once, and search it in all ways of a row."""
+    first_name = NAMES.get(row, TUNED)
+    if results_file.find(options.base, collection.name, first_name):
+        return
+    model = load_row(row, options)
+    with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        documents = [text for text in folder.documents if text.strip()]
-        index = st_reba.Index.build(model, documents, index_folder, whiten=whiten, overwrite=True)
+        index = Index.build(model, collection.documents, folder, whiten=False, overwrite=True)
         seconds = time.perf_counter() - started
-        for mode in MODES:
-            results_by_query = index.search(queries, DEPTH, mode=mode)
-            ndcg_sum = 0.0
-            recall_sum = 0.0
-            for query, results in zip(queries, results_by_query, strict=True):
-                listed = [result.text for result in results]
-                ndcg_sum += ndcg_at_10(listed, grades_by_query[query])
-                recall_sum += recall_at_100(listed, grades_by_query[query])
-            ndcg = 100 * ndcg_sum / len(queries)
-            recall = 100 * recall_sum / len(queries)
-            rows.append(f"| {path.name} | {mode} | {ndcg:.1f} | {recall:.1f} | {seconds:.0f} |")
-    return rows
+        if not results_file.find("", collection.name, WORDS):
+            results_file.add(Result("", collection.name, WORDS, *collection.score(index, "words")))
+        for name, mode, is_whitened in searches_of(row):
+            if is_whitened and mode == "vectors":
+                index.compact(whiten=True)
+            ndcgs, recalls = collection.score(index, mode)
+            results_file.add(Result(options.base, collection.name, name, ndcgs, recalls, seconds, options.positions))
+            print(f"{options.base} {collection.name} {name}: {100 * np.mean(ndcgs):.1f}", flush=True)
+            seconds = 0.0
+
+
+def print_tables(options: argparse.Namespace) -> None:
+    """A table a base: collections as columns."""
+    results_file = ResultsFile(options.results)
+    collections = results_file.names("collection")
+    for base in results_file.names("base"):
+        if base:
+            print_table(results_file, base, collections)
+
+
+def print_table(results_file: ResultsFile, base: str, collections: Sequence[str]) -> None:
+    """nDCG@10 with its 95 % interval, and recall@100."""
+    print(f"\n**{base}**\n")
+    print("| |", " | ".join(collections), "|")
+    print("|---|" + "--:|" * len(collections))
+    for row in results_file.names("row", base):
+        cells: list[str] = []
+        for collection in collections:
+            result = results_file.find(base, collection, row)
+            cells.append(cell_of(result))
+        print("|", row, "|", " | ".join(cells), "|")
+
+
+def cell_of(result: Result | None) -> str:
+    """A cell of the table; empty: it was not run."""
+    if result is None:
+        return ""
+    ndcgs = 100 * np.array(result.ndcgs)
+    intervals, _ = paired_bootstrap({result.row: ndcgs}, mean_of)
+    low, high = intervals[result.row]
+    recall = 100 * np.mean(result.recalls)
+    return f"{ndcgs.mean():.1f} ({low:.0f}–{high:.0f}), {recall:.0f}"
+
+
+def mean_of(values: NDArray[np.float64]) -> float:
+    """The score of queries."""
+    return float(values.mean())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("model", metavar="MODEL")
-    parser.add_argument("folders", metavar="FOLDER", type=Path, nargs="+")
-    parser.add_argument("--dtype", help="number type of the weights, as bfloat16")
-    parser.add_argument("--max-seq-length", type=int, help="positions that are read of a document")
-    parser.add_argument("--whiten", action=argparse.BooleanOptionalAction, help="default: as the index decides")
+    commands = parser.add_subparsers(required=True)
+    runner = commands.add_parser("run", help="search collections, and keep what comes out")
+    runner.add_argument("base", metavar="NAME", help="name of the base in the table")
+    runner.add_argument("weights", metavar="WEIGHTS", help="folder of the base, or of a saved model")
+    runner.add_argument("folders", metavar="FOLDER", type=Path, nargs="+")
+    rows = [*METHODS, "trained", "tuned"]
+    runner.add_argument("--rows", nargs="+", choices=rows, default=list(METHODS), help="default: the six methods")
+    runner.add_argument("--results", type=Path, required=True, metavar="FILE.jsonl")
+    runner.add_argument("--dtype", help="number type of the weights, as bfloat16")
+    runner.add_argument("--positions", type=int, help="positions that are read of a document, in each of its copies")
+    runner.add_argument("--template", metavar="METHOD", help="in place of the default, as in prompteol:template=NAME")
+    runner.set_defaults(run=run)
+    printer = commands.add_parser("tables", help="print what was kept")
+    printer.add_argument("results", type=Path, metavar="FILE.jsonl")
+    printer.set_defaults(run=print_tables)
     options = parser.parse_args()
-    model = st_reba.load(options.model, dtype=options.dtype)
-    if options.max_seq_length is not None:
-        model.max_seq_length = options.max_seq_length
-    print("| collection | mode | nDCG@10 | recall@100 | seconds to build |")
-    print("|---|---|--:|--:|--:|")
-    for folder in options.folders:
-        for row in measure_folder(model, folder, options.whiten):
-            print(row, flush=True)
+    options.run(options)
 
 
 if __name__ == "__main__":

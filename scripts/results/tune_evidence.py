@@ -25,7 +25,7 @@ import pandas as pd
 import torch
 from torch.nn.functional import normalize
 
-from st_reba.encode import copied_positions
+from st_reba.encode import computed_positions
 from st_reba.evaluation.readouts import of_base, opened, read
 from st_reba.evaluation.run import markdown
 from st_reba.evaluation.search import Pass, Scored, chosen, filtered, passes_of
@@ -96,7 +96,7 @@ def lines_of(base: Any, each: Pass, name: str, views: Task, labelled: Task) -> l
     texts = list(dict.fromkeys([*views.texts, *labelled.texts]))
     place = {text: row for row, text in enumerate(texts)}
     mine, asked = ([place[text] for text in task.texts] for task in (views, labelled))
-    costs = [sum(copied_positions(each[0], views.texts, {})) for each in (model, base)]
+    costs = [sum(computed_positions(each[0], views.texts, {})) for each in (model, base)]
     found = []
     for readout, vectors in read(model, each.readouts(depth), texts).items():
         units, method = normalize(torch.from_numpy(vectors), dim=1), each.of(readout, depth)
@@ -135,7 +135,7 @@ def table(lines: list[dict]) -> str:
     rows = []
     for name in dict.fromkeys(line["set"] for line in lines):
         mine = [line for line in lines if line["set"] == name]
-        parts = [(Method.parse(line["method"]), True, line["cost"], torch.tensor(line["views"])) for line in mine]
+        parts = [(Method.parse(line["method"]), "abtt", line["cost"], torch.tensor(line["views"])) for line in mine]
         choice = mine[(scored := [Scored(*part) for part in parts]).index(chosen(scored))]
         every = np.array([line["filtered"] for line in mine])
         quality, best = np.array(choice["filtered"]), every[every.mean(axis=1).argmax()]

@@ -1,4 +1,4 @@
-"""The command ``st-reba``: its commands, the options that several have, and how errors are printed."""
+"""The command ``st-reba``: how a command is checked and run, and how errors are printed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Option
 from typer.core import TyperCommand
 
 from ..modules.version import __version__
@@ -37,16 +36,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
-
-Model = Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id.")]
-Out = Annotated[Path, Argument(metavar="OUT", help="Folder to write.")]
-Overwrite = Annotated[bool, Option("--overwrite", help="Replace what is there.")]
-Device = Annotated[str | None, Option(metavar="DEVICE", help="Device, such as cuda. [default: a GPU if there is one]")]
-Dtype = Annotated[str | None, Option(metavar="TYPE", help="Number type of the weights: float32, bfloat16 or float16.")]
-Revision = Annotated[str | None, Option(metavar="REVISION", help="Branch, tag or commit on the Hub.")]
-Trust = Annotated[bool, Option("--trust-remote-code", help="Run code from the model's repository.")]
-Task = Annotated[Literal["query", "document"] | None, Option(help="Encode as queries or documents, if these differ.")]
-AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 class CheckedCommand(TyperCommand):

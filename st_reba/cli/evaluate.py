@@ -5,26 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
 
-from .app import (
-    AsJson,
-    CheckedCommand,
-    Device,
-    Dtype,
-    Model,
-    Trust,
-    app,
-    dumped,
-    given,
-    pairs,
-    quiet,
-    telling_what_is_kept,
-)
-from .models import Base
+from .app import CheckedCommand, app, dumped, given, pairs, quiet, telling_what_is_kept
+from .options import AsJson, Base, Device, Dtype, Model, Trust
+
+if TYPE_CHECKING:
+    from ..evaluation.tasks import Task
 
 Words = list[str] | None
 Columns = Annotated[Words, Option("--column", metavar="ROLE=NAME", help="A column, such as text1=premise. Repeatable.")]
@@ -130,7 +120,12 @@ def tune(
     base: Base,
     texts: Annotated[Path, Argument(metavar="TEXTS", help="Yours: .txt (one a line), a table, a folder of these.")],
     out: Annotated[Path, Argument(metavar="OUT", help="Folder to write: recipe, model, report.")],
-    labels: Annotated[Path | None, Option(metavar="FILE", help="Choose by labelled pairs, classes, a ranking.")] = None,
+    purpose: Annotated[
+        Literal["similarity", "search"], Option("--for", help="What the vectors are for; search: TEXTS are documents.")
+    ] = "similarity",
+    labels: Annotated[
+        Path | None, Option(metavar="FILE", help="Choose by labelled pairs, classes, a ranking, a BEIR folder.")
+    ] = None,
     kind: Kind = None,
     column: Columns = None,
     label: Labels = None,
@@ -144,18 +139,17 @@ def tune(
     """Find the method that suits a base and your texts, with or without labels, and save the model.
 
     If it is stopped, the same command resumes it: finished passes are kept in OUT.
-    Examples: st-reba tune mini texts.txt tuned; st-reba tune mini texts.txt tuned --labels pairs.tsv
+    Examples: st-reba tune mini texts.txt tuned; st-reba tune mini documents.jsonl tuned --for search
     """
     from ..corpus.source import read_texts
-    from ..evaluation.tasks import read_task
     from ..evaluation.tune import tune as search
 
     columns = pairs(column, "--column")
     found = read_texts(texts, columns.pop("text", None))
-    options: dict[str, Any] = {"sample": sample, "most_cost": most_cost, "seed": seed}
+    options: dict[str, Any] = {"purpose": purpose, "sample": sample, "most_cost": most_cost, "seed": seed}
     options |= given(device=device, dtype=dtype)
     if labels is not None:
-        options["labels"] = read_task(labels, **given(kind=kind, columns=columns, labels=pairs(label, "--label")))
+        options["labels"] = _labels_of(labels, purpose, kind, columns, pairs(label, "--label"))
     elif kind or columns or label:
         raise ValueError("--kind, --label and --column (but text=…) are about the table of --labels.")
     quiet()
@@ -163,6 +157,24 @@ def tune(
         report = search(base, found, out, say=lambda line: typer.echo(line, err=True), **options)
     typer.echo(dumped(asdict(report), indent=2) if as_json else str(report))
     typer.echo(f"The model is in {out / 'model'}, the recipe and the report beside it.", err=True)
+
+
+def _labels_of(
+    path: Path,
+    purpose: str,
+    kind: str | None,
+    columns: dict[str, str],
+    labels: dict[str, str],
+) -> Task:
+    from ..evaluation.retrieval_labels import read_rankings
+    from ..evaluation.tasks import read_task
+
+    reading = given(columns=columns, labels=labels)
+    if purpose == "similarity":
+        return read_task(path, kind, **reading)
+    if kind is not None and kind.casefold() != "retrieval":
+        raise ValueError(f"--kind {kind}: --for search chooses by the kind Retrieval. Drop it.")
+    return read_rankings(path, **reading)
 
 
 def _reading(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 import typer
@@ -12,24 +13,9 @@ import yaml
 from typer import Argument, Option
 
 from ..poolings import describe_poolings
-from .app import (
-    AsJson,
-    CheckedCommand,
-    Device,
-    Dtype,
-    Model,
-    Out,
-    Overwrite,
-    Revision,
-    Trust,
-    app,
-    dumped,
-    given,
-    pairs,
-    quiet,
-)
-
-Base = Annotated[str, Argument(metavar="BASE", help="mini, a folder, a Hub id, a GGUF file, recipe.yaml or zoo:NAME.")]
+from .app import CheckedCommand, app, dumped, given, pairs, quiet
+from .options import AsJson, Base, Device, Dtype, Model, Out, Overwrite, Revision, Trust
+from .streams import print_next, print_progress
 
 
 @app.command(cls=CheckedCommand)
@@ -41,7 +27,7 @@ def build(
         Option(
             metavar="METHOD",
             help="prompteol, echo, reba, nosink or classical; the short form, such as echo:pooling=mean,layer=12; or "
-            "auto, with --texts. [default: the recipe's, else prompteol:template=prompteol-search]",
+            "auto, with --texts. [default: the recipe's, else prompteol:template=prompteol-search,read=attention]",
         ),
     ] = None,
     pooling: Annotated[str | None, Option(metavar="NAME", help=f"{describe_poolings()}.")] = None,
@@ -95,9 +81,15 @@ def build(
         facts = {"about": found.about, "name": found.name}
     check_free(out, overwrite=overwrite)
     quiet()
+    if not as_json:
+        print_progress(f"Loading {base} and building a model from it")
     model = build_model(base, method, **options)
+    if not as_json:
+        print_progress(f"Saving {out}: weights, code, golden vectors and a card")
     save(model, out, overwrite=overwrite, license=license, **facts)
     _print(_told(str(out), model), as_json)
+    if not as_json:
+        print_next(f"st-reba index TEXTS my_index --model {quote(str(out))}    (TEXTS: a file or folder)")
 
 
 @app.command(cls=CheckedCommand)
@@ -149,9 +141,17 @@ def verify(
         _print(Index.open(model).verify(), as_json)
         return 0
     from ..hub import verify as verify_model
+    from .streams import print_error
 
     quiet()
-    report = verify_model(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+    report = verify_model(
+        model,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        report_step=None if as_json else print_error,
+    )
     print(dumped(report.to_dict(), indent=1) if as_json else report)
     return 0 if report.ok else 1
 
@@ -222,7 +222,7 @@ def onnx(
 
 
 def _told(place: str, model: Any) -> dict[str, Any]:
-    from ..hub.card import written_templates
+    from ..hub.card_method import written_templates
     from ..methods import method_of
     from ..modules import RepeatTransformer
 
@@ -231,10 +231,14 @@ def _told(place: str, model: Any) -> dict[str, Any]:
     if isinstance(first, RepeatTransformer):
         told |= {"base": first.base_model, "revision": first.base_revision, "layers": first.depth}
         told |= {"masks": getattr(first, "layer_masks", None), "copies": first.copies}
-        told["templates"] = written_templates(first)
+        templates = written_templates(first)
+        if all(texts == templates["document"] for texts in templates.values()):
+            told["template"] = templates["document"]
+        else:
+            told["templates"] = templates
         fields = {name: "-" for name in first.fields("document")}
         told["prompt computed"] = "once a batch" if first.can_share() else "with every text"
-        told["tokens a text"] = first.budget(task="document", **fields)
+        told["longest text, in tokens"] = first.budget(task="document", **fields)
     told |= {"dimensions": model.get_embedding_dimension(), "modules": [type(module).__name__ for module in model]}
     told |= {"parameters": sum(each.numel() for each in model.parameters()), "prompts": model.prompts}
     return told

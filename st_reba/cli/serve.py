@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from .app import CheckedCommand, Device, Dtype, Model, Trust, app, quiet
+from .app import CheckedCommand, app, quiet
+from .options import Device, Dtype, Model, Trust
 
 Host = Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is reachable from other machines.")]
 Port = Annotated[int, Option(metavar="N", min=0, max=65535, help="Port; 0 picks a free one.")]

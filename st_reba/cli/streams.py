@@ -107,6 +107,16 @@ def print_error(message: str) -> None:
         _drop(sys.stderr)
 
 
+def print_progress(step: str) -> None:
+    """Tell on standard error what takes the next seconds."""
+    print_error(f"{step} ...")
+
+
+def print_next(command: str) -> None:
+    """Tell on standard error which command may follow."""
+    print_error(f"Next: {command}")
+
+
 def _drop(stream: TextIO) -> None:
     with suppress(OSError, ValueError):
         nothing = os.open(os.devnull, os.O_WRONLY)

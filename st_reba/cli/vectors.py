@@ -11,26 +11,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from .app import (
-    AsJson,
-    CheckedCommand,
-    Device,
-    Dtype,
-    Model,
-    Overwrite,
-    Task,
-    Trust,
-    app,
-    dumped,
-    in_options,
-    quiet,
-    telling_what_is_kept,
-)
-from .streams import standard_input
+from .app import CheckedCommand, app, dumped, in_options, quiet, telling_what_is_kept
+from .options import AsJson, Device, Dtype, Model, Overwrite, Task, Trust
+from .streams import print_next, print_progress, standard_input
 
 if TYPE_CHECKING:
     from ..index import SearchResult
@@ -127,6 +115,7 @@ def encode(
     reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
     source = open_source(_lines(input, **reading), **reading)
     quiet()
+    print_progress(f"Loading {model}")
     loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     if out is not None and in_parts:
         running: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite}
@@ -210,6 +199,8 @@ def index(
     building = folder / BUILDING
     options: dict[str, Any] = {**reading, "workers": workers, "batch_tokens": batch_tokens, "strict": strict}
     quiet()
+    if not as_json:
+        print_progress(f"Loading {model or 'the model of the index'}, then encoding {input}")
     if model is None or add or upsert:
         opened = Index.open(folder, model, **running)
         with telling_what_is_kept(lambda: _describe_encoded(building)):
@@ -230,6 +221,8 @@ def index(
     else:
         print(f"{folder}: {len(opened):,} documents; {', '.join(said) or 'nothing new'}")
         _tell_rejects(rejects, "--json lists all", "index")
+        if not outcome:
+            print_next(f"st-reba search {quote(str(folder))} 'a question'")
     return int(bool(rejects) and not said)  # all was set aside
 
 
@@ -270,15 +263,22 @@ def search(
         if not query or len(query) > 1:
             print(one)
         for result in results:
-            known = result.metadata
-            place = f"{known['file']}, line {known['line']}" if {"file", "line"} <= known.keys() else result.id
             text = " ".join((result.passage or result.text).split())
             text = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-            print(f"{result.rank:>3}. {_scores(result)}  {place}  {text}", flush=True)
+            print(f"{result.rank:>3}. {_scores(result)}  {_place_of(result)}  {text}", flush=True)
         if not results:
             print("nothing found", file=sys.stderr)
     if one is None:
         raise ValueError("no query: give one, or lines on standard input")
+
+
+def _place_of(result: SearchResult) -> str:
+    """The file and the line or row that a result was read from, or else its id."""
+    metadata = result.metadata
+    for position in ("line", "row"):
+        if {"file", position} <= metadata.keys():
+            return f"{metadata['file']}, {position} {metadata[position]}"
+    return result.id
 
 
 def _scores(result: SearchResult) -> str:

@@ -103,12 +103,15 @@ def name_option_of_value(message: str, words: Sequence[str]) -> str:
         '--train x.csv: no such file'
         >>> name_option_of_value("k0=0 is too low", ["build", "mini", "out", "--set=k0=0"])
         '--set k0=0 is too low'
+        >>> name_option_of_value("k=9 (--vary): no method takes it", ["compare", "mini", "--vary", "k=9"])
+        '--vary k=9: no method takes it'
         >>> name_option_of_value("the model gives NaN", ["serve", "model", "--name", "the"])
         'the model gives NaN'
     """
     for option, value in _options_of(words):
         if _begins_with(message, value):
-            return f"{option} {message}"
+            # The rest of the message may name the option too, for those who call the package from Python.
+            return f"{option} {message.replace(f' ({option})', '')}"
     return message
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..encode import encode_texts
+from ..encode import encode_texts, positions
+from ..processor import bfloat16_hint
 from ..storage.files import LOCK_FILE, make_folder, parse_path, remove_leftovers, sole_writer, whole_file
 from ..storage.probe import Probe, check, encoding_rate, load, probe, remembered
 from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
@@ -30,6 +31,8 @@ PART_SECONDS = 20
 FEWEST, MOST = 64, 16_384
 # A part is in memory at once: fewer long records.
 PART_CHARS = 2**22
+# Texts whose mean length stands for that of all.
+SAMPLED_TEXTS = 64
 
 
 def encode_corpus(
@@ -216,6 +219,9 @@ def _encode(
 ) -> None:
     remaining = sum(corpus.about(number)["vectors"] for number in parts)
     total = sum(corpus.about(number)["vectors"] for number in range(corpus.parts()))
+    # What is begun goes on in its number type.
+    if workers is None and remaining == total:
+        bfloat16_hint.give(model, _estimate_positions(model, corpus, parts[0], total))
     options: dict[str, Any] = {"desc": "Encoding", "unit": " texts", "disable": disable}
     with tqdm(total=total, initial=total - remaining, **options) as bar:
         if workers is None:
@@ -225,6 +231,24 @@ def _encode(
             from .ray import encode_on_ray
 
             encode_on_ray(model, corpus, parts, bar.update, workers)
+
+
+def _estimate_positions(
+    model: SentenceTransformer,
+    corpus: Corpus,
+    part_number: int,
+    text_count: int,
+) -> int:
+    """Positions that texts of a corpus take, by the mean of the first ones of a part."""
+    sample: list[str] = []
+    for row in corpus.part(part_number).rows:
+        sample += row.passages
+        if len(sample) >= SAMPLED_TEXTS:
+            break
+    if not sample:
+        return 0
+    sample_positions = sum(positions(model, sample, "document", is_batched=True))
+    return sample_positions * text_count // len(sample)
 
 
 def encode_part(

@@ -49,6 +49,17 @@ TEXT_NAMES = ("text", "content", "body", "document", "sentence", "passage", "con
 ID_NAMES = ("id", "_id", "doc_id", "docid", "document_id", "pid", "uuid")
 
 _EMPTY = "{}: no documents: it is empty"
+# The end of a row's place. A value of JSON that takes several lines is found by its first.
+_POSITION = re.compile(r"\b(line|row) (\d+)\)?$")
+_PLACE_COLUMNS = frozenset({"file", "line", "row"})
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows with their places, as `read_rows` gives them; ``file``: the file's name within a folder."""
+
+    rows: Iterable[tuple[str, Any]]
+    file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -132,8 +143,8 @@ def open_source(
     else:
         # What has a length and is no Iterable is read by its indices, as a Dataset of torch.
         items: Any = input
-        tables = iter([table_rows(input) or _item_rows(items)])
-    records = chain.from_iterable(_documents(rows, text_column, id_column, found) for rows in tables)
+        tables = iter([_Rows(table_rows(input) or _item_rows(items))])
+    records = chain.from_iterable(_documents(table, text_column, id_column, found) for table in tables)
     if (first := next(records, None)) is None:
         raise ValueError(_EMPTY.format(name))
     left = [chain([first], records)]
@@ -169,13 +180,13 @@ def read_stream(stream: BinaryIO, name: str, encoding: str | None = None) -> Ite
         raise ValueError(_EMPTY.format(name))
 
 
-def _file_rows(path: Path, in_folder: bool, encoding: str | None) -> Iterator[Iterator[tuple[str, Any]]]:
+def _file_rows(path: Path, in_folder: bool, encoding: str | None) -> Iterator[_Rows]:
     for file in _files_in(path) if in_folder else [path]:
         name = clean_text(file.relative_to(path).as_posix() if in_folder else path.name)
         rows, suffix = read_rows(file, name=name, encoding=encoding), suffix_of(file)
         if suffix in WHOLE_SUFFIXES or (suffix == ".txt" and in_folder):
             rows = _texts(rows, name, by_line=suffix == ".txt")
-        yield _without_errors(rows, name) if in_folder else rows
+        yield _Rows(_without_errors(rows, name), name) if in_folder else _Rows(rows)
 
 
 def _without_errors(rows: Iterator[tuple[str, Any]], name: str) -> Iterator[tuple[str, Any]]:
@@ -190,9 +201,20 @@ def _texts(rows: Iterator[tuple[str, Any]], name: str, *, by_line: bool) -> Iter
     """Texts with their file and line: a search in many files is for the place that a text comes from."""
     for place, row in rows:
         if isinstance(row, dict):
-            line = {"line": int(place.rpartition(" ")[2])} if by_line else {}
-            row = Document(row["text"], None if by_line else name, {"file": name, **line})
+            position = _position_of(place) if by_line else {}
+            row = Document(row["text"], None if by_line else name, {"file": name, **position})
         yield place, row
+
+
+def _position_of(place: str) -> dict[str, int]:
+    """The number of a line, or of a row of a Parquet file, as metadata.
+
+    Example:
+        >>> _position_of("a.jsonl, line 3"), _position_of("a.jsonl, item 2 (line 9)"), _position_of("b.parquet, row 0")
+        ({'line': 3}, {'line': 9}, {'row': 0})
+    """
+    match = _POSITION.search(place)
+    return {} if match is None else {match[1]: int(match[2])}
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -225,11 +247,11 @@ def _item_rows(input: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _documents(
-    rows: Iterable[tuple[str, Any]], text: str | None, identity: str | None, columns: dict[str, str | None]
+    table: _Rows, text: str | None, identity: str | None, columns: dict[str, str | None]
 ) -> Iterator[Document | Reject]:
     names: tuple[str, str] | None = None
     byte_columns = set[str]()
-    for place, row in rows:
+    for place, row in table.rows:
         if isinstance(row, str):
             yield Reject(place, row)
         elif isinstance(row, Reject):
@@ -240,7 +262,7 @@ def _documents(
             if names is None:
                 names = _names(row, place, text, identity)
                 columns.update(text_column=names[0], id_column=names[1] if names[1] in row else identity)
-            yield _document(_without_bytes(row, place, names, byte_columns), place, *names)
+            yield _document(_without_bytes(row, place, names, byte_columns), place, *names, table.file)
 
 
 def _without_bytes(
@@ -277,7 +299,7 @@ def _names(row: Mapping[str, Any], place: str, text: str | None, identity: str |
     return text, identity
 
 
-def _document(row: Mapping[str, Any], place: str, text: str, identity: str) -> Document | Reject:
+def _document(row: Mapping[str, Any], place: str, text: str, identity: str, file: str | None) -> Document | Reject:
     if text not in row:
         return Reject(place, f"no text: there is no {text!r}; give it one")
     given = {key: None if is_missing(value) else value for key, value in row.items()}
@@ -287,5 +309,9 @@ def _document(row: Mapping[str, Any], place: str, text: str, identity: str) -> D
         name = int(name)
     if isinstance(name, Integral) and not isinstance(name, bool) and int(name).bit_length() <= MAX_INTEGER_BITS:
         name = str(int(name))
+    document_id = None if name == "" else name
     metadata = {key: value for key, value in given.items() if value is not None}
-    return checked(Document(content, None if name == "" else name, metadata), place)
+    # Without an id, a search could name its number only, which nobody can look up in several files.
+    if document_id is None and file is not None and _PLACE_COLUMNS.isdisjoint(row):
+        metadata = {"file": file, **metadata, **_position_of(place)}
+    return checked(Document(content, document_id, metadata), place)

@@ -12,7 +12,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
-from ..encode import batch_positions, encode_texts
+from ..encode import computed_positions, encode_texts
 from ..methods import Method
 from ..words import _tokens, encode_words
 from . import readouts
@@ -49,7 +49,7 @@ def shared_vectors(
         for texts, role in _parts(task):
             layout = {"task": role, "prompt": instructions.before(task.name, role, named)}
             passes.append((group, list(texts), layout))
-            total += sum(batch_positions(model[0], texts, layout, whole=True))
+            total += sum(computed_positions(model[0], texts, layout))
     found: dict[Method, list[Vectors]] = {}
     with progress_bar(total, show) as bar:
         options: dict[str, Any] = {"parts": words, "batch_tokens": batch_tokens, "progress": bar.update}

@@ -15,15 +15,17 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from ..build import build
-from ..encode import DEFAULT_BATCH_TOKENS, batch_positions, encode_texts, token_batches
+from ..encode import DEFAULT_BATCH_TOKENS, batch_positions, computed_positions, encode_texts, token_batches
 from ..filters import Filter
 from ..methods import Method
 from ..modules import PromptEnsemble
-from ..modules.capture import Capture
-from ..modules.layers import ModuleCall, watch_layers
-from ..modules.layout import copy_starts, pooled_positions
+from ..modules.capture import BackwardAttention, Capture
+from ..modules.layers import watch_layers
+from ..modules.layout import Features, Span, copy_starts, pooled_positions
 from ..modules.outputs import watch_attention
 from ..modules.settings import plan_layers
+from ..modules.transformer import RepeatTransformer
+from .stacked_reader import StackedReader
 
 Vectors = NDArray[np.float32]
 # "mean" and "last" are of the last copy's content, "end" is the very last position.
@@ -56,6 +58,12 @@ def opened(base: Any, **loading: Any) -> SentenceTransformer:
     return build(base, "classical", pooling="mean", check=False, **loading)
 
 
+def depth_of(model: SentenceTransformer) -> int:
+    """Number of layers L."""
+    transformer: Any = model[0]
+    return int(transformer.depth)
+
+
 def of_base(base: SentenceTransformer, method: Method, **options: Any) -> SentenceTransformer:
     """Build a method on the weights of an opened base; nothing is copied."""
     transformer: Any = base[0]
@@ -81,7 +89,7 @@ def vectors(
         parts: For vectors of words: the content tokens (first, end) of a word in each text. Mean and last are over its
             tokens in the last copy, ReBA's mean over their e_i. Only for methods of one template that share passes.
         batch_tokens: Positions a forward pass.
-        progress: Called after each batch with its number of positions.
+        progress: Called after each batch with the number of positions that it computed for its texts.
         check: As for ``build``.
         **layout: ``task`` and ``prompt``, as for ``encode``; ``task`` is ``"query"`` or ``"document"``.
 
@@ -107,12 +115,12 @@ def vectors(
             continue
         found[first] = encode_texts(model, texts, batch_tokens=batch_tokens, **layout)
         if progress is not None:
-            progress(sum(batch_positions(model[0], texts, layout, whole=True)))
+            progress(sum(computed_positions(model[0], texts, layout)))
     for method in methods:
         found[method] = _units(found[method]) if method.normalize else found[method]
         if method.filter is not None:
             of_base(base, method, check=False)  # refuses the filter of another method
-            found[method] = np.asarray(Filter.load(method.filter).apply(found[method]), np.float32)
+            found[method] = np.asarray(Filter.load(method.filter).apply(found[method], layout.get("task")), np.float32)
             found[method] = _units(found[method]) if method.normalize else found[method]
     return {method: found[method] for method in methods}
 
@@ -206,97 +214,123 @@ def read(
         By readout, [N, d] float32, not scaled.
     """
     transformer: Any = model[0]
-    layers, poolings = sorted({each.layer for each in readouts}), {each.pooling for each in readouts}
+    _check_readouts(readouts, transformer.depth)
+    poolings = {each.pooling for each in readouts}
     reba = {each for each in poolings if each.startswith("reba")}
     capture = None if not reba else Capture("last" if reba == {"reba-last"} and parts is None else "copy")
-    lengths = batch_positions(transformer, texts, layout, whole=True)
+    layers = sorted({each.layer for each in readouts if each.first is None})
+    outputs = sorted({(each.first, each.layer) for each in readouts if each.first is not None})
     width = transformer.get_embedding_dimension()
     watch_layers(transformer.model)
-    if any(each.first is not None for each in readouts):
+    if outputs:
         watch_attention(transformer.model)
     join = next((each for each in model if isinstance(each, PromptEnsemble)), None)
     found = {each: np.empty((len(texts), width), np.float32) for each in readouts}
-    for batch in token_batches(lengths, max(1, min(batch_tokens, _MOST_NUMBERS // (width * len(layers))))):
+    lengths = batch_positions(transformer, texts, layout, whole=capture is not None)
+    held = max(1, sum(batch_positions(transformer, texts, layout, whole=True)))
+    # Rows that share a prefix hold it all the same: as much memory as whole rows take.
+    most_positions = _MOST_NUMBERS // (width * (len(layers) + len(outputs))) * sum(lengths) // held
+    computed = computed_positions(transformer, texts, layout)
+    for batch in token_batches(lengths, max(1, min(batch_tokens, most_positions))):
         features = batch_to_device(transformer.preprocess([texts[row] for row in batch], **layout), model.device)
-        watch = _Watch(readouts, transformer, features, None if parts is None else [parts[row] for row in batch])
-        before, transformer.reader = transformer.reader, watch
+        weights = TextWeights(transformer, features, None if parts is None else [parts[row] for row in batch])
+        reader = StackedReader(layers, outputs, transformer.depth, weights.keep_backward)
+        before, transformer.reader = transformer.reader, reader
         try:
             with torch.inference_mode():
-                transformer(features, capture=capture)
-                for each, rows in watch.pooled().items():
-                    joined = rows if join is None else join({"sentence_embedding": rows})["sentence_embedding"]
-                    found[each][batch] = joined.cpu().numpy()
+                hidden = transformer(features, capture=capture)["token_embeddings"]
         finally:
             transformer.reader = before
+        for each, rows in weights.pooled(readouts, reader, hidden).items():
+            joined = rows if join is None else join({"sentence_embedding": rows})["sentence_embedding"]
+            found[each][batch] = joined.cpu().numpy()
         if progress is not None:
-            progress(sum(lengths[row] for row in batch))
+            progress(sum(computed[row] for row in batch))
     return found
 
 
-class _Watch:
-    """A part of a pass, in the place of a transformer's reader: it pools what several layers hand on."""
+def _check_readouts(readouts: Sequence[Readout], depth: int) -> None:
+    for readout in readouts:
+        if not 1 <= readout.layer <= depth or readout.pooling not in POOLINGS:
+            raise ValueError(f"{readout}: give a layer from 1 to {depth}, and one of {', '.join(POOLINGS)}.")
 
-    def __init__(self, readouts: Sequence[Readout], transformer: Any, features: dict[str, Any], parts: Any) -> None:
-        spans, copies = features["spans"], features["copy_ids"]
-        self.readouts, self.depth = readouts, transformer.depth
-        self.layers = sorted({each.layer for each in readouts if each.first is None})
-        parts = [(0, span.length) for span in spans] if parts is None else parts
-        for (first, end), span in zip(parts, spans, strict=True):
-            if not 0 <= first < end <= span.length:
-                raise ValueError(f"parts: tokens {first} to {end} are not among the {span.length} of the text, as cut.")
+
+class TextWeights:
+    """By what the positions of a batch are multiplied and summed, for each pooling.
+
+    Args:
+        transformer: The module whose batch it is.
+        features: What its ``preprocess`` made.
+        parts: The content tokens (first, end) of each text that its vector is of; None: all.
+
+    Raises:
+        ValueError: A part is not in its text.
+    """
+
+    def __init__(
+        self,
+        transformer: RepeatTransformer,
+        features: Features,
+        parts: Sequence[tuple[int, int]] | None,
+    ) -> None:
+        spans: list[Span] = features["spans"]
+        copy_ids: Tensor = features["copy_ids"]
+        if parts is None:
+            parts = [(0, span.length) for span in spans]
+        for (first_token, end_token), span in zip(parts, spans, strict=True):
+            if not 0 <= first_token < end_token <= span.length:
+                raise ValueError(
+                    f"parts: tokens {first_token} to {end_token} are not among the {span.length} of the text, as cut."
+                )
         # First and end of the content tokens that a vector is of, [B, 1] each.
-        self.first, self.end = torch.tensor(parts, device=copies.device)[:, :, None].unbind(dim=1)
-        inside = copies == transformer.copies
-        positions = torch.arange(copies.shape[1], device=copies.device)
-        mean, last = self._chosen(positions - copy_starts(copies, transformer.copies))
-        row_lengths = torch.tensor([[span.total] for span in spans], device=copies.device)
-        at_end = pooled_positions("end", transformer.copies, copies, positions < row_lengths, row_lengths, 0)
-        self.plain = _means(torch.stack([mean & inside, last & inside, at_end], dim=1))  # [B, 3, T]: mean, last, end
-        self.states: list[Tensor] = []
-        self.weights: dict[int, Tensor] = {}  # by layer, [B, 2, T]: ReBA's mean and last
-        self.sums = {each.first: torch.zeros(()) for each in readouts if each.first is not None}
-        self.outputs: dict[tuple[int | None, int], Tensor] = {}  # by first and last layer, [B, 3, d]
+        self.first, self.end = torch.tensor(parts, device=copy_ids.device)[:, :, None].unbind(dim=1)
+        is_last_copy = copy_ids == transformer.copies
+        positions = torch.arange(copy_ids.shape[1], device=copy_ids.device)
+        is_content, is_last_token = self._chosen(positions - copy_starts(copy_ids, transformer.copies))
+        row_lengths = torch.tensor([[span.total] for span in spans], device=copy_ids.device)
+        real_tokens = positions < row_lengths
+        is_end = pooled_positions("end", transformer.copies, copy_ids, real_tokens, row_lengths, 0)
+        chosen = torch.stack([is_content & is_last_copy, is_last_token & is_last_copy, is_end], dim=1)
+        self.plain = _means(chosen)  # [B, 3, T]: mean, last, end
+        self.backward: dict[int, Tensor] = {}  # by layer, [B, 2, T]: ReBA's mean and last
 
-    def before_layers(self, state: Any) -> None:
-        def see(index: int, layer_call: ModuleCall, hidden: Tensor) -> Tensor:
-            if index + 1 in self.layers:
-                self.states.append(hidden)
-                if state.attention_reader is not None:
-                    self.weights[index + 1] = self._so_far(state.attention_reader)
-            # All pass what follows the layers, the final norm, side by side in the batch.
-            return torch.cat(self.states) if index + 1 == self.depth and self.states else hidden
+    def keep_backward(self, layer: int, captured: BackwardAttention) -> None:
+        """Keep ReBA's weights of the layers up to this one."""
+        self.backward[layer] = self._so_far(captured).float()
 
-        def add(index: int, output: Tensor) -> None:
-            pooled = torch.bmm(self.plain, output.float())
-            for first, total in self.sums.items():
-                if first <= index + 1:
-                    self.sums[first] = total.to(pooled.device) + pooled
-                    self.outputs[first, index + 1] = self.sums[first] / (index + 2 - first)
+    def pooled(
+        self,
+        readouts: Sequence[Readout],
+        reader: StackedReader,
+        hidden: Tensor,
+    ) -> dict[Readout, Tensor]:
+        """Vectors [B, d] of each readout, of what a pass gave."""
+        rows_by_reading: dict[tuple[int | None, int], Tensor] = {}
+        vectors_by_readout: dict[Readout, Tensor] = {}
+        for readout in readouts:
+            reading = (readout.first, readout.layer)
+            if reading not in rows_by_reading:
+                rows_by_reading[reading] = self._pool(readout, reader, hidden)
+            pooling_index = POOLINGS.index(readout.pooling)
+            vectors_by_readout[readout] = rows_by_reading[reading][:, pooling_index]
+        return vectors_by_readout
 
-        state.after_layer.append(see)
-        if self.sums:
-            state.after_attention.append(add)
-
-    def after_layers(self, state: Any, hidden: Tensor) -> Tensor:
-        if self.states:
-            self.states = list(hidden.reshape(len(self.layers), -1, *hidden.shape[1:]).unbind())
-        return self.states[-1] if self.states else hidden
-
-    def pooled(self) -> dict[Readout, Tensor]:
-        found: dict[Readout, Tensor] = {}
-        for layer, hidden in zip(self.layers, self.states, strict=True):
-            reba = [self.weights[layer].float()] if layer in self.weights else []
-            rows = torch.bmm(torch.cat([self.plain, *reba], dim=1), hidden.float())
-            mine = [each for each in self.readouts if each.layer == layer and each.first is None]
-            found |= {each: rows[:, POOLINGS.index(each.pooling)] for each in mine}
-        outputs = [each for each in self.readouts if each.first is not None]
-        return found | {each: self.outputs[each.first, each.layer][:, POOLINGS.index(each.pooling)] for each in outputs}
+    def _pool(self, readout: Readout, reader: StackedReader, hidden: Tensor) -> Tensor:
+        """One reading by all poolings, [B, 3 or 5, d]."""
+        if readout.first is not None:
+            outputs = reader.outputs_of(hidden, (readout.first, readout.layer))
+            return torch.bmm(self.plain, outputs.float())
+        weights = self.plain
+        if readout.layer in self.backward:
+            weights = torch.cat([weights, self.backward[readout.layer]], dim=1)
+        states = reader.states_of(hidden, readout.layer)
+        return torch.bmm(weights, states.float())
 
     def _chosen(self, token: Tensor) -> tuple[Tensor, Tensor]:
         """Masks of the content tokens that a vector is of, and of the last of these, [B, T] each."""
         return (token >= self.first) & (token < self.end), token == self.end - 1
 
-    def _so_far(self, captured: Any) -> Tensor:
+    def _so_far(self, captured: BackwardAttention) -> Tensor:
         now = copy.copy(captured)
         now.maxima = [each.clone() for each in captured.maxima]
         rows: Tensor = now.rows()

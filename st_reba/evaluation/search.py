@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,12 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..encode import copied_positions, encode_texts
+from ..encode import computed_positions, encode_texts
 from ..filters import Filter
 from ..methods import Method
 from ..modules.version import __version__
 from ..storage.files import whole_path
 from .readouts import Readout, of_base, read
-from .tasks import Task
 from .views import evidence, views_of
 
 # Wordings of PromptEOL in the language of a script. Only labels can judge others than the first: they are better by
@@ -146,7 +145,7 @@ class Scored:
     """A method with its ``evidence`` on each item that chooses, [N] float32, whose mean is the score."""
 
     method: Method
-    filtered: bool  # a filter follows
+    filter_kind: str | None  # that of the filter which follows
     cost: float  # positions times layers, in passes of the text through the whole base
     evidence: Tensor
 
@@ -182,16 +181,39 @@ class Search:
         folder: Where finished passes are kept; None: nowhere.
     """
 
-    def __init__(
-        self, base: SentenceTransformer, items: Task, texts: Sequence[str], folder: Path | None = None
-    ) -> None:
+    def __init__(self, base: SentenceTransformer, items: Any, texts: Sequence[str], folder: Path | None = None) -> None:
         self.base, self.items, self.folder = base, items, folder
         self.seconds = 0.0  # in forward passes
         transformer: Any = base[0]
         self.depth: int = transformer.depth
-        self.plain = sum(copied_positions(transformer, items.texts, {})) * self.depth
-        usable = bool(sample_of(texts, base.get_embedding_dimension() or 0))
-        self.filters = [False] if not usable else [True] if items.kind == "Views" else [False, True]
+        self.plain = self.count_positions(base) * self.depth
+        self.filters = self.usable_filters(texts)
+
+    @property
+    def text_count(self) -> int:
+        """Number of texts that a pass runs."""
+        return len(self.items.texts)
+
+    def count_positions(self, model: SentenceTransformer) -> int:
+        """Positions that a model computes for the items."""
+        return sum(computed_positions(model[0], self.items.texts, {}))
+
+    def usable_filters(self, texts: Sequence[str]) -> list[str | None]:
+        """Kinds of filters that are tried, None for none."""
+        usable = bool(sample_of(texts, self.base.get_embedding_dimension() or 0))
+        return [None] if not usable else ["abtt"] if self.items.kind == "Views" else [None, "abtt"]
+
+    def judged(
+        self, model: SentenceTransformer, readouts: Sequence[Readout]
+    ) -> Iterator[tuple[Readout, str | None, Tensor]]:
+        """Run a pass, and give the evidence of each readout with each filter."""
+        started = time.perf_counter()
+        made = read(model, readouts, self.items.texts)
+        self.seconds += time.perf_counter() - started
+        for readout, vectors in made.items():
+            units = normalize(torch.from_numpy(vectors).to(model.device), dim=1)
+            for kind in self.filters:
+                yield readout, kind, evidence(self.items, units if kind is None else filtered(units)).cpu()
 
     def scored(self, each: Pass) -> list[Scored]:
         """All that is read from a pass, run now or found in the folder."""
@@ -199,20 +221,14 @@ class Search:
         if path is not None and path.exists():
             rows = torch.load(path, weights_only=True)
             return [Scored(**{**row, "method": Method.parse(row["method"])}) for row in rows]
-        model, texts = of_base(self.base, each.method), self.items.texts
-        readouts, cost = each.readouts(self.depth), sum(copied_positions(model[0], texts, {})) / self.plain
+        model = of_base(self.base, each.method)
+        readouts, cost = each.readouts(self.depth), self.count_positions(model) / self.plain
         # Where not all fit, the pass runs again.
-        step = max(1, _MOST_BYTES // (4 * (model.get_embedding_dimension() or 1) * len(texts)))
+        step = max(1, _MOST_BYTES // (4 * (model.get_embedding_dimension() or 1) * self.text_count))
         found = []
         for start in range(0, len(readouts), step):
-            started = time.perf_counter()
-            made = read(model, readouts[start : start + step], texts)
-            self.seconds += time.perf_counter() - started
-            for readout, vectors in made.items():
-                units = normalize(torch.from_numpy(vectors).to(model.device), dim=1)
-                for with_filter in self.filters:
-                    values = evidence(self.items, filtered(units) if with_filter else units).cpu()
-                    found.append(Scored(each.of(readout, self.depth), with_filter, cost * readout.layer, values))
+            for readout, kind, values in self.judged(model, readouts[start : start + step]):
+                found.append(Scored(each.of(readout, self.depth), kind, cost * readout.layer, values))
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_path(path) as part:

@@ -22,7 +22,7 @@ _PIECE = re.compile(rf"[{_CJK}][^\w\s]*|[^\s{_CJK}]+")
 # A text of fewer pieces has no views that differ; of a longer one the first are shown.
 _FEWEST_PIECES, _MOST_PIECES = 4, 150
 FEWEST_TEXTS = 50
-_SAME = 1e-6  # cosines that differ by less are the same: rounding is no rank
+SAME_COSINE = 1e-6  # cosines that differ by less are the same: rounding is no rank
 
 
 def views_of(texts: Iterable[str]) -> Task:
@@ -84,7 +84,7 @@ def information(first: Tensor, second: Tensor) -> Tensor:
     """Score how well two views [N, d] of the same texts find each other, by cosine: [N], 1 at rank 1, 0 at rank N."""
     near = first @ second.T
     own = near.diagonal()
-    ranks = [(near >= own[:, None] - _SAME).sum(dim=1), (near >= own - _SAME).sum(dim=0)]
+    ranks = [(near >= own[:, None] - SAME_COSINE).sum(dim=1), (near >= own - SAME_COSINE).sum(dim=0)]
     return 1 - sum(rank.float().log() for rank in ranks) / (2 * torch.tensor(float(max(2, len(own)))).log())
 
 
@@ -107,6 +107,11 @@ def _nearest_centroid(units: Tensor, labels: Sequence[Any]) -> Tensor:
     return (cosines.argmax(dim=1) == own).float()
 
 
+def has_views(text: str) -> bool:
+    """Whether a text has four words, or characters where the script has no spaces."""
+    return len(_PIECE.findall(text[:2000])) >= _FEWEST_PIECES
+
+
 def draw_texts(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
     """Draw different texts of which views can be made.
 
@@ -114,7 +119,7 @@ def draw_texts(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
         ValueError: There are fewer than 50.
     """
     unique = dict.fromkeys(text.strip() for text in texts)
-    usable = [text for text in unique if len(_PIECE.findall(text[:2000])) >= _FEWEST_PIECES]
+    usable = [text for text in unique if has_views(text)]
     if len(usable) < FEWEST_TEXTS:
         raise ValueError(f"texts: {len(usable)} different texts of four words or more: give {FEWEST_TEXTS} at least.")
     return Random(seed).sample(usable, min(count, len(usable)))

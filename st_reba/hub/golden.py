@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from sentence_transformers import SentenceTransformer
 
 from ..encode import describe_pipeline_fault, unreported_cuts
@@ -63,6 +64,7 @@ class Report:
         tolerance: The largest distance that is allowed.
         texts: Distance of each text's two vectors, relative to the length of the golden one.
         changes: What differs between then and now: (then, now) by name.
+        ran: Whose code made the vectors; None: sentence-transformers' own modules, or a graph.
         code: How the repository's code differs from the installed package's; None: it does not.
         foreign: The code is of another version of st_reba, so its difference says nothing.
         graph: The ONNX graph that was run; None: torch ran the model.
@@ -75,6 +77,7 @@ class Report:
     tolerance: float
     texts: dict[str, float]
     changes: Mapping[str, tuple[str | None, str | None]]
+    ran: str | None = None
     code: str | None = None
     foreign: bool = False
     graph: str | None = None
@@ -95,20 +98,29 @@ class Report:
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
+        lines: list[str] = []
+        if self.code:
+            lines.append(f"{self.code}.")
+        for damage in self.damage or ():
+            lines.append(f"not what was saved: {damage}")
         furthest = max(self.texts, key=lambda text: self.texts[text])
-        lines = [
-            f"{len(self.texts)} texts: distance {self.distance:.1e}, allowed {self.tolerance:.1e}",
-            f"furthest: {json.dumps(furthest[:48], ensure_ascii=False)}, by {self.texts[furthest]:.1e} of its length",
-        ]
-        lines += [f"changed since: {name} {then} -> {now}" for name, (then, now) in self.changes.items()]
-        lines += [f"run by onnxruntime: {self.graph}"] if self.graph else []
-        lines += [f"8 bits: {json.dumps(dict(self.rounded))}"] if self.rounded else []
-        lines += [f"code: {self.code}"] if self.code else []
+        shown_text = json.dumps(furthest[:48], ensure_ascii=False)
+        lines.append(f"{len(self.texts)} texts: distance {self.distance:.1e}, allowed {self.tolerance:.1e}")
+        lines.append(f"furthest: {shown_text}, by {self.texts[furthest]:.1e} of its length")
+        if self.ran:
+            lines.append(f"run by {self.ran}")
+        if self.graph:
+            lines.append(f"run by onnxruntime: {self.graph}")
+        if self.rounded:
+            lines.append(f"8 bits: {json.dumps(dict(self.rounded))}")
+        for name, (value_then, value_now) in self.changes.items():
+            lines.append(f"changed since: {name} {value_then} -> {value_now}")
         if self.damage is None:
             lines.append("weights and tokenizer were not compared: golden.json has no digests of them")
-        lines += [f"not what was saved: {line}" for line in self.damage or ()]
-        lines += [f"saved again since, unharmed: {line}" for line in self.resaved]
-        return "\n".join([*lines, "ok" if self.ok else "FAIL"])
+        for change in self.resaved:
+            lines.append(f"saved again since, unharmed: {change}")
+        lines.append("ok" if self.ok else "FAIL")
+        return "\n".join(lines)
 
 
 def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
@@ -176,59 +188,79 @@ def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
     """Compare a loaded model with golden vectors that :func:`read_golden` read."""
     if set(stored["fields"]) != {*open_fields(model[0])}:
         raise ValueError(f"The golden vectors are of a template with the fields {[*stored['fields']]!s:.80}.")
-    found = encoded(model, [each["text"] for each in stored["texts"]], stored["fields"])
+    texts = [text["text"] for text in stored["texts"]]
+    vectors = encoded(model, texts, stored["fields"])
     # That of the coarser type: then, or now.
     tolerance = max(tolerance_of(model), tolerance_of(model, stored["made"]["dtype"]))
-    return report(stored, found, tolerance, environment(model))
+    return report(stored, vectors, tolerance, environment(model))
 
 
-def report(stored: Mapping[str, Any], found: Any, tolerance: float, now: Mapping[str, str]) -> Report:
-    """Compare what :func:`read_golden` read with vectors [texts, d] of its texts, made in the environment ``now``."""
-    golden = np.array([each["vector"] for each in stored["texts"]], dtype=np.float64)
-    found = np.asarray(found, dtype=np.float64)
-    if found.shape != golden.shape:
-        raise ValueError(f"The model gives {found.shape[1]} dimensions, golden vectors have {golden.shape[1]}.")
-    lengths = np.maximum(np.linalg.norm(golden, axis=1), np.finfo(np.float64).tiny)
-    distances = np.linalg.norm(found - golden, axis=1) / lengths
-    then = stored["made"]
-    changes = {name: (then.get(name), value) for name, value in now.items() if then.get(name) != value}
-    texts = {each["text"]: float(distance) for each, distance in zip(stored["texts"], distances, strict=True)}
-    return Report(worst(golden, found), tolerance, texts, changes)
+def report(
+    stored: Mapping[str, Any],
+    vectors: ArrayLike,
+    tolerance: float,
+    current_environment: Mapping[str, str],
+) -> Report:
+    """Compare what :func:`read_golden` read with vectors [texts, d] of its texts, made in the current environment."""
+    golden_vectors = np.array([text["vector"] for text in stored["texts"]], dtype=np.float64)
+    current_vectors = np.asarray(vectors, dtype=np.float64)
+    if current_vectors.shape != golden_vectors.shape:
+        current_dimension, golden_dimension = current_vectors.shape[1], golden_vectors.shape[1]
+        raise ValueError(f"The model gives {current_dimension} dimensions, golden vectors have {golden_dimension}.")
+    golden_lengths = np.linalg.norm(golden_vectors, axis=1)
+    positive_lengths = np.maximum(golden_lengths, np.finfo(np.float64).tiny)
+    distances = np.linalg.norm(current_vectors - golden_vectors, axis=1) / positive_lengths
+    text_distances: dict[str, float] = {}
+    for text, distance in zip(stored["texts"], distances, strict=True):
+        text_distances[text["text"]] = float(distance)
+    changes: dict[str, tuple[str | None, str | None]] = {}
+    for name, current_value in current_environment.items():
+        stored_value = stored["made"].get(name)
+        if stored_value != current_value:
+            changes[name] = (stored_value, current_value)
+    return Report(worst(golden_vectors, current_vectors), tolerance, text_distances, changes)
 
 
 def open_fields(first: Any, task: str | None = None) -> list[str]:
     """Fields of a task's templates that have no value of their own."""
-    names = sorted(first.fields(task)) if hasattr(first, "fields") else []
-    return [name for name in names if not (name == "instruction" and first.instruction)]
+    if not hasattr(first, "fields"):
+        return []
+    field_names = set(first.fields(task))
+    if first.instruction:
+        field_names.discard("instruction")
+    return sorted(field_names)
 
 
-def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]) -> Any:
+def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]) -> NDArray[np.float32]:
     """Vectors [texts, d], each text alone, so that no vector holds what a batch adds to it."""
-    first: Any = model[0]
-    options: dict[str, Any] = {"prompt": "", "show_progress_bar": False, "convert_to_tensor": True, **fields}
+    encoded_texts: list[NDArray[np.float32]] = []
     try:
         with model.truncate_embeddings(None), unreported_cuts(model):
-            vectors = [model.encode([text], **options)[0].float().cpu().numpy() for text in texts]
+            for text in texts:
+                vectors = model.encode([text], prompt="", show_progress_bar=False, convert_to_tensor=True, **fields)
+                encoded_texts.append(vectors[0].float().cpu().numpy())
     except Exception as error:  # of others' modules, which check little before they run
-        if isinstance(error, ValueError) and hasattr(first, "fields"):
+        if isinstance(error, ValueError) and hasattr(model[0], "fields"):
             raise  # ours says what is wrong
         fault = describe_pipeline_fault(model, error)
         raise ValueError(f"{fault} Golden vectors need one vector of each text.") from error
-    if not np.isfinite(vectors).all():
+    if not np.isfinite(encoded_texts).all():
         raise ValueError("Golden vectors: the model gives NaN or infinity. Load it in another dtype.")
-    return np.stack(vectors)
+    return np.stack(encoded_texts)
 
 
 def write_file(
     folder: str | PathLike[str], header: Mapping[str, Any], texts: Iterable[str], vectors: Iterable[Iterable[float]]
 ) -> None:
     """Write golden.json: the header, and a line for each text with its vector [d]."""
-    rows = [
-        json.dumps({"text": text, "vector": [float(f"{x:.7g}") for x in vector]}, ensure_ascii=False)
-        for text, vector in zip(texts, vectors, strict=True)
-    ]
-    whole = json.dumps(header, indent=1)[:-2] + ',\n "texts": [\n  ' + ",\n  ".join(rows)
-    Path(folder, FILE).write_text(f"{whole}\n ]\n}}\n", encoding="utf-8")
+    text_lines: list[str] = []
+    for text, vector in zip(texts, vectors, strict=True):
+        rounded_vector = [float(f"{value:.7g}") for value in vector]
+        text_lines.append(json.dumps({"text": text, "vector": rounded_vector}, ensure_ascii=False))
+    header_lines = json.dumps(header, indent=1).removesuffix("\n}")
+    joined_lines = ",\n  ".join(text_lines)
+    content = f'{header_lines},\n "texts": [\n  {joined_lines}\n ]\n}}\n'
+    Path(folder, FILE).write_text(content, encoding="utf-8")
 
 
 def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
@@ -238,7 +270,7 @@ def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
         if size > _MOST_BYTES:
             raise ValueError(f"{size:,} bytes, where {_MOST_BYTES:,} are enough")
         value: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-        vectors = np.array([each["vector"] for each in value["texts"]], dtype=np.float64)
+        vectors = np.array([text["vector"] for text in value["texts"]], dtype=np.float64)
         if vectors.ndim != 2 or not np.isfinite(vectors).all() or not isinstance(value["made"]["dtype"], str):
             raise ValueError("a value is of the wrong type")
         _check_header(value)

@@ -13,8 +13,8 @@ from typing import Any
 from huggingface_hub import HfApi, get_token
 
 from ..modules.version import __version__
-from .card import FILE as CARD
 from .card import PLACEHOLDER
+from .card_base import CARD
 from .golden import FILE as GOLDEN
 from .verify import verify
 

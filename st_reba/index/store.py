@@ -52,8 +52,8 @@ _FOREIGN = "SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger') LIM
 _ERRORS = {sqlite3.SQLITE_BUSY: errno.EAGAIN, sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EACCES}
 _ERRORS |= {sqlite3.SQLITE_CANTOPEN: errno.EACCES, sqlite3.SQLITE_IOERR: errno.EIO}
 _ABSENT = "{}: no index is there; st-reba index makes one"
-# Lines move when a file is edited: a text without an id is known by its file.
-_LINE = re.compile(r'^(\{"file": .*), "line": \d+\}$')
+# Lines and rows move when a file is edited: a text without an id is known by its file.
+_POSITION = re.compile(r'^(\{"file": .*), "(?:line|row)": \d+\}$')
 
 Matrix = NDArray[np.float32]
 Keys = NDArray[np.int64]
@@ -242,7 +242,7 @@ def crc_of(values: Iterable[Any]) -> int:
 
 def content_of(text: str, metadata: str) -> int:
     """A number by which a document without an id is found again, of its text and its metadata as JSON."""
-    content = (text, _LINE.sub(r"\1}", metadata))
+    content = (text, _POSITION.sub(r"\1}", metadata))
     return int.from_bytes(hashlib.blake2b("\0".join(content).encode(), digest_size=8).digest(), "big", signed=True)
 
 

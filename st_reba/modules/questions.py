@@ -14,6 +14,7 @@ from .shared_prefix import (
     STAGE_COST,
     BranchLayer,
     continue_cache,
+    run_prefix,
     run_stage,
     select_positions,
 )
@@ -123,10 +124,15 @@ class QuestionBatch:
 
     def run_prefix(self, rows: Sequence[int]) -> Cache:
         """Run the prefix of rows once, and return its keys and values."""
-        prefix_cache = DynamicCache()
         prefix_length = self.spans[rows[0]].start
-        self.fill_states(rows[:1], 0, prefix_length, prefix_cache)
-        self.copy_states(rows, 0, prefix_length)
+        prefix_cache, prefix_states = run_prefix(
+            self.transformer,
+            self.features,
+            rows[0],
+            prefix_length,
+            self.hooks,
+        )
+        self.store_states(rows, 0, prefix_states)
         return prefix_cache
 
     def run_behind_prefix(self, rows: Sequence[int]) -> None:
@@ -194,11 +200,15 @@ class QuestionBatch:
             stage_states = self.transformer.run_pass(stage_features, self.hooks, {})
         else:
             stage_states = run_stage(self.transformer, stage_features, self.hooks, cache)
+        self.store_states(rows, start, stage_states)
+
+    def store_states(self, rows: Sequence[int], start: int, stage_states: Tensor) -> None:
+        """Put states [1 or B, T, d] of a stage where they belong."""
+        _, length, width = stage_states.shape
         if self.hidden_states is None:
             batch_shape = self.features["input_ids"].shape
-            width = stage_states.shape[2]
             self.hidden_states = stage_states.new_zeros(*batch_shape, width)
-        self.hidden_states[rows, start:end] = stage_states
+        self.hidden_states[rows, start : start + length] = stage_states
 
     def copy_states(
         self,

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -116,6 +117,50 @@ def run_stage(
     return stage_states
 
 
+class PrefixMemory(NamedTuple):
+    """A prefix that has run: of all batches of an `encode` call, the first one runs it."""
+
+    token_ids: bytes
+    hooks: Sequence[object]
+    state: tuple[object, ...]
+    cache: Cache
+    hidden_states: Tensor  # [1, P, d]
+
+
+# Not in the module, which may be copied, pickled and saved.
+_memories: WeakKeyDictionary[torch.nn.Module, PrefixMemory] = WeakKeyDictionary()
+
+
+def state_of(transformer: Any, token_ids: Tensor) -> tuple[object, ...]:
+    """What changes where keys and values of a prefix may: `encode` begins with a change of mode."""
+    weights: list[tuple[int, int]] = []
+    for weight in transformer.model.parameters():
+        version = 0 if weight.is_inference() else weight._version
+        weights.append((weight.data_ptr(), version))
+    return transformer.mode_changes, token_ids.device, torch.is_inference_mode_enabled(), weights
+
+
+def run_prefix(
+    transformer: Any,
+    features: Features,
+    row: int,
+    prefix_length: int,
+    hooks: Sequence[object],
+) -> tuple[Cache, Tensor]:
+    """Keys and values, and hidden states [1, P, d], of what a row begins with."""
+    prefix_features = select_positions(features, [row], 0, prefix_length)
+    token_ids = prefix_features["input_ids"]
+    key = token_ids.cpu().numpy().tobytes()
+    state = state_of(transformer, token_ids)
+    memory = _memories.get(transformer)
+    if memory is not None and (memory.token_ids, memory.hooks, memory.state) == (key, hooks, state):
+        return memory.cache, memory.hidden_states
+    prefix_cache = DynamicCache()
+    prefix_states = run_stage(transformer, prefix_features, hooks, prefix_cache)
+    _memories[transformer] = PrefixMemory(key, hooks, state, prefix_cache, prefix_states)
+    return prefix_cache, prefix_states
+
+
 def run_shared(
     transformer: Any,
     features: Features,
@@ -139,9 +184,7 @@ def run_shared(
     first_prefix = prefix_ids[:1].expand_as(prefix_ids)
     if not torch.equal(prefix_ids, first_prefix):
         return None
-    prefix_cache = DynamicCache()
-    prefix_features = select_positions(features, [0], 0, prefix_length)
-    prefix_states = run_stage(transformer, prefix_features, hooks, prefix_cache)
+    prefix_cache, prefix_states = run_prefix(transformer, features, 0, prefix_length, hooks)
     branch_cache = continue_cache(prefix_cache, [0] * row_count, prefix_length)
     all_rows = range(row_count)
     text_features = select_positions(features, all_rows, prefix_length, row_length)

@@ -50,6 +50,8 @@ TEXT_ONLY: dict[str, Any] = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": "token_embeddings",
 }
+# What stands between them in a card is of the folder that it was published in, and of no copy of the model.
+CARD_MARKS = ("<!-- st_reba: this folder -->", "<!-- st_reba: end of this folder -->")
 REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
 # Modules that make no vector of a text's tokens.
 _NO_POOLING = {"Dense", "Dropout", "LayerNorm", "Normalize", "PromptEnsemble", "QueryShift"}
@@ -96,6 +98,7 @@ class RepeatTransformer(Transformer):
     ]
     # The rows of A^new that the pooling module asks for; None if it needs none.
     requested_rows: Capture | None = None
+    mode_changes = 0  # how often training or inference was set
     # Stored dtype; transformers' loading report (missing and unexpected keys).
     stored_dtype: torch.dtype | None = None
     loading: Mapping[str, Any] = {}
@@ -326,6 +329,11 @@ class RepeatTransformer(Transformer):
             pieces.append((chunks, self._run(chunk_features, capture)))
         return {**self._run(features, None), "captured": capture, "pieces": pieces}
 
+    def train(self, mode: bool = True) -> RepeatTransformer:
+        """Change between training and inference, as `encode` does before the first batch."""
+        self.mode_changes += 1
+        return super().train(mode)  # type: ignore[return-value]
+
     def pass_hooks(self, capture: Capture | None) -> list[PassHook]:
         """What acts in a pass: before the layers run in this order, and behind them in reverse order."""
         return [hook for hook in (capture, self.reader) if hook is not None]
@@ -421,6 +429,15 @@ class RepeatTransformer(Transformer):
             raise ValueError(f"modules.json: no pooling follows {first_name}. Copy all files of the model, or add one.")
         if self.rows > 1 and "PromptEnsemble" not in class_names:
             raise ValueError(f"A text has {self.rows} templates, so PromptEnsemble must follow the pooling.")
+        # Private in sentence-transformers: the card of the folder, which it writes into every folder to come.
+        card_text = getattr(model, "_model_card_text", None) or ""
+        before_folder, _, from_folder = card_text.partition(CARD_MARKS[0])
+        after_folder = from_folder.partition(CARD_MARKS[1])[2]
+        if after_folder:
+            model._model_card_text = before_folder + after_folder.lstrip()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.model).__name__}, {self.get_config_dict()})"
 
     @classmethod
     def load_config(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -7,19 +7,18 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from sentence_transformers import SentenceTransformer
 
 from ..encode import Task, encode_texts
-from ..hub.card import FILE, TEMPLATE, render, values_of
 from ..hub.golden import TEXTS, digest_header, environment, write_file
+from ..hub.graph import GRAPH, Runner, verify_graph, versions
 from ..hub.save import check_free, put
 from ..optional import required
 from ..storage.probe import worst
+from .card import write_graph_card
 from .folder import write_folder
 from .graph import EmbeddingGraph
 from .int8 import quantize as _quantize
-from .runtime import GRAPH, Runner, verify_graph, versions
 from .tracing import export_graph
 
 __all__ = ["export", "verify_graph"]
@@ -89,7 +88,7 @@ def export(
             )
         if quantize is not None:
             report["int8"] = _quantize(new, golden)
-        _write_card(model, graph, new, report.get("int8"))
+        write_graph_card(model, graph, new, int8=report.get("int8"), tolerance=TOLERANCE)
         put(new, target)
     return report
 
@@ -104,28 +103,3 @@ def _write_golden(model: SentenceTransformer, graph: EmbeddingGraph, folder: Pat
     vectors = encode_texts(model, texts, task=graph.task)
     write_file(folder, about, texts, vectors.tolist())
     return texts, vectors
-
-
-def _write_card(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path, int8: Any) -> None:
-    task, values = graph.task, values_of(model, folder)
-    metadata = yaml.safe_load(values["metadata"])
-    metadata["tags"] = [*metadata["tags"], "onnx"]
-    name_parts = [metadata["model_name"], "onnx"]
-    if graph.requested_task is not None:
-        name_parts.append(graph.requested_task)
-    metadata["model_name"] = "-".join(name_parts)
-    around = values["templates"][task or graph.first.default_task][0]
-    if values["plain"] and not graph.prompt:
-        around = None
-    values |= {
-        "metadata": yaml.safe_dump(metadata).strip(),
-        "task": task,
-        "around": around,
-        "prompt": graph.prompt,
-        "positions": graph.max_length,
-        "special": graph.before + graph.after,
-        "int8": int8,
-        "tolerance": TOLERANCE,
-    }
-    text = render(TEMPLATE.with_name("template_onnx.md"), values)
-    (folder / FILE).write_text(text, encoding="utf-8", newline="\n")

@@ -12,9 +12,9 @@ import transformers
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 
+from ..hub.graph import GRAPH
 from ..modules.layout import special_tokens
 from .graph import EmbeddingGraph
-from .runtime import GRAPH
 
 # How text-embeddings-inference and older sentence-transformers read the pooling.
 _LEGACY = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ..hub.graph import GRAPH, LEAST, QUANTIZED, Runner, cosines
 from .graph import BEHIND
-from .runtime import GRAPH, LEAST, QUANTIZED, Runner, cosines
 
 _TOGETHER = 16
 

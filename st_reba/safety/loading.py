@@ -8,6 +8,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from ..bases import EMBEDDED, HUB, check_device, requested_dtype, weights_dtype, without_dtype
+from ..near_names import suggest_models
 from .configurations import check_model_files, check_processors
 from .module_types import check_modules
 from .numbers import limit_numbers
@@ -68,7 +69,7 @@ def load(
     except RepositoryRefused:
         raise
     except Exception as error:
-        raise ValueError(f"{path!r} could not be loaded: {error}") from error
+        raise ValueError(f"{path!r} could not be loaded: {suggest_models(path)}{error}") from error
 
 
 def check_repository(

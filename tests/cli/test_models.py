@@ -31,15 +31,19 @@ def test_build_info_verify_push(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["info", folder]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert "method: nosink:setting=mask0-bidir,k=2" in shown
-    assert told["templates"] == {"document": ["{text}"], "query": ["{text}"]}
-    assert shown[shown.index("templates:") + 1 :][:2] == ["  query: ['{text}']", "  document: ['{text}']"]
+    assert told["template"] == ["{text}"] and "template: ['{text}']" in shown
+    assert "templates" not in told and told["longest text, in tokens"] > 9
     assert main(["verify", folder, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
     (tmp_path / "model" / "st_reba.py").write_text("# other\n", encoding="utf-8")
     assert main(["verify", folder]) == 1 and "FAIL" in capsys.readouterr().out
     assert main(["push", folder, "org/model", "--dry-run"]) == 1
     assert main(["build", "mini", folder]) == 1
+    capsys.readouterr()
     assert main(["build", "mini", folder, "--overwrite"]) == 0
+    loading, saving, following = capsys.readouterr().err.splitlines()
+    assert loading == "Loading mini and building a model from it ..." and saving.startswith(f"Saving {folder}: ")
+    assert following.startswith(f"Next: st-reba index TEXTS my_index --model {folder} ")
     assert main(["info", str(tmp_path / "missing")]) == 1
 
 

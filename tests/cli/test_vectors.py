@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -127,6 +128,21 @@ def test_a_folder_of_texts(folder: Path, tmp_path: Path, caplog: pytest.LogCaptu
     assert main(["index", str(texts), str(tmp_path / "index"), "--upsert"]) == 1
     with pytest.raises(ValueError, match="--passages"):
         run("index", texts, tmp_path / "index", "--add", "--passages", "256:32")
+
+
+def test_index_tells_what_follows_and_search_names_the_file_of_a_row(folder: Path, tmp_path: Path) -> None:
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    pd.DataFrame({"text": ["Cats sleep.", "Ships sail."]}).to_parquet(tables / "a.parquet")
+    (tables / "b.jsonl").write_text('{"text": "Bread rises."}\n', encoding="utf-8")
+    arguments = ["index", tables, tmp_path / "index", "--model", folder / "model"]
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.stderr.splitlines() == [
+        f"Loading {folder / 'model'}, then encoding {tables} ...",
+        f"Next: st-reba search {tmp_path / 'index'} 'a question'",
+    ]
+    assert "a.parquet, row 1  Ships sail." in run("search", tmp_path / "index", "Ships sail.", "-k", 1)
+    assert "b.jsonl, line 1  Bread rises." in run("search", tmp_path / "index", "Bread rises.", "-k", 1)
 
 
 def test_conditions() -> None:

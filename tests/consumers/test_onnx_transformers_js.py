@@ -14,11 +14,11 @@ from architectures import TOKENIZERS, save
 from given import exported
 
 import st_reba
+from st_reba.hub.graph import LEAST
 from st_reba.modules.layout import special_tokens
 from st_reba.onnx import tracing
 from st_reba.onnx.folder import write_folder
 from st_reba.onnx.graph import EmbeddingGraph
-from st_reba.onnx.runtime import LEAST
 
 FOLDER, GOLDEN, WANTED = exported()
 PLAIN = ["A small dog slept.", "银行今天关门了。", " two  spaces\nand a line ", "naïve 👍 Ærø"]

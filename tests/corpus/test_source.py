@@ -82,6 +82,23 @@ def test_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
             read(tmp_path / name)
 
 
+def test_rows_of_a_folder_without_an_id_name_their_file(tmp_path: Path) -> None:
+    rows = [{"text": "cat", "year": 2019}, {"text": "ship", "year": 2024}]
+    for name in ("b.jsonl", "c.csv", "d.parquet"):
+        write(tmp_path / name, rows)
+    (tmp_path / "e.jsonl").write_text('[{"text":\n"cat"},\n{"text": "ship"}]\n', encoding="utf-8")
+    write(tmp_path / "f.jsonl", [{"text": "king", "file": "own.py", "line": 7, "id": None}])
+    documents = [record for record in read(tmp_path) if isinstance(record, Document)]
+    assert [document.metadata for document in documents if document.text == "ship"] == [
+        {"file": "b.jsonl", "year": 2024, "line": 2},
+        {"file": "c.csv", "year": "2024", "line": 3},
+        {"file": "d.parquet", "year": 2024, "row": 1},
+        {"file": "e.jsonl", "line": 3},
+    ]
+    assert documents[-1].metadata == {"file": "own.py", "line": 7}  # columns of the reader's own stay
+    assert [record.metadata for record in read(tmp_path / "b.jsonl")] == [{"year": 2019}, {"year": 2024}]
+
+
 def test_files_that_are_one_document(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "a.md").write_bytes("\ufeff# 猫\r\n\r\nIt sleeps.\n".encode())
@@ -92,7 +109,8 @@ def test_files_that_are_one_document(tmp_path: Path, caplog: pytest.LogCaptureFi
     write(tmp_path / "d.csv", [{"body": "ship"}])
     first, second, named, third, bad = read(tmp_path, text_column="body")
     assert named.id == "e\ufffd.md"
-    assert first == Document("# 猫\n\nIt sleeps.\n", "a.md", {"file": "a.md"}) and second == Document("ship")
+    assert first == Document("# 猫\n\nIt sleeps.\n", "a.md", {"file": "a.md"})
+    assert second == Document("ship", None, {"file": "d.csv", "line": 2})
     assert third == Document("Ships\n=====\n", "more/b.rst", {"file": "more/b.rst"})
     assert isinstance(bad, Reject) and bad.place == "more/c.md, the text" and bad.kind == "not utf-8"
     assert read(tmp_path / "a.md") == [first] and read_texts(tmp_path / "a.md") == [first.text] and not caplog.text

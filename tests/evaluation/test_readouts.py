@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from marks import slow_but
+from pipelines import counted_positions
 
 from st_reba import Method
-from st_reba.encode import batch_positions
+from st_reba.encode import computed_positions, encode_texts
 from st_reba.evaluation.encoding import progress_bar
-from st_reba.evaluation.readouts import Readout, of_base, opened, read, readout_of, shared, vectors
+from st_reba.evaluation.readouts import Readout, depth_of, of_base, opened, read, readout_of, shared, vectors
 
 TEXTS = ["Hello", "你好，世界", "a man plays the guitar on a quiet street", "x", "", "a man plays the guitar"]
 SHARED = [
@@ -48,6 +50,37 @@ def test_every_readout_is_what_its_model_gives(base: Callable[..., str], name: s
         expected = of_base(model, method).encode(TEXTS)
         limit = 2e-6 * np.linalg.norm(expected, axis=1).max()
         np.testing.assert_allclose(found[method], expected, atol=limit, rtol=0, err_msg=str(method))
+
+
+PROMPT = 'A text that stands for all others: "{text}" In one word: "'
+PREFIXED = {
+    "states": Method("prompteol", template=PROMPT),
+    "outputs": Method("prompteol", template=PROMPT, read="attention"),
+    "mean": Method("classical", template=PROMPT, pooling="mean"),
+    "echo": Method("echo", template="Rewrite this text: {text} Rewritten: {text}", pooling="mean"),
+    "questions": Method("prompteol", template=(PROMPT, PROMPT.replace("one word", "a word or two"))),
+    "by task": Method("prompteol", template={"query": "Query: {text} is", "document": PROMPT}),
+}
+
+
+@pytest.mark.parametrize("name", list(PREFIXED))
+def test_a_pass_computes_what_the_built_model_computes(base: Callable[..., str], name: str) -> None:
+    """What texts begin with runs once a batch here too, so seconds and vectors are those of the model."""
+    opened_base = opened(base("llama"))
+    method = PREFIXED[name]
+    model = of_base(opened_base, method)
+    texts = [f"{text} {number}" for number, text in enumerate(TEXTS * 8)]
+    with counted_positions(model) as built:
+        expected = encode_texts(model, texts)
+    readout = readout_of(method, depth_of(model))
+    assert readout is not None
+    plain_model = of_base(opened_base, replace(method, read="states"))
+    with counted_positions(plain_model) as passes:
+        rows = read(plain_model, [readout], texts)[readout]
+    assert passes == built and len(built) > 1
+    # Padding is what is not counted; a batch that shares nothing would see twice as many.
+    assert sum(passes) < 1.5 * sum(computed_positions(model[0], texts, {}))
+    np.testing.assert_allclose(rows / np.linalg.norm(rows, axis=1, keepdims=True), expected, atol=3e-6)
 
 
 def test_layers_of_a_readout() -> None:
@@ -144,7 +177,7 @@ def test_progress_counts_positions() -> None:
     vectors(base, [Method("echo", pooled="repeats")], TEXTS, progress=seen.append)
     assert [progress_bar(1, show).disable for show in (True, False)] == [False, True]
     transformer = of_base(base, Method("echo"))[0]
-    assert sum(seen) == 2 * sum(batch_positions(transformer, TEXTS, {}, whole=True))
+    assert sum(seen) == 2 * sum(computed_positions(transformer, TEXTS, {}))
 
 
 @pytest.mark.parametrize(

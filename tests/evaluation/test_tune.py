@@ -19,7 +19,7 @@ from torch import Tensor
 
 import st_reba
 from st_reba import Method
-from st_reba.encode import copied_positions
+from st_reba.encode import computed_positions
 from st_reba.evaluation import readouts, search, tune
 from st_reba.evaluation.readouts import Readout, of_base, opened, read, vectors
 from st_reba.evaluation.search import Scored, Search, chosen, filtered, fitted_filter, papers_of, passes_of
@@ -93,7 +93,7 @@ def test_the_filter_is_that_of_the_recipe() -> None:
 
 
 def _scored(score: float, cost: float) -> Scored:
-    return Scored(Method("echo", repeats=round(cost * 10)), False, cost, torch.full((100,), score))
+    return Scored(Method("echo", repeats=round(cost * 10)), None, cost, torch.full((100,), score))
 
 
 def test_the_best_of_what_may_be_spent() -> None:
@@ -105,16 +105,16 @@ def test_the_best_of_what_may_be_spent() -> None:
 def test_views_judge_with_a_filter_and_labels_both(small: str) -> None:
     base, views = opened(small), views_of(TEXTS)
     pairs = Task("t", "STS", tuple(TEXTS[:20]), tuple((n, 19 - n, float(n % 3)) for n in range(10)))
-    assert Search(base, views, TEXTS).filters == [True]
-    assert Search(base, views, TEXTS[:15]).filters == Search(opened("mini"), views, TEXTS[:25]).filters == [False]
-    assert Search(base, pairs, TEXTS).filters == [False, True]
+    assert Search(base, views, TEXTS).filters == ["abtt"]
+    assert Search(base, views, TEXTS[:15]).filters == Search(opened("mini"), views, TEXTS[:25]).filters == [None]
+    assert Search(base, pairs, TEXTS).filters == [None, "abtt"]
     found = Search(base, views, TEXTS).scored(passes_of(6, "LATIN")[3])
     assert sorted(one.method.layer or 6 for one in found) == [4, 5, 6]
     for one in found:
         units = torch.from_numpy(vectors(base, [one.method], views.texts)[one.method])
         assert one.score == pytest.approx(float(evidence(views, filtered(units)).mean()), abs=2e-3)
-        computed = sum(copied_positions(of_base(base, replace(one.method, filter=None))[0], views.texts, {}))
-        plain = sum(copied_positions(base[0], views.texts, {}))
+        computed = sum(computed_positions(of_base(base, replace(one.method, filter=None))[0], views.texts, {}))
+        plain = sum(computed_positions(base[0], views.texts, {}))
         assert one.cost == pytest.approx(computed / plain * (one.method.layer or 6) / 6)
 
 
@@ -164,7 +164,7 @@ def test_a_report_says_what_methods_cost(small: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=iter([1.0, 3.0, 7.0, 8.0]).__next__))
     rows = tune.reported(base, methods, views)
     assert [row.seconds for row in rows] == pytest.approx([1000 * n / len(views.texts) for n in (1, 2, 1)])
-    costs = [sum(copied_positions(of_base(base, each)[0], views.texts, {})) for each in methods.values()]
+    costs = [sum(computed_positions(of_base(base, each)[0], views.texts, {})) for each in methods.values()]
     assert [row.cost for row in rows] == pytest.approx([0.5, 1, costs[2] / costs[1]])
     values = evidence(views, torch.from_numpy(vectors(base, [whole], views.texts)[whole]))
     assert (rows[1].score, rows[1].error) == pytest.approx((float(values.mean()), float(values.std()) / 20**0.5))
@@ -239,7 +239,11 @@ def test_auto_gives_the_model(small: str, monkeypatch: pytest.MonkeyPatch) -> No
     model = st_reba.build(small, "auto", texts=TEXTS[:60], prompts={"query": "q: "}, max_seq_length=64)
     again = st_reba.build(small, "auto", texts=TEXTS[:60])
     np.testing.assert_array_equal(model.encode(TEXTS[:4]), again.encode(TEXTS[:4]))
-    assert (model.prompts["query"], model.max_seq_length, asked) == ("q: ", 64, [{"small": True}] * 2)
+    assert (model.prompts["query"], model.max_seq_length, asked) == (
+        "q: ",
+        64,
+        [{"small": True, "labelled": False}] * 2,
+    )
     Random(0).shuffle(expected)
     assert chose == [expected] * 2
     assert "Dense" in [type(each).__name__ for each in model]

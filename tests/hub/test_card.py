@@ -7,127 +7,281 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import jinja2.meta
 import pytest
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, ModelCardData
+from sentence_transformers import SentenceTransformer
 
 import st_reba
 from st_reba.bases import EMBEDDED
-from st_reba.hub import card, save
+from st_reba.hub import save
+from st_reba.hub.card import TEMPLATE, CardValues, card_values, unique_name, write_card
+from st_reba.hub.card_base import Licence
+from st_reba.hub.card_method import describe_method
 from st_reba.methods import Method
+from st_reba.modules.transformer import CARD_MARKS
 from st_reba.recipe import recipe
 
 RECORDED = Path(st_reba.__file__).parents[1] / "model_cards"
+# Options of build, and what the card of such a model says.
 MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "reba": ({"pooling": "mean", "prompts": {"query": "问："}}, ['- Prompt `query`: `"问："`', "\n  query: 问：\n"]),
+    "default": (
+        {"method": None},
+        ['- A query is laid out as `"Query: ', "s     = v_T, T the last position of the input\ntext  = s / |s|\n"],
+    ),
+    "reba": (
+        {"pooling": "mean", "prompts": {"query": "问："}},
+        ['- Prompt `query`, before all else but the special tokens: `"问："`', "\n  query: 问：\n"],
+    ),
     "authors": ({"implementation": "authors"}, ["A^new[T, t]"]),
     "chunk": ({"chunk": 20}, ["pieces of nearly equal length", "content positions t > p", "v' its hidden states"]),
     "special": ({"include_special": True}, ["over all positions t ≥ p of"]),
     "weights": ({"normalize_weights": True}, ["the weights of each e_i divided by their sum"]),
-    "echo": ({"method": "echo", "template": "echo"}, ["Every text is laid out as", "copies of a text | 2"]),
+    "echo": (
+        {"method": "echo", "template": "echo"},
+        ["Every text is laid out as", "copies of a text | 2", "= v_t at the last of the tokens of the last copy\n"],
+    ),
     "tasks": ({"template": {"query": "Q: {text}{text}", "document": "{text}{text}"}}, ['as `"Q: {text}{text}"`.']),
     "nosink": ({"method": "nosink", "setting": "mask0&bidir", "k": 4, "k0": 1}, ["; 3-5 bidirectional; 6 nosink-"]),
     "inter": ({"method": "nosink", "setting": "inter-bidir", "k": 2}, ["run again (inter): 5 bidirectional"]),
-    "ensemble": ({"method": "prompteol", "template": "contrastive"}, ["n + 25 positions, in each of 2 templates"]),
+    "ensemble": (
+        {"method": "prompteol", "template": "contrastive"},
+        [
+            "n + 25 positions, in each of 2 templates",
+            "s     = Σ_p w_p · s_p / |s_p|",
+            "w = (1, -0.25)\ntext  = s / |s|",
+        ],
+    ),
     "layers": ({"layer": [2, 4]}, ["4 of LlamaModel", "v_t is the mean of the hidden states of layers 2 to 4, each"]),
     "outputs": ({"method": "classical", "read": "attention"}, ["v_t is the mean of the attention outputs"]),
     "layer": ({"layer": 3, "final_norm": False}, ["v_t is the hidden state of layer 3, before the final norm,"]),
+    "mean": ({"method": "classical", "pooling": "mean"}, ["the mean of v_t over the text's tokens\n"]),
+    "unnormalized": ({"method": "echo", "normalize": False}, ["\ntext  = v_t at the last of"]),
+}
+CITATIONS = {
+    "default": "jiang2023scaling",
+    "reba": "reba",
+    "echo": "springer2024repetition",
+    "nosink": "lin2025look",
 }
 
 
-def saved_card(model: Any, folder: Path, **options: Any) -> str:
+def build_case(name: str) -> SentenceTransformer:
+    options = {"method": "reba", **MODELS[name][0]}
+    return st_reba.build("mini", device="cpu", **options)
+
+
+def saved_card(model: SentenceTransformer, folder: Path, **options: Any) -> str:
     """The card of a model that is saved into a folder."""
     save(model, folder, **{"golden": False, **options})
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_card(name: str, tmp_path: Path) -> None:
-    options, wanted = MODELS[name]
-    model = st_reba.build("mini", device="cpu", **{"method": "reba", **options})
-    text = saved_card(model, tmp_path / "model")
-    assert not [each for each in wanted if each not in text]
-    assert ("each e_i divided" in text) == (name == "weights") and "golden.json" not in text
-    code = (tmp_path / "model" / "st_reba.py").read_bytes()
-    lines = code.count(b"\n")
-    assert f"| st_reba.py | {lines} | `{hashlib.sha256(code).hexdigest()}` |" in text
-    # Its recipe builds the same model.
-    (tmp_path / "recipe.yaml").write_text(text.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
-    again = st_reba.build(tmp_path / "recipe.yaml", device="cpu")
-    assert (again.encode("猫在睡觉") == model.encode("猫在睡觉")).all()
+def test_a_card_says_what_is_computed_and_its_recipe_builds_the_same(name: str, tmp_path: Path) -> None:
+    model = build_case(name)
+    card = saved_card(model, tmp_path / "model")
+    missing = [words for words in MODELS[name][1] if words not in card]
+    assert not missing
+    assert ("each e_i divided" in card) == (name == "weights")
+    recipe_text = card.split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "recipe.yaml").write_text(recipe_text, encoding="utf-8")
+    rebuilt = st_reba.build(tmp_path / "recipe.yaml", device="cpu")
+    assert (rebuilt.encode("猫在睡觉") == model.encode("猫在睡觉")).all()
+
+
+@pytest.mark.parametrize("name", CITATIONS)
+def test_only_the_papers_of_the_method_are_cited(name: str, tmp_path: Path) -> None:
+    citation = saved_card(build_case(name), tmp_path / "model").split("## Citation")[1]
+    cited = [line for line in citation.splitlines() if line.startswith("@")]
+    assert cited == [f"@misc{{{CITATIONS[name]},"]
+
+
+def test_a_method_without_a_paper_has_no_citation(tmp_path: Path) -> None:
+    assert "## Citation" not in saved_card(build_case("mean"), tmp_path / "model")
+
+
+def test_the_layout_of_the_input_is_told_with_the_method(tmp_path: Path) -> None:
+    card = saved_card(build_case("default"), tmp_path / "model")
+    before_method, method_section = card.split("## Method")
+    assert "laid out" not in before_method
+    assert "The tokenizer puts `<s>` before the input, and nothing behind it." in method_section
+    for prefix in ("A query", "A document", "A text that is neither, which `encode` takes,"):
+        assert f"\n- {prefix} is laid out as `" in method_section
+
+
+@pytest.mark.parametrize(
+    ("options", "sink"),
+    [
+        ({"pooling": "mean"}, "here `<s>`, which stands before the text. It is not pooled."),
+        ({"pooling": "cls"}, "here `<s>`, which stands before the text. It is pooled as all positions are."),
+        ({"m": 2}, "the first 2 tokens of the input, here of the text itself, and is pooled as"),
+    ],
+    ids=["special token", "all positions", "beyond the special token"],
+)
+def test_the_sink_is_named_and_whether_it_is_pooled(options: dict[str, Any], sink: str) -> None:
+    model = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2, device="cpu", **options)
+    assert sink in str(described_sink(model))
+
+
+def test_the_sink_of_a_base_without_special_tokens_is_of_the_text() -> None:
+    model = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2, device="cpu")
+    model[0].tokenizer.backend_tokenizer.post_processor = None
+    assert "the first token of the input, here of the text itself, and is pooled" in str(described_sink(model))
+
+
+def test_layers_that_hide_nothing_have_no_sink() -> None:
+    assert described_sink(build_case("inter")) is None
+
+
+def described_sink(model: SentenceTransformer) -> str | None:
+    from st_reba.hub.card_base import describe_base
+
+    return describe_method(model, describe_base(model[0])).sink
 
 
 @pytest.mark.parametrize("name", ["mini-reba", "mini-echo", "mini-nosink"])
-def test_recorded_cards(name: str, tmp_path: Path) -> None:
-    """They are those of today, but for versions and digests."""
+def test_recorded_cards_are_those_of_today(name: str, tmp_path: Path) -> None:
+    """But for versions and digests."""
     model = st_reba.build(f"zoo:{name}", device="cpu")
     today = saved_card(model, tmp_path / "m", golden=True, name=name, about=recipe(name).about)
-    now, then = (
-        [each for each in text.splitlines() if not each.startswith(("`gol", "| st_reba"))]
-        for text in (today, (RECORDED / f"{name}.md").read_text(encoding="utf-8"))
-    )
-    assert now == then
+    recorded = (RECORDED / f"{name}.md").read_text(encoding="utf-8")
+    assert without_versions(today) == without_versions(recorded)
+
+
+def without_versions(card: str) -> list[str]:
+    varying = ("(dtype ", "- `st_reba.py` is the code", "  `")
+    return [line for line in card.splitlines() if not line.startswith(varying)]
 
 
 def test_names_differ_where_methods_do() -> None:
     """Results are kept by them."""
     cases = [{"method": "reba", **options} for options, _ in MODELS.values()]
     cases += [{"method": "echo", "template": "{text} " * 2 + "x" * length} for length in (90, 91)]
-    methods = [Method(each.pop("method"), **each) for each in cases if "prompts" not in each]
-    names = {card._name("mini", method, []) for method in methods}
+    methods = []
+    for case in cases:
+        name = case.pop("method") or "prompteol"
+        if "prompts" not in case:
+            methods.append(Method(name, **case))
+    names = {unique_name("mini", method, []) for method in methods}
     assert len(names) == len(methods) and all(len(name) <= 80 for name in names)
-    assert card._name("mini", Method("echo"), []) == "mini-echo"
-    assert card._name("mini", Method("echo"), [{"query": "问："}, None, []]) == "mini-echo-e19ce9"
+    assert unique_name("mini", Method("echo"), []) == "mini-echo"
+    assert unique_name("mini", Method("echo"), [{"query": "问："}, None, []]) == "mini-echo-e19ce9"
+
+
+@pytest.mark.parametrize("template", ["template.md", "template_onnx.md"])
+def test_a_template_asks_for_nothing_that_a_card_does_not_have(template: str) -> None:
+    """huggingface_hub writes nothing in place of a name that it does not know."""
+    text = TEMPLATE.with_name(template).read_text(encoding="utf-8")
+    asked = jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(text))
+    assert asked <= {*CardValues.__dataclass_fields__, "graph"}
+
+
+def test_no_description_lacks_what_the_template_asks_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"scores": [{"task": "T", "metric": "m", "value": 1.5, "table": "Table 2", "interval": [1, 2]}]}
+    strict = type("Strict", (jinja2.Template,), {"__new__": strict_template})
+    monkeypatch.setattr("jinja2.Template", strict)
+    for name in ("default", "chunk", "nosink", "ensemble"):
+        saved_card(build_case(name), tmp_path / name, golden=True, about=facts)
+
+
+def strict_template(cls: type, text: str) -> jinja2.Template:
+    return jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(text)
 
 
 def test_facts_and_licence(tmp_path: Path) -> None:
     facts = dict(recipe("mini-reba").about) | {"licence": "llama3.2", "note": "A note.", "language": ["de"]}
     facts["scores"] = [{"task": "T", "metric": "m", "value": 1.5, "table": "Table 2"}]
     facts["measured"] = [{"task": "S", "metric": "m", "value": 2.5, "table": "here", "interval": [2, 3]}]
-    text = saved_card(st_reba.build("mini", "reba"), tmp_path / "m", license="llama3.1", about=facts)
-    data = ModelCard(text).data
-    assert (data.license, data.language) == ("llama3.1", ["de"])
-    for wanted in ("A note.", "Built with Llama.", "| S | m | 2.5 (2–3) | here |", "not measured with this model"):
-        assert wanted in text
+    card = saved_card(st_reba.build("mini", "reba"), tmp_path / "m", license="llama3.1", about=facts)
+    metadata = ModelCard(card).data
+    assert (metadata.license, metadata.language) == ("llama3.1", ["de"])
+    for words in ("A note.", "Built with Llama.", "| S | m | 2.5 (2–3) | here |", "not measured with this model"):
+        assert words in card
 
 
 def test_trained_models_say_so_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = st_reba.build("mini", "reba")
     model._model_card_text = "# x\n\n## Training Details\n\nOn pairs.\n\n## Citation\n"
-    first, again = saved_card(model, tmp_path / "a"), st_reba.load(tmp_path / "a")
-    for text in (first, saved_card(again, tmp_path / "b")):
-        assert "## Training\n\nOn pairs.\n" in text and "No weight was trained" not in text
-        assert "base_model_relation" not in text
-    again.model_card_data.train_datasets = [{}]
-    made = "sentence_transformers.base.model_card.generate_model_card"
-    monkeypatch.setattr(made, lambda model: "## Training Details\n\nOn more.\n")
-    assert card.values_of(again, tmp_path / "b")["training"].strip() == "On more."
+    first_card = saved_card(model, tmp_path / "a")
+    loaded = st_reba.load(tmp_path / "a")
+    second_card = saved_card(loaded, tmp_path / "b")
+    for card in (first_card, second_card):
+        assert "## Training\n\nOn pairs.\n" in card and "No weight was trained" not in card
+        assert "base_model_relation" not in card
+    loaded.model_card_data.train_datasets = [{}]
+    generator = "sentence_transformers.base.model_card.generate_model_card"
+    monkeypatch.setattr(generator, lambda model: "## Training Details\n\nOn more.\n")
+    assert str(card_values(loaded, tmp_path / "b").training).strip() == "On more."
 
 
-def test_a_base_of_the_hub_and_its_files(tmp_path: Path) -> None:
-    model: Any = st_reba.build("mini", "reba")
-    save(model, tmp_path / "a", golden=False)
+@pytest.fixture(scope="module")
+def named_base(tmp_path_factory: pytest.TempPathFactory) -> tuple[SentenceTransformer, Path]:
+    """A saved model whose base gets another name, and its folder."""
+    model = st_reba.build("mini", "reba")
+    folder = tmp_path_factory.mktemp("named") / "model"
+    save(model, folder, golden=False)
+    model[0].base_revision = "abc"
+    return model, folder
 
-    def written(base: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        model[0].base_model, model[0].base_revision = base, "abc"
-        card.write_card(model, tmp_path / "a", license="other")
-        text = (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
-        return text, yaml.safe_load(text.split("---")[1]), yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
 
-    text, data, again = written("org/base/file.gguf (GGUF, Q4_K)")
-    assert "](https://huggingface.co/org/base) at `abc`" in text and "dequantized" in text
-    assert data["base_model"] == "org/base" and data["base_model_relation"] == "quantized"
-    assert (data["license_name"], data["license_link"]) == ("as-base-model", "https://huggingface.co/org/base")
-    assert again == {"base": "org/base", "revision": "abc", "method": "reba", "gguf_file": "file.gguf"}
-    text, data, again = written("file.gguf (GGUF, Q4_K)")
-    assert again == {"base": "file.gguf", "revision": "abc", "method": "reba"} and "write its path" in text
+@pytest.mark.parametrize(
+    ("base_name", "hub_id", "recipe_values"),
+    [
+        ("org/base/file.gguf (GGUF, Q4_K)", "org/base", {"base": "org/base", "gguf_file": "file.gguf"}),
+        ("file.gguf (GGUF, Q4_K)", None, {"base": "file.gguf"}),
+        ("smollm2 (GGUF, Q4_1)", "HuggingFaceTB/SmolLM2-135M-Instruct", {"base": "smollm2"}),
+    ],
+)
+def test_a_gguf_base_is_named_as_build_takes_it(
+    named_base: tuple[SentenceTransformer, Path],
+    base_name: str,
+    hub_id: str | None,
+    recipe_values: dict[str, str],
+) -> None:
+    model, folder = named_base
+    model[0].base_model = base_name
+    write_card(model, folder)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    metadata = yaml.safe_load(card.split("---")[1])
+    written_recipe = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
+    assert written_recipe == {"revision": "abc", "method": "reba", **recipe_values}
+    assert metadata.get("base_model") == hub_id
+    assert metadata.get("base_model_relation") == (hub_id and "quantized")
+    assert "dequantized" in card
+    assert ("write its path" in card) == (hub_id is None)
+
+
+def test_the_licence_other_gets_a_name_and_a_place(named_base: tuple[SentenceTransformer, Path]) -> None:
+    model, folder = named_base
+    model[0].base_model = "org/base"
+    licence = card_values(model, folder, license="other").licence
+    place = "https://huggingface.co/org/base"
+    assert licence == Licence("other", "as-base-model", place, ["zh", "en"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "written"),
+    [("load_in_4bit", "bnb, 4 bits (nf4)"), ("_load_in_8bit", "bnb, 8 bits (int8)"), ("", "bnb")],
+)
+def test_quantized_weights_are_told(
+    named_base: tuple[SentenceTransformer, Path], monkeypatch: pytest.MonkeyPatch, flag: str, written: str
+) -> None:
+    model, folder = named_base
+    model[0].base_model = "org/base"
+    settings = {"quant_method": "bnb", "bnb_4bit_quant_type": "nf4", flag: True}
+    monkeypatch.setattr(model[0].model.config, "quantization_config", settings, raising=False)
+    assert card_values(model, folder).base.quantization == written
+
+
+def test_a_base_that_only_the_package_can_observe_needs_it(tmp_path: Path) -> None:
+    model = st_reba.build("mini", "reba")
     model[0].model.set_attn_implementation("eager")
-    text, data, _ = written("org/base")
-    assert "It needs st_reba: this base" in text and "base_model_relation" not in data
-    for bits, says in (("load_in_4bit", "4 bits (nf4)"), ("_load_in_8bit", "8 bits (int8)"), ("", "")):
-        given = {"quant_method": "bnb", "bnb_4bit_quant_type": "nf4", bits: True}
-        model[0].model.config.quantization_config = given
-        assert card.values_of(model, tmp_path / "a")["quantization"] == f"bnb{', ' if says else ''}{says}"
+    card = saved_card(model, tmp_path / "model")
+    assert "It needs st_reba: this base" in card
+    assert "Without st_reba" not in card
 
 
 def test_what_a_strangers_files_hold(tmp_path: Path) -> None:
@@ -139,7 +293,38 @@ def test_what_a_strangers_files_hold(tmp_path: Path) -> None:
     (base / "README.md").write_text(f"---\n{nested}license: *c8\nlanguage: *c8\n---\n", encoding="utf-8")
     model: Any = st_reba.build(base, "echo")
     model[0].base_model = "{{ 7 * 7 }}`\n\n# 题\n"
-    text = saved_card(model, tmp_path / "a")
-    assert "{{ 7 * 7 }}' # 题" in text and "\n# 题" not in text and "model_name: 7-7-题-echo\n" in text
-    data = ModelCard(text).data
-    assert data.license is None and data.language is None and "a local folder or file" in text
+    card = saved_card(model, tmp_path / "a")
+    assert "{{ 7 * 7 }}' # 题" in card and "\n# 题" not in card and "model_name: 7-7-题-echo\n" in card
+    metadata: ModelCardData = ModelCard(card).data
+    assert metadata.license is None and metadata.language is None and "a local folder or file" in card
+
+
+def test_a_copy_that_is_saved_again_does_not_speak_of_the_folder(saved: Path, tmp_path: Path) -> None:
+    """Its card is the old one, but for files, digests and the number type of the weights."""
+    published = (saved / "README.md").read_text(encoding="utf-8")
+    start, end = (published.index(mark) for mark in CARD_MARKS)
+    folder_section = published[start : end + len(CARD_MARKS[1])]
+    assert "golden.json" in folder_section and "bfloat16" in folder_section and "SHA-256" in folder_section
+    st_reba.load(saved).save_pretrained(str(tmp_path / "copy"))
+    copied = (tmp_path / "copy" / "README.md").read_text(encoding="utf-8")
+    assert copied.split() == published.replace(folder_section, "").split()
+    for words in ("golden.json", "stored in", "SHA-256"):
+        assert words not in copied
+
+
+def test_a_card_whose_marks_are_broken_stays_as_it_is(copied: Path, tmp_path: Path) -> None:
+    card = f"---\n---\n{CARD_MARKS[0]}\nno end"
+    (copied / "README.md").write_text(card, encoding="utf-8")
+    st_reba.load(copied).save_pretrained(str(tmp_path / "copy"))
+    assert (tmp_path / "copy" / "README.md").read_text(encoding="utf-8") == card
+
+
+def test_a_printed_model_names_its_class_and_its_architecture() -> None:
+    assert repr(build_case("nosink")[0]).startswith("NoSinkTransformer(LlamaModel, {")
+
+
+def test_the_code_of_the_folder_is_named_with_its_digest(saved: Path) -> None:
+    code = (saved / "st_reba.py").read_bytes()
+    card = (saved / "README.md").read_text(encoding="utf-8")
+    lines = code.count(b"\n")
+    assert f"runs: {lines} lines, SHA-256\n  `{hashlib.sha256(code).hexdigest()}`." in card

@@ -29,28 +29,68 @@ from tiny import WORDS, tiny_model
 from st_reba.bases import place_of
 from st_reba.cli import main
 from st_reba.hub import push, save, verify
+from st_reba.modules.version import __version__
 
 
 def test_a_saved_model(saved: Path) -> None:
     report, half = (verify(saved, device="cpu", dtype=each) for each in (None, "bfloat16"))
     assert report.ok and report.code is None and half.ok and report.distance < 1e-5 < half.distance
+    assert f"run by the installed st_reba {__version__}, and none of" in str(report)
 
 
-def test_other_code(copied: Path) -> None:
-    """Of another version, or none, nothing is known; that is said."""
+def test_steps_are_announced_before_they_run(saved: Path) -> None:
+    steps: list[str] = []
+    verify(saved, device="cpu", report_step=steps.append)
+    assert steps == [
+        f"Loading {saved} in float32",
+        "Encoding 20 texts",
+        "Comparing weights, tokenizer and settings with what was saved",
+    ]
+
+
+def test_code_that_a_checkout_gave_other_line_ends_is_the_same(copied: Path) -> None:
     file = copied / "st_reba.py"
     text = file.read_text(encoding="utf-8")
-    for code, ok, says in (
-        (text.replace("\n", "\r\n"), True, "None"),
-        (text + "import os\n", False, "Do not trust"),
-        (text.replace("st_reba 0", "st_reba 99", 1), True, "99"),
-    ):
-        file.write_bytes(code.encode())
-        report = verify(copied)
-        assert report.ok == ok and says in str(report.code) and report.distance <= report.tolerance
-    file.unlink()
+    file.write_bytes(text.replace("\n", "\r\n").encode())
     report = verify(copied)
-    assert report.ok and report.code
+    assert report.ok
+    assert report.code is None
+
+
+@pytest.mark.parametrize("changed_line", [40, None], ids=["in the middle", "behind the end"])
+def test_changed_code_is_not_to_be_trusted_and_its_line_is_named(copied: Path, changed_line: int | None) -> None:
+    file = copied / "st_reba.py"
+    lines = file.read_text(encoding="utf-8").split("\n")
+    if changed_line is None:
+        expected_difference = f'{len(lines) + 1}: "import os" in place of the end'
+        lines.append("import os")
+    else:
+        original_line = json.dumps(lines[changed_line - 1])
+        expected_difference = f'{changed_line}: "import os" in place of {original_line}'
+        lines[changed_line - 1] = "import os"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    report = verify(copied)
+    assert not report.ok
+    assert report.distance <= report.tolerance, "the installed code ran, not that of the folder"
+    first_line = str(report).splitlines()[0]
+    assert first_line.startswith("Do not trust st_reba.py before you have read it")
+    assert first_line.endswith(f"The first line that differs is {expected_difference}.")
+
+
+def test_code_of_another_version_is_not_compared_which_is_said_first(copied: Path) -> None:
+    file = copied / "st_reba.py"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("st_reba 0", "st_reba 99", 1), encoding="utf-8")
+    report = verify(copied)
+    assert report.ok
+    assert str(report).startswith("Read st_reba.py before you let it run: it says that it is of st_reba 99")
+
+
+def test_a_folder_without_code_is_for_readers_with_the_package(copied: Path) -> None:
+    (copied / "st_reba.py").unlink()
+    report = verify(copied)
+    assert report.ok
+    assert "only readers with st_reba" in str(report.code)
 
 
 def test_other_vectors(copied: Path) -> None:

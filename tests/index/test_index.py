@@ -130,6 +130,20 @@ def test_texts_without_ids_are_known(tmp_path: Path) -> None:
     index.verify()
 
 
+def test_a_row_without_an_id_is_known_wherever_it_moves_in_its_file(tmp_path: Path) -> None:
+    def write_tables(texts: list[str]) -> None:
+        table = pd.DataFrame({"text": texts})
+        table.to_json(tmp_path / "tables" / "a.jsonl", orient="records", lines=True)
+        table.to_parquet(tmp_path / "tables" / "b.parquet")
+
+    (tmp_path / "tables").mkdir()
+    write_tables(["cat", "ship"])
+    index = build(tmp_path / "index", tmp_path / "tables")
+    write_tables(["king", "cat", "ship"])
+    change = index.add(tmp_path / "tables", **QUIET)
+    assert (change.added, change.unchanged) == (2, 4)
+
+
 def test_ids_never_collide(tmp_path: Path) -> None:
     index = build(tmp_path / "index", ["cat", Document("dog", "3"), "ship"])
     for some in (["moon", "rain", "gold"], ["rain"], ["king"]):

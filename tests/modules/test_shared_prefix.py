@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
+from gguf_writing import gguf_file
 from marks import Base, slow_but
-from pipelines import assert_gradients, build, encoded, features_of, gradients, made
+from pipelines import assert_gradients, build, counted_positions, encoded, features_of, gradients, made
 from torch import Tensor
 
 from st_reba.cli.models import _told
-from st_reba.encode import batch_positions, copied_positions, encode_texts
+from st_reba.encode import batch_positions, computed_positions, encode_texts, prefix_of, token_batches
 from st_reba.modules import shared_prefix
 from st_reba.modules.layout import RowLayout
 from st_reba.modules.shared_prefix import BranchLayer
@@ -59,16 +61,6 @@ def whole_rows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(shared_prefix.STAGE_COST, "cpu", 10**9)
         yield
-
-
-@contextmanager
-def counted_positions(model: Any) -> Iterator[list[int]]:
-    """Positions of every pass of the decoder inside."""
-    passes: list[int] = []
-    embeddings = model[0].model.get_input_embeddings()
-    handle = embeddings.register_forward_hook(lambda module, inputs, output: passes.append(inputs[0].numel()))
-    yield passes
-    handle.remove()
 
 
 def states(model: Any, texts: list[str] | None = None, **layout: Any) -> Tensor:
@@ -122,6 +114,44 @@ def test_what_is_shared_is_computed_once(base: Base) -> None:
     assert passes[2:] == [2 * lengths.count(length) * question_length for length in sorted(set(lengths))]
 
 
+def test_a_prefix_runs_once_for_all_batches_of_an_encode(base: Base) -> None:
+    model: Any = build(base("llama"), "prompteol", template=QUESTION)
+    prefix_length = len(model[0].row_layouts()[0].segments[0] + model[0].row_layouts()[0].segments[1])
+    with counted_positions(model) as passes:
+        model.encode(TEXTS, batch_size=2)
+    assert len(passes) == 3 and passes.count(prefix_length) == 1
+    with counted_positions(model) as passes:
+        model.encode(TEXTS, batch_size=2)
+    assert passes.count(prefix_length) == 1
+
+
+def add_in_place(weight: torch.nn.Parameter) -> None:
+    with torch.no_grad():
+        weight.add_(0.1)
+
+
+def replace_data(weight: torch.nn.Parameter) -> None:
+    weight.data = weight.data + 0.1
+
+
+@pytest.mark.parametrize("template", [QUESTION, QUESTIONS])
+@pytest.mark.parametrize("change", [add_in_place, replace_data])
+def test_a_prefix_runs_again_where_weights_have_changed(
+    base: Base, change: Callable[[torch.nn.Parameter], None], template: Any
+) -> None:
+    """Without a change of mode between two batches."""
+    model: Any = build(base("llama"), "prompteol", template=template).eval()
+    features = dict(model[0].preprocess(TEXTS))
+    with torch.no_grad():
+        before = model[0](features)["token_embeddings"]
+        change(model[0].model.layers[0].self_attn.k_proj.weight)
+        after = model[0](features)["token_embeddings"]
+        with whole_rows():
+            whole = model[0](features)["token_embeddings"]
+    assert difference(before, whole) > 1e-3
+    assert difference(after, whole) <= TOLERANCE
+
+
 def test_positions_are_counted_as_they_are_computed(base: Base) -> None:
     """In a batch of one length, but for what all texts share; memory is bounded by more than these."""
     texts = ["a b", "b a"]
@@ -129,11 +159,51 @@ def test_positions_are_counted_as_they_are_computed(base: Base) -> None:
         model: Any = build(base("llama"), "prompteol", template=template)
         with counted_positions(model) as passes:
             encode_texts(model, texts)
-        assert sum(copied_positions(model[0], texts, {})) == sum(passes[1:])
+        assert sum(computed_positions(model[0], texts, {})) == sum(passes[1:])
         assert sum(batch_positions(model[0], texts, {})) > sum(passes[1:])
         with whole_rows(), counted_positions(model) as passes:
             encode_texts(model, texts)
         assert sum(batch_positions(model[0], texts, {}, whole=True)) == sum(passes)
+
+
+LAYOUTS: list[Any] = [
+    QUESTION,
+    "A long beginning that all of the texts of a batch have in common: {text}",
+    "{text} In one word:",
+    "Rewrite: {text} Rewritten: {text}",
+    {"query": "Query: {text}", "document": QUESTION},
+    QUESTIONS[:2],
+    QUESTIONS,
+    [QUESTION, "Another beginning: {text}"],
+]
+
+
+@pytest.mark.parametrize("number", range(len(LAYOUTS)))
+def test_what_is_counted_is_what_passes_see(base: Base, number: int) -> None:
+    """Of texts of all lengths: what passes see is the count, a prefix for each batch, and padding, which is bounded."""
+    template = LAYOUTS[number]
+    method = "echo" if isinstance(template, str) and template.count("{text}") > 1 else "prompteol"
+    model: Any = build(base("llama"), method, template=template)
+    frames = model[0].row_layouts()
+    prefixes = {prefix_of(frame) for frame in frames}
+    behind_prefix = [frame.overhead - len(prefix_of(frame)) for frame in frames]
+    question_padding = sum(max(behind_prefix) - length for length in behind_prefix)
+    random_state = Random(number)
+    for _ in range(3):
+        texts = [" ".join(random_state.choices("abcdef", k=random_state.randint(1, 30))) for _ in range(40)]
+        counts = computed_positions(model[0], texts, {})
+        with counted_positions(model) as passes:
+            encode_texts(model, texts, batch_tokens=600)
+        least, most = sum(counts), 0
+        for batch in token_batches(batch_positions(model[0], texts, {}), 600):
+            shared_once = sum(map(len, prefixes))
+            longest = max(counts[row] for row in batch)
+            least += shared_once
+            most += shared_once + len(batch) * (longest + question_padding)
+        assert least <= sum(passes) <= most
+        # Whole rows see more, where more than special tokens is shared; a count of them would be too high.
+        if min(map(len, prefixes)) > 4:
+            assert sum(passes) < sum(batch_positions(model[0], texts, {}, whole=True))
 
 
 def test_a_prompt_and_fields_are_a_prefix_too(base: Base) -> None:
@@ -259,6 +329,30 @@ def test_copied_code_shares_alike(base: Base, tmp_path: Path, monkeypatch: pytes
     with counted_positions([copied]) as passes:
         found = states([copied])
     assert len(passes) > 1 and torch.equal(found, states(model))
+
+
+@pytest.mark.parametrize("weight_type", ["F32", "Q8_0"])
+def test_a_gguf_file_shares_like_a_folder(tmp_path: Path, weight_type: str) -> None:
+    base_file = gguf_file(tmp_path, weight_type)
+    model: Any = build(str(base_file), "prompteol", template=QUESTIONS)
+    with counted_positions(model) as passes:
+        shared_states = states(model)
+    with whole_rows():
+        whole_states = states(model)
+    assert len(passes) > 1 and difference(shared_states, whole_states) <= TOLERANCE
+
+
+@pytest.mark.slow
+def test_a_compiled_decoder_shares(base: Base) -> None:
+    """Traced by torch, without its compiler, which takes minutes."""
+    model: Any = build(base("llama"), "prompteol", template=QUESTIONS[:2])
+    with whole_rows():
+        whole_states = states(model)
+    with counted_positions(model) as passes:
+        model[0].model = torch.compile(model[0].model, backend="eager", dynamic=True)
+        shared_states = states(model)
+    torch._dynamo.reset()
+    assert len(passes) > 1 and difference(shared_states, whole_states) <= TOLERANCE
 
 
 def test_a_model_that_keeps_other_states_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,10 @@ import st_reba
 import st_reba.onnx
 from st_reba.hub import verify
 from st_reba.hub.golden import TEXTS as TWENTY
-from st_reba.onnx import runtime, tracing
+from st_reba.hub.graph import LEAST, Runner, cosines, verify_graph
+from st_reba.onnx import tracing
 from st_reba.onnx.folder import write_folder, write_tokenizer
 from st_reba.onnx.graph import EmbeddingGraph
-from st_reba.onnx.runtime import LEAST, Runner
 from st_reba.storage.probe import worst
 
 pytest.importorskip("onnxruntime")
@@ -114,7 +114,7 @@ def test_int8(exported: Any) -> None:
     _, folder, report = exported
     assert read(folder / "onnx" / "model_quantized.json") == report["int8"]
     rounded, wanted = Runner(folder, "onnx/model_quantized.onnx"), Runner(folder).encode(TWENTY)
-    assert report["int8"]["alone"] == runtime.cosines(rounded.encode(TWENTY), wanted)
+    assert report["int8"]["alone"] == cosines(rounded.encode(TWENTY), wanted)
     assert report["int8"]["alone"]["min"] < 1 - 1e-5 and report["int8"]["batch_size"] == 16
     assert logging.root.manager.disable == logging.NOTSET, "what was silenced speaks again"
     graph = onnx.load(str(folder / "onnx" / "model_quantized.onnx"))
@@ -126,7 +126,7 @@ def test_int8(exported: Any) -> None:
     assert len([node for node in graph.graph.node if node.op_type == "MatMulInteger"]) == len(eight) // 2
     behind = {each.data_type for each in weights if each.name.startswith("behind.")}
     assert behind == {types.FLOAT}, "the filter stays in float32"
-    found = runtime.cosines(np.array([[1, 0], [2, 0]]), np.array([[3, 0], [1, 1]]))
+    found = cosines(np.array([[1, 0], [2, 0]]), np.array([[3, 0], [1, 1]]))
     assert found == {"min": 0.707107, "mean": 0.853553, "ok": False}
 
 
@@ -140,12 +140,12 @@ def test_verify(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     golden = read(folder / "golden.json")
     assert [each["text"] for each in golden["texts"]] == list(TWENTY)
     golden["texts"][3]["vector"][0] += 0.01
-    assert not runtime.verify_graph(str(folder), golden, hub={}).ok
+    assert not verify_graph(str(folder), golden, hub={}).ok
     with pytest.raises(ValueError):
         verify(folder, device="cuda")
     fetched = Mock(return_value=str(folder))
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
-    assert runtime.verify_graph("org/x", golden, hub={"cache_folder": "c", "revision": "r"}).rounded
+    assert verify_graph("org/x", golden, hub={"cache_folder": "c", "revision": "r"}).rounded
     assert fetched.call_args.kwargs.items() >= {"cache_dir": "c", "revision": "r"}.items()
 
 

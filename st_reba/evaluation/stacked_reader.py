@@ -1,0 +1,136 @@
+"""The states of several layers, and means of attention outputs, side by side at every position of one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..modules.capture import BackwardAttention
+from ..modules.layers import ModuleCall
+from ..modules.passes import ForwardPass
+
+# Gets the number of a layer, and backward attention up to it.
+KeepBackward = Callable[[int, BackwardAttention], None]
+LayerRange = tuple[int, int]
+
+
+class StackedReader:
+    """In the place of a transformer's reader: hands out several readings of a pass, joined along the last dimension.
+
+    As it reads every position by itself, rows may share what they begin with.
+
+    Args:
+        layers: Layers whose states are read, rising, from 1. They pass the model's final norm.
+        outputs: First and last layer of each mean of attention outputs.
+        depth: Number of layers that run.
+        keep_backward: Called at each of the layers in passes that keep rows of attention.
+    """
+
+    by_position = True
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        outputs: Sequence[LayerRange],
+        depth: int,
+        keep_backward: KeepBackward,
+    ) -> None:
+        self.layers = layers
+        self.outputs = outputs
+        self.depth = depth
+        self.keep_backward = keep_backward
+
+    def states_of(
+        self,
+        hidden: Tensor,
+        layer: int,
+    ) -> Tensor:
+        """States [B, T, d] of a layer, of what a pass gave."""
+        block_index = self.layers.index(layer)
+        return self._block(hidden, block_index)
+
+    def outputs_of(
+        self,
+        hidden: Tensor,
+        layer_range: LayerRange,
+    ) -> Tensor:
+        """A mean of attention outputs [B, T, d], of what a pass gave."""
+        block_index = len(self.layers)
+        block_index += self.outputs.index(layer_range)
+        return self._block(hidden, block_index)
+
+    def _block(
+        self,
+        hidden: Tensor,
+        block_index: int,
+    ) -> Tensor:
+        block_count = len(self.layers) + len(self.outputs)
+        blocks = hidden.chunk(block_count, dim=2)
+        return blocks[block_index]
+
+    def before_layers(self, state: ForwardPass) -> None:
+        """Keep what is read while the layers run."""
+        layer_states: list[Tensor] = []
+        output_means = OutputMeans(self.outputs)
+        state.hook_data[self] = (layer_states, output_means)
+
+        def keep_states(
+            index: int,
+            layer_call: ModuleCall,
+            hidden: Tensor,
+        ) -> Tensor:
+            layer = index + 1
+            if layer in self.layers:
+                layer_states.append(hidden)
+                if isinstance(state.attention_reader, BackwardAttention):
+                    self.keep_backward(layer, state.attention_reader)
+            if layer == self.depth and layer_states:
+                # All pass what follows the layers, the final norm, as rows of one batch.
+                return torch.cat(layer_states)
+            return hidden
+
+        state.after_layer.append(keep_states)
+        if self.outputs:
+            state.after_attention.append(output_means.add)
+
+    def after_layers(self, state: ForwardPass, hidden: Tensor) -> Tensor:
+        """What is read, [B, T, d · readings], in place of the hidden states."""
+        layer_states, output_means = state.hook_data[self]
+        blocks: list[Tensor] = []
+        if layer_states:
+            blocks += hidden.chunk(len(layer_states))
+        for layer_range in self.outputs:
+            output_mean = output_means.means[layer_range]
+            blocks.append(output_mean.to(hidden))
+        return torch.cat(blocks, dim=2)
+
+
+class OutputMeans:
+    """Means of the attention outputs of ranges of layers, while these run."""
+
+    def __init__(self, layer_ranges: Sequence[LayerRange]) -> None:
+        self.layer_ranges = layer_ranges
+        self.means: dict[LayerRange, Tensor] = {}
+        self._first_layers = {layer_range[0] for layer_range in layer_ranges}
+        # By first layer.
+        self._sums: dict[int, Tensor] = {}
+
+    def add(self, index: int, output: Tensor) -> None:
+        """Take in the output [B, T, d] of a layer's attention."""
+        layer = index + 1
+        precise_dtype = torch.promote_types(output.dtype, torch.float32)
+        precise_output = output.to(precise_dtype)
+        for first_layer in self._first_layers:
+            if first_layer < layer:
+                previous_sum = self._sums[first_layer]
+                previous_sum = previous_sum.to(precise_output.device)
+                self._sums[first_layer] = previous_sum + precise_output
+            elif first_layer == layer:
+                self._sums[first_layer] = precise_output
+        for first_layer, last_layer in self.layer_ranges:
+            if last_layer == layer:
+                layer_count = last_layer - first_layer + 1
+                output_sum = self._sums[first_layer]
+                self.means[first_layer, last_layer] = output_sum / layer_count

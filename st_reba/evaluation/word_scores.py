@@ -1,0 +1,41 @@
+"""BM25 of queries and documents, beside which vectors are judged."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+
+import numpy as np
+
+from ..index.bm25 import Scores, WordScores
+from ..index.query_terms import read_terms
+from ..index.terms import language_of, separated
+from ..index.words import create_words, insert_rows
+
+
+def word_scores(
+    queries: Sequence[str],
+    documents: Sequence[str],
+) -> Scores:
+    """BM25 as an index computes it, [queries, documents].
+
+    Example:
+        >>> word_scores(["cats"], ["A cat sleeps.", "It rains."]).round(2).tolist()
+        [[0.67, 0.0]]
+    """
+    language = language_of(documents)
+    query_count = len(queries)
+    document_count = len(documents)
+    scores = np.zeros((query_count, document_count))
+    separated_documents = map(separated, documents)
+    terms_of_queries = read_terms(language, queries)
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    with closing(database) as connection:
+        create_words(connection, language)
+        insert_rows(connection, enumerate(separated_documents))
+        document_words = WordScores(connection, document_count)
+        for query_index, query_terms in enumerate(terms_of_queries):
+            query_scores = document_words.score(connection, query_terms)
+            scores[query_index] = query_scores
+    return scores

@@ -1,0 +1,257 @@
+"""What a card says of the base: its name and place on the Hub, its weights, its licence, and how it was trained."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, cast
+
+from huggingface_hub import metadata_load, try_to_load_from_cache
+from sentence_transformers import SentenceTransformer
+
+from ..bases import EMBEDDED
+from ..modules import RepeatTransformer
+from ..packaged import PACKAGED, PackagedBase
+
+CARD = "README.md"
+# Recorded names of GGUF files: ``organization/repository/file (GGUF, type)``, or of a local file its name alone.
+_GGUF_NAME = re.compile(r"^(?:([\w.-]+/[\w.-]+)/)?(.+) \(GGUF.*\)$")
+_HUB_ID = re.compile(r"^([\w.-]+/[\w.-]+)(/.*)?$")
+_TRAINING_SECTION = re.compile(r"^## Training(?: Details)?\n+(.*?)\n+(?=## |\Z)", re.MULTILINE | re.DOTALL)
+# What must be stated by whoever redistributes weights under these licences.
+_NOTICES = {
+    "llama2": "Llama 2 is licensed under the LLAMA 2 Community License, Copyright (c) Meta Platforms, Inc. All "
+    "Rights Reserved.",
+    "llama3": "Built with Meta Llama 3.",
+    "llama3.1": "Built with Llama.",
+    "llama3.2": "Built with Llama.",
+    "gemma": "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms.",
+}
+_METADATA_KEYS = ("license", "license_name", "license_link", "language")
+
+Score: TypeAlias = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a recipe knows of its model and no file holds.
+
+    Args:
+        note: A sentence for the limits.
+        measured: Rows of the table of results: task, metric, value, table, and perhaps interval.
+        scores: The same, as a paper prints them.
+        licence, licence_link: Of the base's weights.
+        language: Codes of the base's languages.
+    """
+
+    note: str | None = None
+    measured: Sequence[Score] = ()
+    scores: Sequence[Score] = ()
+    licence: str | None = None
+    licence_link: str | None = None
+    language: Sequence[str] = ()
+
+    @classmethod
+    def from_recipe(cls, about: Mapping[str, object] | None) -> CardFacts:
+        """Take from a recipe's ``about`` what belongs on a card."""
+        known_facts = {}
+        for fact_name, fact_value in (about or {}).items():
+            if fact_name in cls.__dataclass_fields__ and fact_value is not None:
+                known_facts[fact_name] = fact_value
+        return cls(**known_facts)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class BaseDescription:
+    """The base of a model.
+
+    Args:
+        recorded_name: As it was recorded when the model was built.
+        markdown_link: The name in Markdown, with a link where the base is on the Hub.
+        hub_id: Of the base's repository; None: it has none that is known.
+        base_revision: The commit that was asked for.
+        recipe_name: The name by which a recipe asks for it.
+        gguf_file: The file in a repository of the Hub, where the base is one.
+        is_embedded: It comes with st_reba.
+        is_local: A folder or file that nobody else has under this name.
+        has_own_code: Its modelling code is in its repository, not in transformers.
+        layer_summary: Number of layers, and the class that runs them.
+        parameter_count: Number of parameters.
+        quantization: How its weights are rounded; None: they are not.
+    """
+
+    recorded_name: str
+    markdown_link: str
+    hub_id: str | None
+    base_revision: str | None
+    recipe_name: str
+    gguf_file: str | None
+    is_embedded: bool
+    is_local: bool
+    has_own_code: bool
+    layer_summary: str
+    parameter_count: int
+    quantization: str | None
+
+    @property
+    def short_name(self) -> str:
+        """The name without the organization."""
+        return self.recorded_name.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Licence:
+    """Licence and languages of the base's weights, as the Hub spells them."""
+
+    license: str | None = None
+    license_name: str | None = None
+    license_link: str | None = None
+    language: str | list[str] | None = None
+
+    @property
+    def notice(self) -> str | None:
+        """What whoever redistributes the weights must state."""
+        return _NOTICES.get(str(self.license))
+
+
+def describe_base(transformer: RepeatTransformer) -> BaseDescription:
+    """Describe the base of a model that was loaded or built."""
+    # A stranger's name may hold anything.
+    raw_name = str(transformer.base_model or "a base without a name").replace("`", "'")
+    recorded_name = " ".join(raw_name.split())
+    packaged_name = _packaged_name(recorded_name)
+    gguf_name = _GGUF_NAME.match(recorded_name)
+    hub_id = _hub_id(recorded_name, packaged_name)
+    recipe_name = recorded_name
+    gguf_file = None
+    if packaged_name is not None:
+        recipe_name = packaged_name
+    elif gguf_name is not None:
+        repository_id, file_name = gguf_name.groups()
+        recipe_name = repository_id or file_name
+        gguf_file = repository_id and file_name
+    markdown_link = f"`{recorded_name}`"
+    if hub_id is not None:
+        markdown_link = f"[{recorded_name}]({_hub_page(hub_id)})"
+    return BaseDescription(
+        recorded_name=recorded_name,
+        markdown_link=markdown_link,
+        hub_id=hub_id,
+        base_revision=transformer.base_revision,
+        recipe_name=recipe_name,
+        gguf_file=gguf_file,
+        is_embedded=recorded_name in EMBEDDED,
+        is_local=hub_id is None and recorded_name not in EMBEDDED,
+        has_own_code=bool(getattr(transformer.model.config, "auto_map", None)),
+        layer_summary=f"{transformer.depth} of {type(transformer.model).__name__}",
+        parameter_count=transformer.model.num_parameters(),
+        quantization=_quantization(transformer),
+    )
+
+
+def _packaged_name(recorded_name: str) -> str | None:
+    gguf_name = _GGUF_NAME.match(recorded_name)
+    if gguf_name is not None and gguf_name[2] in PACKAGED:
+        return gguf_name[2]
+    return None
+
+
+def _packaged_base(recorded_name: str) -> PackagedBase | None:
+    packaged_name = _packaged_name(recorded_name)
+    return PACKAGED[packaged_name] if packaged_name else None
+
+
+def _hub_id(recorded_name: str, packaged_name: str | None) -> str | None:
+    if packaged_name is not None:
+        return PACKAGED[packaged_name].hub_id
+    hub_name = _HUB_ID.match(recorded_name)
+    if hub_name is None or recorded_name in EMBEDDED:
+        return None
+    return hub_name[1]
+
+
+def _quantization(transformer: RepeatTransformer) -> str | None:
+    if "GGUF" in str(transformer.base_model):
+        return "dequantized from the base's GGUF file, whose rounding they keep"
+    settings = getattr(transformer.model.config, "quantization_config", None)
+    if not settings:
+        return None
+    if not isinstance(settings, dict):
+        settings = settings.to_dict()
+    quantization_method = str(settings["quant_method"])
+    for bits in (4, 8):
+        if settings.get(f"load_in_{bits}bit") or settings.get(f"_load_in_{bits}bit"):
+            number_type = {4: settings.get("bnb_4bit_quant_type", ""), 8: "int8"}[bits]
+            return f"{quantization_method}, {bits} bits ({number_type})"
+    return quantization_method
+
+
+def find_licence(model: SentenceTransformer, base: BaseDescription, facts: CardFacts) -> Licence:
+    """Find licence and languages: as the facts say, as sentence-transformers knows them, or as the base's card says."""
+    metadata = _base_metadata(cast(RepeatTransformer, model[0]), base.recorded_name)
+    card_data = model.model_card_data
+    stated_values = {
+        "license": facts.licence or card_data.license,
+        "license_link": facts.licence_link,
+        "language": list(facts.language) or card_data.language,
+    }
+    for metadata_key, stated_value in stated_values.items():
+        if stated_value:
+            metadata[metadata_key] = stated_value
+    if metadata.get("license") == "other":  # of which the Hub asks for a name and a place
+        metadata["license_name"] = metadata.get("license_name") or "as-base-model"
+        metadata["license_link"] = metadata.get("license_link") or _hub_page(base.hub_id)
+    safe_values = {}
+    for metadata_key, metadata_value in metadata.items():
+        if _is_text_or_list_of_texts(metadata_value):
+            safe_values[metadata_key] = metadata_value
+    return Licence(**safe_values)  # type: ignore[arg-type]
+
+
+def _hub_page(hub_id: str | None) -> str | None:
+    if hub_id is None:
+        return None
+    return f"https://huggingface.co/{hub_id}"
+
+
+def _is_text_or_list_of_texts(value: object) -> bool:
+    # A few lists of lists in a stranger's card can stand for gigabytes.
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(item, str) for item in value)
+    return isinstance(value, str)
+
+
+def _base_metadata(transformer: RepeatTransformer, recorded_name: str) -> dict[str, object]:
+    """What the card beside the base's weights says of licence and languages."""
+    packaged_base = _packaged_base(recorded_name)
+    if packaged_base is not None:
+        return {"license": packaged_base.license, "language": list(packaged_base.language)}
+    weights_source = str(getattr(transformer.model, "name_or_path", ""))
+    try:
+        if os.path.isdir(weights_source):
+            card_path = Path(weights_source, CARD)
+        else:
+            cached_path = try_to_load_from_cache(weights_source, CARD, revision=transformer.base_revision)
+            card_path = Path(str(cached_path))
+        metadata = metadata_load(card_path) or {}
+    except Exception:  # whatever a stranger's card holds, this model gets a card of its own
+        return {}
+    return {key: metadata.get(key) for key in _METADATA_KEYS}
+
+
+def training_section(model: SentenceTransformer) -> str | None:
+    """How the model was trained: sentence-transformers' own section, of its trainer or of the model's earlier card."""
+    card_data = model.model_card_data
+    if card_data.train_datasets or getattr(card_data, "trainer", None) is not None:
+        from sentence_transformers.base.model_card import generate_model_card
+
+        card_text = generate_model_card(model)
+    else:
+        card_text = model._model_card_text or ""
+    found_section = _TRAINING_SECTION.search(card_text)
+    if found_section is None:
+        return None
+    return found_section[1]

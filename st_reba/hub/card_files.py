@@ -1,0 +1,125 @@
+"""What a card says of the folder that it lies in: its code, what that code touches, its weights, its golden vectors."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..modules import RepeatTransformer
+from .golden import FILE as GOLDEN
+from .golden import read_golden
+
+SETTINGS = "config_sentence_transformers.json"
+CODE_FILES = "st_reba*.py"
+
+
+@dataclass(frozen=True)
+class CodeFile:
+    """A file of code in a saved model.
+
+    Args:
+        name: Of the file.
+        line_count: Its lines.
+        sha256: Its digest.
+        packages: What it imports beside Python's standard library.
+        registers_attention: It enters an attention function in transformers' table.
+    """
+
+    name: str
+    line_count: int
+    sha256: str
+    packages: tuple[str, ...]
+    registers_attention: bool
+
+
+@dataclass(frozen=True)
+class GoldenDescription:
+    """The golden vectors of a saved model.
+
+    Args:
+        text_count: Number of texts.
+        environment: Versions, device and number type that made the vectors.
+        has_fields: The template has fields, whose values are in golden.json.
+    """
+
+    text_count: int
+    environment: str
+    has_fields: bool
+
+
+@dataclass(frozen=True)
+class FolderDescription:
+    """The folder of a saved model, as it was saved; what is said of it holds of no other copy.
+
+    Args:
+        code: Its files of code.
+        stored_dtype: Number type of its weights.
+        golden: Its golden vectors; None: it has none.
+        requirements: Versions that the code needs, by package.
+    """
+
+    code: list[CodeFile]
+    stored_dtype: str
+    golden: GoldenDescription | None
+    requirements: Mapping[str, str]
+
+
+def describe_folder(transformer: RepeatTransformer, folder: Path) -> FolderDescription:
+    """Describe a folder into which the model was saved."""
+    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    code_paths = sorted(folder.glob(CODE_FILES))
+    return FolderDescription(
+        code=[describe_code(path) for path in code_paths],
+        stored_dtype=_stored_dtype(transformer),
+        golden=_describe_golden(folder / GOLDEN),
+        requirements=settings.get("requirements", {}),
+    )
+
+
+def describe_code(path: Path) -> CodeFile:
+    """Describe a file of code by its bytes and its imports."""
+    content = path.read_bytes()
+    text = content.decode("utf-8")
+    return CodeFile(
+        name=path.name,
+        line_count=content.count(b"\n"),
+        sha256=hashlib.sha256(content).hexdigest(),
+        packages=_imported_packages(ast.parse(text)),
+        registers_attention="AttentionInterface.register(" in text,
+    )
+
+
+def _imported_packages(tree: ast.Module) -> tuple[str, ...]:
+    modules: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(str(node.module))
+    packages = {module.partition(".")[0] for module in modules}
+    return tuple(sorted(packages - sys.stdlib_module_names))
+
+
+def _stored_dtype(transformer: RepeatTransformer) -> str:
+    text_config = transformer.model.config.get_text_config()
+    dtype = transformer.stored_dtype or text_config.dtype or transformer.model.dtype
+    return str(dtype).removeprefix("torch.")
+
+
+def _describe_golden(path: Path) -> GoldenDescription | None:
+    if not path.is_file():
+        return None
+    golden = read_golden(path)
+    environment: list[str] = []
+    for package_name, package_version in golden["made"].items():
+        environment.append(f"{package_name} {package_version}")
+    return GoldenDescription(
+        text_count=len(golden["texts"]),
+        environment=", ".join(environment),
+        has_fields=bool(golden["fields"]),
+    )

@@ -1,0 +1,392 @@
+"""What a card says of the method: where a text stands in the input, and how its vector is computed from there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeAlias, cast
+
+import yaml
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize
+
+from ..methods import METHODS, OPTIONS, Method, method_of
+from ..modules import ChunkedReBAPooling, NoSinkTransformer, PromptEnsemble, QueryShift, RepeatTransformer
+from ..modules.layout import empty_text_token, special_tokens
+from ..modules.masks import MASKS
+from ..poolings import POSITIONS
+from .card_base import BaseDescription
+from .golden import open_fields
+
+# Of a field that gets its value with the text.
+_ANY_VALUE = "…"
+_TASK_WORDS = {
+    "query": "A query",
+    "document": "A document",
+    "similarity": "A text that is neither, which `encode` takes,",
+}
+
+Reading: TypeAlias = "dict[str, str | int | bool]"
+Templates: TypeAlias = "dict[str, list[str]]"
+
+
+@dataclass(frozen=True)
+class InputDescription:
+    """Where a text stands in the input.
+
+    Args:
+        copy_count: Copies of a text, or of each of its pieces.
+        row_count: Inputs that a text makes: one for each template.
+        chunk_length: Tokens of a piece at most; None: the text is not cut into pieces.
+        templates: The templates of each task, with ``{names}`` where something is put in.
+        is_bare: No template stands around the text.
+        layout_lines: What stands before, between and behind the copies, in sentences.
+        document_arguments, query_arguments: What ``encode_document`` and ``encode_query`` need for fields, as code.
+        overhead: Positions beside the text's copies.
+        longest_text: Its tokens; None: there is no limit.
+        max_positions: Of the input.
+        empty_token: What a text without a token is read as; None: such a text is refused.
+    """
+
+    copy_count: int
+    row_count: int
+    chunk_length: int | None
+    templates: Templates
+    is_bare: bool
+    layout_lines: list[str]
+    document_arguments: str
+    query_arguments: str
+    overhead: int
+    longest_text: int | None
+    max_positions: int | None
+    empty_token: str | None
+
+    @property
+    def has_one_wording(self) -> bool:
+        """Whether queries, documents and other texts have the same templates."""
+        document_templates = self.templates["document"]
+        return all(template == document_templates for template in self.templates.values())
+
+
+@dataclass(frozen=True)
+class MethodDescription:
+    """How a text's vector is computed.
+
+    Args:
+        method: As it was built; None: its modules were put together by hand.
+        summary: The method in one sentence.
+        states: What v_t is.
+        uses_attention: The formula names the attention A.
+        formula: Lines, from v_t to the vector.
+        masks: The masks of the layers, in runs.
+        mask_descriptions: What a token sees, by the mask's name.
+        looks_ahead: A layer sees later tokens than it does in the base.
+        sink: What the sink is, and whether it is pooled; None: nothing is hidden.
+        options: The help of each option that is not at its default.
+        recipe: YAML that builds the model.
+        citations: Keys of the papers.
+    """
+
+    method: Method | None
+    summary: str
+    states: str
+    uses_attention: bool
+    formula: list[str]
+    masks: str
+    mask_descriptions: Mapping[str, str]
+    looks_ahead: bool
+    sink: str | None
+    options: Mapping[str, str]
+    recipe: str
+    citations: list[str]
+
+
+def written_templates(transformer: RepeatTransformer) -> Templates:
+    """The templates of each task, as text with ``{names}`` where something is put in."""
+    templates: Templates = {}
+    for row_templates in transformer.templates:
+        for task, template in row_templates.items():
+            written_text = ""
+            for literal, field_name in template:
+                written_text += literal
+                if field_name is not None:
+                    written_text += f"{{{field_name}}}"
+            templates.setdefault(task, []).append(written_text)
+    return templates
+
+
+def saved_prompts(model: SentenceTransformer) -> dict[str, str]:
+    """The prompts of a model that are not empty."""
+    return {name: prompt for name, prompt in model.prompts.items() if prompt}
+
+
+def describe_input(model: SentenceTransformer) -> InputDescription:
+    """Describe where a text stands in the input of a model of this package."""
+    transformer = cast(RepeatTransformer, model[0])
+    templates = written_templates(transformer)
+    bare_template = ["{text}" * transformer.copies]
+    is_bare = all(template == bare_template for template in templates.values())
+    document_fields = open_fields(transformer, "document")
+    query_fields = open_fields(transformer, "query")
+    field_values = dict.fromkeys(document_fields, _ANY_VALUE)
+    copy_count = transformer.copies
+    chunk_length = None
+    for module in model:
+        if isinstance(module, ChunkedReBAPooling):
+            copy_count = module.repeats
+            chunk_length = module.chunk
+    return InputDescription(
+        copy_count=copy_count,
+        row_count=transformer.rows,
+        chunk_length=chunk_length,
+        templates=templates,
+        is_bare=is_bare,
+        layout_lines=list(_layout_lines(model, templates, is_bare=is_bare)),
+        document_arguments=_written_arguments(document_fields),
+        query_arguments=_written_arguments(query_fields),
+        overhead=_overhead(transformer, field_values),
+        longest_text=transformer.budget(None, "document", **field_values),
+        max_positions=model.max_seq_length,
+        empty_token=_empty_token(transformer),
+    )
+
+
+def quoted(text: str) -> str:
+    """A text in quotation marks, its line ends and quotation marks escaped."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _written_arguments(field_names: Sequence[str]) -> str:
+    written_arguments = ""
+    for field_name in field_names:
+        written_arguments += f", {field_name}={quoted(_ANY_VALUE)}"
+    return written_arguments
+
+
+def _layout_lines(model: SentenceTransformer, templates: Templates, *, is_bare: bool) -> Iterator[str]:
+    transformer = cast(RepeatTransformer, model[0])
+    if _keeps_its_input(transformer):
+        yield "The input is made as the base's own sentence-transformers model makes it."
+        return
+    tokens_before, tokens_behind = special_tokens(transformer.tokenizer)
+    yield (
+        f"The tokenizer puts {_token_list(transformer, tokens_before)} before the input, "
+        f"and {_token_list(transformer, tokens_behind)} behind it."
+    )
+    if not is_bare:
+        yield from _template_lines(templates)
+    prompt_position = ", before all else but the special tokens"
+    if "instruction" in transformer.forward_kwargs:
+        prompt_position = ", where a template has `{instruction}`"
+    for prompt_name, prompt in saved_prompts(model).items():
+        yield f"Prompt `{prompt_name}`{prompt_position}: `{quoted(prompt)}`."
+
+
+def _template_lines(templates: Templates) -> Iterator[str]:
+    different_templates = {tuple(template) for template in templates.values()}
+    for task, task_templates in templates.items():
+        sentence_start = _TASK_WORDS[task]
+        if len(different_templates) == 1:
+            sentence_start = "Every text"
+        alternatives = [f"`{quoted(template)}`" for template in task_templates]
+        yield f"{sentence_start} is laid out as {', and as '.join(alternatives)}."
+        if len(different_templates) == 1:
+            return
+
+
+def _keeps_its_input(transformer: RepeatTransformer) -> bool:
+    return isinstance(transformer, NoSinkTransformer) and transformer.own_input
+
+
+def _overhead(transformer: RepeatTransformer, field_values: Mapping[str, str]) -> int:
+    """Positions of the longest row of a text that hold none of its tokens."""
+    features = transformer.preprocess(["a"], task="document", **field_values)
+    is_around = features["attention_mask"].bool() & (features["copy_ids"] == 0)
+    return int(is_around.sum(dim=1).max())
+
+
+def _token_list(transformer: RepeatTransformer, token_ids: Sequence[int]) -> str:
+    names = transformer.tokenizer.convert_ids_to_tokens(list(token_ids))  # type: ignore[union-attr]
+    if not names:
+        return "nothing"
+    # A stranger's tokenizer may hold anything.
+    written_names = ["".join(name.replace("`", "'").split()) for name in names]
+    return f"`{'`, `'.join(written_names)}`"
+
+
+def _empty_token(transformer: RepeatTransformer) -> str | None:
+    try:
+        token_id = empty_text_token(transformer.tokenizer)
+    except ValueError:
+        return None
+    return _token_list(transformer, [token_id])
+
+
+def describe_method(model: SentenceTransformer, base: BaseDescription) -> MethodDescription:
+    """Describe what a model of this package computes."""
+    transformer = cast(RepeatTransformer, model[0])
+    method = method_of(model)
+    mask_names = list(_mask_names(transformer))
+    return MethodDescription(
+        method=method,
+        summary=METHODS[method.name] if method else "modules put together by hand",
+        states=_describe_states(transformer),
+        uses_attention=method is not None and method.name == "reba",
+        formula=_formula(model, method),
+        masks=_describe_masks(transformer),
+        mask_descriptions=_describe_mask_names(transformer, mask_names),
+        looks_ahead=not all(MASKS[name].is_causal for name in mask_names),
+        sink=_describe_sink(transformer, mask_names),
+        options=_option_help(method),
+        recipe=_recipe(base, method, saved_prompts(model)),
+        citations=_citations(method, mask_names),
+    )
+
+
+def _option_help(method: Method | None) -> dict[str, str]:
+    if method is None:
+        return {}
+    return {name: OPTIONS[name] for name in method.to_dict() if name in OPTIONS}
+
+
+def _recipe(base: BaseDescription, method: Method | None, prompts: Mapping[str, str]) -> str:
+    if method is None:
+        return ""
+    options = method.to_dict()
+    values = {
+        "base": base.recipe_name,
+        "revision": base.base_revision,
+        "method": options.pop("name"),
+        **options,
+        "gguf_file": base.gguf_file,
+        "prompts": dict(prompts),
+    }
+    stated = {name: value for name, value in values.items() if value not in (None, {})}
+    return str(yaml.safe_dump(stated, sort_keys=False, allow_unicode=True, width=120))
+
+
+def _citations(method: Method | None, mask_names: Sequence[str]) -> list[str]:
+    keys: list[str] = []
+    if method is not None and method.name in ("reba", "echo", "prompteol"):
+        keys.append(method.name)
+    if mask_names:
+        keys.append("nosink")
+    return keys
+
+
+def _describe_states(transformer: RepeatTransformer) -> str:
+    reading = cast("Reading | None", transformer.reading)
+    if reading is None:
+        return "the model's last hidden state"
+    lowest, highest = reading["first"], reading["last"]
+    if reading["of"] == "attention":
+        return f"the mean of the attention outputs of layers {lowest} to {highest}"
+    if lowest != highest:
+        combination = {"mean": "mean", "concat": "concatenation"}[str(reading["join"])]
+        return f"the {combination} of the hidden states of layers {lowest} to {highest}, each divided by its length,"
+    if reading["final_norm"]:
+        return f"the hidden state of layer {lowest}"
+    return f"the hidden state of layer {lowest}, before the final norm,"
+
+
+def _formula(model: SentenceTransformer, method: Method | None) -> list[str]:
+    """Lines from v_t to the vector; none for modules that were put together by hand."""
+    if method is None:
+        return []
+    transformer = cast(RepeatTransformer, model[0])
+    *lines, pooled = _pooling_formula(transformer, method)
+    steps = [pooled, *_later_steps(model)]
+    for number, step in enumerate(steps, start=1):
+        is_last = number == len(steps)
+        symbol = "text" if is_last else "s"
+        lines.append(f"{symbol:<5} = {step}")
+    return lines
+
+
+def _pooling_formula(transformer: RepeatTransformer, method: Method) -> list[str]:
+    """Lines up to the pooled vector, which is the last of them."""
+    if _keeps_its_input(transformer):
+        return ["what the base's own pooling makes of all v_t"]
+    positions = POSITIONS[transformer.pooled][transformer.copies > 1]
+    if transformer.pooled == "end":
+        return [f"v_T, T {positions}"]
+    return method.pooling_spec.describe(method, positions)
+
+
+def _later_steps(model: SentenceTransformer) -> Iterator[str]:
+    """What the modules behind the pooling make of the vector s."""
+    for module in model:
+        if isinstance(module, PromptEnsemble):
+            weights = ", ".join(f"{weight:.4g}" for weight in module.weights)
+            vectors = "s_p / |s_p|" if module.equal_norms else "s_p"
+            yield f"Σ_p w_p · {vectors}, s_p the s of template p, w = ({weights})"
+        elif isinstance(module, Dense):
+            yield "W s, the linear map of the filter"
+        elif isinstance(module, QueryShift):
+            yield "s + q for a query, s for all else; q is a fixed vector"
+        elif isinstance(module, Normalize):
+            yield "s / |s|"
+
+
+def _second_runs(transformer: RepeatTransformer) -> Sequence[tuple[int, str]]:
+    if isinstance(transformer, NoSinkTransformer):
+        return cast("Sequence[tuple[int, str]]", transformer.second)
+    return ()
+
+
+def _layer_masks(transformer: RepeatTransformer) -> Sequence[str]:
+    if isinstance(transformer, NoSinkTransformer):
+        return transformer.layer_masks
+    return ()
+
+
+def _mask_names(transformer: RepeatTransformer) -> dict[str, None]:
+    """The names of the masks that a model has, each once, from the bottom."""
+    mask_names = dict.fromkeys(_layer_masks(transformer))
+    for _, mask in _second_runs(transformer):
+        mask_names[mask] = None
+    return mask_names
+
+
+def _describe_masks(transformer: RepeatTransformer) -> str:
+    """Masks of the layers, in runs, as ``1-4 forward``, with the layers that run twice."""
+    runs: list[str] = []
+    layer = 0
+    for mask, layers in groupby(_layer_masks(transformer)):
+        first_layer = layer + 1
+        layer += len(list(layers))
+        numbers = f"{first_layer}-{layer}" if layer > first_layer else f"{layer}"
+        runs.append(f"{numbers} {mask}")
+    second_runs = [f"{layer + 1} {mask}" for layer, mask in _second_runs(transformer)]
+    if second_runs:
+        architecture = cast(NoSinkTransformer, transformer).architecture
+        runs.append(f"run again ({architecture}): {', '.join(second_runs)}")
+    return "; ".join(runs)
+
+
+def _describe_mask_names(transformer: RepeatTransformer, mask_names: Sequence[str]) -> dict[str, str]:
+    sink_length = getattr(transformer, "m", 0)
+    return {name: MASKS[name].description.format(m=sink_length) for name in mask_names}
+
+
+def _describe_sink(transformer: RepeatTransformer, mask_names: Sequence[str]) -> str | None:
+    """What the sink is in this model's inputs, and whether it is pooled."""
+    sink_length = getattr(transformer, "m", 0)
+    hides_sink = any(MASKS[name].hides_sink for name in mask_names)
+    if not hides_sink or not sink_length:
+        return None
+    sink = "first token of the input"
+    if sink_length > 1:
+        sink = f"first {sink_length} tokens of the input"
+    if _keeps_its_input(transformer):
+        return f"The sink is the {sink}. The base's own pooling takes it as it takes any token."
+    field_values = dict.fromkeys(open_fields(transformer, "document"), _ANY_VALUE)
+    features = transformer.preprocess(["a"], task="document", **field_values)
+    text_start = features["spans"][0].start
+    if text_start < sink_length:
+        return f"The sink is the {sink}, here of the text itself, and is pooled as the text's other tokens are."
+    token_names = _token_list(transformer, features["input_ids"][0, :sink_length].tolist())
+    pooled = "is pooled as all positions are" if transformer.pooled == "all" else "is not pooled"
+    return f"The sink is the {sink}, here {token_names}, which stands before the text. It {pooled}."

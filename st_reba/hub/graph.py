@@ -1,0 +1,136 @@
+"""Run an exported folder as a stranger would, with onnxruntime, tokenizers and numpy, and verify it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..optional import required
+from .golden import Report, report
+
+if TYPE_CHECKING:
+    import torch
+
+# transformers.js knows both graphs by these names.
+GRAPH, QUANTIZED = "onnx/model.onnx", "onnx/model_quantized.onnx"
+# Cosines to float32 that a graph of 8 bits must reach, over all texts.
+LEAST = {"min": 0.98, "mean": 0.99}
+
+
+class Runner:
+    """One graph of an exported folder, loaded."""
+
+    def __init__(self, folder: str | Path, graph: str = GRAPH) -> None:
+        from tokenizers import Tokenizer
+
+        onnxruntime = required("onnxruntime", "onnx", "running a graph needs onnxruntime")
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = 3  # it warns of initializers that it folds
+        graph_path = str(Path(folder, graph))
+        try:
+            self._session = onnxruntime.InferenceSession(graph_path, settings, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its own classes share no base but this one
+            raise ValueError(f"{str(folder)!r}: onnxruntime does not read {graph}: {error}") from error
+        tokenizer_path = Path(folder) / "tokenizer.json"
+        self.tokenizer = Tokenizer.from_file(str(tokenizer_path))
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        batch_size: int = 1,
+        padding_side: Literal["left", "right"] = "right",
+    ) -> NDArray[np.float32]:
+        """Sentence vectors [n, d] of texts, padded on the given side of a batch."""
+        padding = self.tokenizer.padding
+        self.tokenizer.enable_padding(
+            pad_id=padding["pad_id"],
+            pad_token=padding["pad_token"],
+            direction=padding_side,
+        )
+        vector_batches: list[NDArray[np.float32]] = []
+        for batch_start in range(0, len(texts), batch_size):
+            batch_texts = texts[batch_start : batch_start + batch_size]
+            vector_batches.append(self._encode_batch(batch_texts))
+        return np.concatenate(vector_batches)
+
+    def _encode_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        encodings = self.tokenizer.encode_batch(texts)
+        token_ids = np.array([encoding.ids for encoding in encodings], dtype=np.int64)
+        attention_mask = np.array([encoding.attention_mask for encoding in encodings], dtype=np.int64)
+        graph_inputs = {"input_ids": token_ids, "attention_mask": attention_mask}
+        (hidden_states,) = self._session.run(["last_hidden_state"], graph_inputs)
+        position_weights = attention_mask[:, :, None].astype(np.float32)
+        weighted_sum = (hidden_states * position_weights).sum(axis=1)
+        sentence_vectors: NDArray[np.float32] = weighted_sum / position_weights.sum(axis=1)
+        return sentence_vectors
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that a graph's vectors depend on."""
+    return {package: version(package) for package in ("onnxruntime", "tokenizers")}
+
+
+def verify_graph(
+    folder: str,
+    stored: Mapping[str, Any],
+    *,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    hub: Mapping[str, Any],
+) -> Report:
+    """Compare the vectors of an exported model's graph in onnxruntime with its golden ones, which are ``stored``.
+
+    Of a graph of 8 bits beside it the report has the cosines. Arguments as for :func:`st_reba.hub.verify`.
+
+    Raises:
+        ImportError: onnxruntime is missing.
+        ValueError: Another device or dtype is asked for, or the folder holds no graph.
+    """
+    dtype_name = str(dtype).removeprefix("torch.")
+    if device not in (None, "cpu") or dtype_name not in ("None", "float32", "auto"):
+        raise ValueError(f"{folder!r} is a graph, in float32 for a CPU: drop device={device!r}, dtype={dtype!r}.")
+    if not os.path.isdir(folder):
+        folder = _download_graphs(folder, hub)
+    texts = [text["text"] for text in stored["texts"]]
+    environment = {"dtype": "float32", "device": "cpu", **versions()}
+    graph_vectors = Runner(folder).encode(texts)
+    graph_report = report(stored, graph_vectors, stored["tolerance"], environment)
+    graph_report = replace(graph_report, graph=GRAPH)
+    if not (Path(folder) / QUANTIZED).is_file():
+        return graph_report
+    golden_vectors = np.array([text["vector"] for text in stored["texts"]])
+    quantized_vectors = Runner(folder, QUANTIZED).encode(texts)
+    quantized_cosines = cosines(quantized_vectors, golden_vectors)
+    return replace(graph_report, rounded={"graph": QUANTIZED, "least": LEAST, **quantized_cosines})
+
+
+def _download_graphs(repository: str, hub: Mapping[str, Any]) -> str:
+    from huggingface_hub import snapshot_download
+
+    hub_options = dict(hub)
+    if "cache_folder" in hub_options:
+        hub_options["cache_dir"] = hub_options.pop("cache_folder")
+    file_names = ["tokenizer.json"]
+    for graph in (GRAPH, QUANTIZED):
+        file_names += [graph, f"{graph}_data"]
+    return snapshot_download(repository, allow_patterns=file_names, **hub_options)
+
+
+def cosines(first_vectors: NDArray[Any], second_vectors: NDArray[Any]) -> dict[str, float | bool]:
+    """The lowest and the mean cosine between rows of [n, d] vectors, and whether they reach ``LEAST``."""
+    first = first_vectors.astype(np.float64)
+    second = second_vectors.astype(np.float64)
+    dot_products = (first * second).sum(axis=1)
+    length_products = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    row_cosines = dot_products / length_products
+    lowest_cosine = round(float(row_cosines.min()), 6)
+    mean_cosine = round(float(row_cosines.mean()), 6)
+    is_close = lowest_cosine >= LEAST["min"] and mean_cosine >= LEAST["mean"]
+    return {"min": lowest_cosine, "mean": mean_cosine, "ok": is_close}

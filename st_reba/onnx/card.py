@@ -1,0 +1,74 @@
+"""The card of an exported folder: what the model's own card says of base and method, and what its graph holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from ..hub.card import TEMPLATE, card_values, render_card, write_rendered
+from ..hub.card_method import quoted
+from .graph import EmbeddingGraph
+
+GRAPH_TEMPLATE = TEMPLATE.with_name("template_onnx.md")
+
+
+@dataclass(frozen=True)
+class GraphDescription:
+    """An exported graph.
+
+    Args:
+        task: What it embeds: queries, documents, or (None) all texts.
+        encoder: The method of the model that it does the same as.
+        template: What it puts around a text, quoted; None: nothing.
+        prompt: The prompt in it, quoted; empty: there is none.
+        max_length: Tokens of a text that are read, with special tokens; None: there is no limit.
+        special_token_count: Special tokens that the tokenizer puts around a text.
+        int8: What a graph of 8 bits loses; None: there is none.
+        tolerance: Largest distance from torch's vectors.
+    """
+
+    task: str | None
+    encoder: str
+    template: str | None
+    prompt: str | None
+    max_length: int | None
+    special_token_count: int
+    int8: Mapping[str, Any] | None
+    tolerance: float
+
+
+def write_graph_card(
+    model: SentenceTransformer,
+    graph: EmbeddingGraph,
+    folder: Path,
+    *,
+    int8: Mapping[str, Any] | None,
+    tolerance: float,
+) -> None:
+    """Write the README.md of an exported folder."""
+    values = card_values(model, folder)
+    card_data = values.card_data
+    card_data.tags = [*(card_data.tags or ()), "onnx"]
+    name_words = [card_data.model_name or "", "onnx"]
+    if graph.requested_task is not None:
+        name_words.append(graph.requested_task)
+    card_data.model_name = "-".join(name_words)
+    template = None
+    if graph.prompt or not values.input.is_bare:
+        task = graph.task or graph.first.default_task
+        template = quoted(values.input.templates[task][0])
+    description = GraphDescription(
+        task=graph.task,
+        encoder=f"encode_{graph.task}" if graph.task else "encode",
+        template=template,
+        prompt=graph.prompt and quoted(graph.prompt),
+        max_length=graph.max_length,
+        special_token_count=graph.before + graph.after,
+        int8=int8,
+        tolerance=tolerance,
+    )
+    write_rendered(folder, render_card(GRAPH_TEMPLATE, values, graph=description))

@@ -1,0 +1,125 @@
+"""The prompts that have a name: those of the papers, and this project's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# Sentences with the word that PromptEOL should say. The first one, and the first four, are templates too.
+EXAMPLES = (
+    ("The cat watches a bird from the window.", "Cat"),
+    ("She waters her roses every evening.", "Gardening"),
+    ("Their daughter was born in May.", "Birth"),
+    ("Do not mix bleach with vinegar.", "Danger"),
+    ("The company will close two factories.", "Closing"),
+    ("How can I learn to swim as an adult?", "Swimming"),
+    ("A loud storm broke the trees behind our house.", "Storm"),
+    ("The president will visit Japan next week.", "Visit"),
+)
+EXAMPLES_ZH = (
+    ("猫从窗口看着一只鸟。", "猫"),
+    ("她每天晚上给玫瑰浇水。", "园艺"),
+    ("他们的女儿五月出生。", "出生"),
+    ("不要把漂白剂和醋混在一起。", "危险"),
+    ("公司将关闭两家工厂。", "关闭"),
+    ("成年人怎样学会游泳？", "游泳"),
+    ("一场暴风雨刮断了我们屋后的树。", "风暴"),
+    ("总统下周将访问日本。", "访问"),
+)
+EXAMPLE_COUNTS = (1, 4, 8)
+
+TOPIC_QUESTION = "In one word, what each text says.\n"
+TOPIC_LINE = 'Text: "{text}" Topic: "'
+TOPIC_QUESTION_ZH = "用一个词说出每段文本的意思。\n"
+TOPIC_LINE_ZH = "文本：“{text}”主题：“"
+
+
+def join_examples(
+    question: str,
+    line: str,
+    examples: Sequence[tuple[str, str]],
+    closing_quote: str,
+) -> str:
+    """A template that shows examples before the text: its prefix is computed once for many texts."""
+    shown_lines: list[str] = []
+    for text, word in examples:
+        shown_line = line.replace("{text}", text)
+        shown_lines.append(shown_line + word + closing_quote + "\n")
+    return question + "".join(shown_lines) + line
+
+
+def topic_templates() -> dict[str, str]:
+    """The question for a text's topic with each number of examples, in English and in Chinese."""
+    templates = {
+        "prompteol-topic": TOPIC_QUESTION + TOPIC_LINE,
+        "prompteol-topic-zh": TOPIC_QUESTION_ZH + TOPIC_LINE_ZH,
+    }
+    for count in EXAMPLE_COUNTS:
+        examples = EXAMPLES[:count]
+        templates[f"prompteol-topic-{count}"] = join_examples(TOPIC_QUESTION, TOPIC_LINE, examples, '"')
+        examples_zh = EXAMPLES_ZH[:count]
+        templates[f"prompteol-topic-{count}-zh"] = join_examples(TOPIC_QUESTION_ZH, TOPIC_LINE_ZH, examples_zh, "”")
+    return templates
+
+
+_TOPICS = topic_templates()
+# A mapping has one for encode_query, one for encode_document, and perhaps one for encode, "similarity".
+TEMPLATES: dict[str, Any] = {
+    # Echo, section 4.2: zero-shot, and its classical counterpart.
+    "echo": "Rewrite the following paragraph: {text}. The rewritten paragraph: {text}",
+    "echo-classical": "Write a paragraph: {text}",
+    # Echo, section 4.4: fine-tuned with instructions.
+    "echo-instruct": {
+        "query": "Instruct: {instruction}\nQuery: {text}\nQuery again: {text}",
+        "document": "Document: {text}\nDocument again: {text}",
+    },
+    # PromptEOL, as in Echo, section 4.2 and appendix D; all others are this project's own words.
+    "prompteol": 'This sentence: "{text}" means in one word:"',
+    "prompteol-says": 'The text: "{text}" In one word, what it says is: "',
+    "prompteol-zh": "这句话：“{text}”的意思用一个词概括是：“",
+    "prompteol-example": (
+        'This sentence: "The chef chops onions in a small kitchen." means in one word:"Cooking". '
+        'This sentence: "{text}" means in one word:"'
+    ),
+    "prompteol-example-zh": (
+        "这句话：“厨师在小厨房里切洋葱。”的意思用一个词概括是：“做饭”。这句话：“{text}”的意思用一个词概括是：“"
+    ),
+    **_TOPICS,
+    # One model for search and for all else.
+    "prompteol-search": {
+        "query": 'Query: "{text}" Its topic, as a single lowercase word, is: "',
+        "document": 'Passage: "{text}" Its topic, as a single lowercase word, is: "',
+        "similarity": _TOPICS["prompteol-topic-4"],
+    },
+    "prompteol-search-zh": {
+        "query": "问题：“{text}”的意思用一个词概括是：“",
+        "document": "文档：“{text}”的意思用一个词概括是：“",
+        "similarity": _TOPICS["prompteol-topic-4-zh"],
+    },
+}
+# Lists of templates. MetaEOL asks from several sides; of a contrastive list, the last is taken away.
+ENSEMBLES: dict[str, tuple[str, ...]] = {
+    "metaeol": (
+        TEMPLATES["prompteol-says"],
+        'The text: "{text}" In one word, its subject is: "',
+        'The text: "{text}" In one word, its mood is: "',
+        'The text: "{text}" In one word, its main fact is: "',
+        'The text: "{text}" In one word, said differently: "',
+    ),
+    "contrastive": (
+        'This sentence: "{text}" means in one word:"',
+        'A word that has nothing to do with this sentence: "{text}" is: "',
+    ),
+}
+# ReverseEOL: the text, and its words (in Chinese its characters) in reverse order.
+for _name, _template in TEMPLATES.items():
+    if _name.startswith("prompteol") and isinstance(_template, str):
+        _reversed_name = _name.replace("prompteol", "reverseol")
+        _reversed_template = _template.replace("{text}", "{reversed}")
+        ENSEMBLES[_reversed_name] = (_template, _reversed_template)
+# Of SmolLM2's readings with one pass a prompt, the best one: with an example, in reverse, and in other words.
+ENSEMBLES["three-questions"] = (
+    TEMPLATES["prompteol-example"],
+    ENSEMBLES["reverseol"][1],
+    TEMPLATES["prompteol-says"],
+)

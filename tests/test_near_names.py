@@ -1,0 +1,41 @@
+"""A mistyped name of a base or a model is answered by the names that may have been meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import st_reba
+from st_reba.near_names import suggest_bases, suggest_models
+
+
+@pytest.mark.parametrize(
+    ("mistyped_name", "suggestion"),
+    [
+        ("mnii", "Did you mean 'mini'? "),
+        ("smolm2", "Did you mean 'smollm2'? "),
+        ("google/gemma-3-1b-p", "Did you mean 'google/gemma-3-1b-pt' or "),
+        ("mini-ekho", "Did you mean 'zoo:mini-echo'"),
+        ("a-name-like-no-other", ""),
+        ("no-folder/mini\0", ""),
+    ],
+)
+def test_near_names_of_bases(mistyped_name: str, suggestion: str) -> None:
+    question = suggest_bases(mistyped_name)
+    assert question.startswith(suggestion) and bool(question) == bool(suggestion)
+
+
+def test_a_mistyped_base_is_answered_before_the_network_is_blamed() -> None:
+    with pytest.raises(OSError, match=r"^base='mnii' could not be loaded, .* Did you mean 'mini'\? .*connect"):
+        st_reba.build("mnii")
+
+
+def test_a_mistyped_model_is_answered_by_the_folders_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_model").mkdir()
+    Path("my_model.txt").touch()
+    assert suggest_models("my_modle") == "Did you mean 'my_model'? "
+    assert suggest_models(str(tmp_path / "my_modle")) == f"Did you mean '{tmp_path / 'my_model'}'? "
+    with pytest.raises(ValueError, match=r"^'my_modle' could not be loaded: Did you mean 'my_model'\? "):
+        st_reba.load("my_modle")
