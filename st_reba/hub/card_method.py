@@ -208,7 +208,7 @@ def _overhead(transformer: RepeatTransformer, field_values: Mapping[str, str]) -
 
 
 def _token_list(transformer: RepeatTransformer, token_ids: Sequence[int]) -> str:
-    names = transformer.tokenizer.convert_ids_to_tokens(list(token_ids))  # type: ignore[union-attr]
+    names = transformer.text_tokenizer.convert_ids_to_tokens(list(token_ids))
     if not names:
         return "nothing"
     # A stranger's tokenizer may hold anything.
@@ -338,7 +338,8 @@ def _second_runs(transformer: RepeatTransformer) -> Sequence[tuple[int, str]]:
 
 def _layer_masks(transformer: RepeatTransformer) -> Sequence[str]:
     if isinstance(transformer, NoSinkTransformer):
-        return transformer.layer_masks
+        layer_masks: Sequence[str] = transformer.layer_masks
+        return layer_masks
     return ()
 
 

@@ -332,7 +332,7 @@ class RepeatTransformer(Transformer):
     def train(self, mode: bool = True) -> RepeatTransformer:
         """Change between training and inference, as `encode` does before the first batch."""
         self.mode_changes += 1
-        return super().train(mode)  # type: ignore[return-value]
+        return super().train(mode)
 
     def pass_hooks(self, capture: Capture | None) -> list[PassHook]:
         """What acts in a pass: before the layers run in this order, and behind them in reverse order."""
