@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,12 @@ class Method:
         object.__setattr__(self, "filter", self.filter and os.fspath(self.filter))
         if self.name not in METHODS:
             raise ValueError(f"method={self.name!r} is not known. Choose from {', '.join(METHODS)}.")
-        choices = {"pooling": pooling_names(self.name), "pooled": POSITIONS, "setting": SETTINGS, **_CHOICES}
+        choices: dict[str, Iterable[str]] = {
+            "pooling": pooling_names(self.name),
+            "pooled": POSITIONS,
+            "setting": SETTINGS,
+            **_CHOICES,
+        }
         for option, known in choices.items():
             if (value := getattr(self, option)) not in (_DEFAULTS[option], *known):
                 raise ValueError(f"{self.name}: {option}={value!r} is not known. Choose from {', '.join(known)}.")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import nn
 
-# The positions that a pooling may see, which RepeatTransformer has as ``pooled``; in words, where the text
-# stands once, and where it stands several times.
+# The positions that a pooling may see, in words: with one copy of the text, and with several; RepeatTransformer has
+# them as ``pooled``.
 POSITIONS = {
     "last_copy": ("the text's tokens", "the tokens of the last copy"),
     "repeats": ("the text's tokens", "the tokens of all copies but the first"),
@@ -48,7 +48,7 @@ class PoolingSpec:
     Args:
         name: The value of the option ``pooling``.
         methods: Those that have it.
-        formula: The vector made of the states v_t, for cards; ``{positions}`` stands for what it sees, in words.
+        formula: The sentence vector, for cards; ``{positions}`` stands for what it sees, in words.
         pooling_mode: What sentence-transformers calls it.
         positions: What it sees where the option ``pooled`` is not given: one of ``POSITIONS``.
         default_of: The methods whose default it is.
@@ -68,26 +68,9 @@ class PoolingSpec:
     def describe(
         self,
         options: PoolingOptions,
-        positions: str,
-        copy_count: int,
+        positions_in_words: str,
     ) -> list[str]:
-        """The lines of the formula on a card; the last one is the vector.
-
-        Args:
-            options: Those of the method.
-            positions: What it sees: one of ``POSITIONS``.
-            copy_count: Copies of the text.
-
-        Example:
-            >>> from st_reba import Method
-            >>> echo = Method("echo", pooling="mean")
-            >>> echo.pooling_spec.describe(echo, "last_copy", copy_count=2)
-            ['the mean of v_t over the tokens of the last copy']
-        """
-        with_one_copy, with_several = POSITIONS[positions]
-        if positions == "end":
-            return [f"v_T, T {with_one_copy}"]  # whatever is made of this position alone
-        positions_in_words = with_several if copy_count > 1 else with_one_copy
+        """Lines of the formula on a card, of which the last is what the vector is."""
         return [self.formula.format(positions=positions_in_words)]
 
     def build(
@@ -98,7 +81,8 @@ class PoolingSpec:
         """The module, for hidden states of dimension ``width``."""
         from sentence_transformers.sentence_transformer.modules import Pooling
 
-        return Pooling(width, self.pooling_mode)
+        pooling: nn.Module = Pooling(width, self.pooling_mode)
+        return pooling
 
     def is_exportable(self, module: nn.Module) -> bool:
         """Whether a module is this pooling, and an ONNX graph can hold it.
@@ -223,10 +207,9 @@ class BackwardAttentionSpec(PoolingSpec):
     def describe(
         self,
         options: PoolingOptions,
-        positions: str,
-        copy_count: int,
+        positions_in_words: str,
     ) -> list[str]:
-        """The lines of the formula on a card; the last one is the vector."""
+        """Lines of the formula on a card, of which the last is what the vector is."""
         lines = ["A^new = max over l and h of (A^{l,h} + (A^{l,h})ᵀ) / 2"]
         if options.implementation == "authors":
             weighted_mean = "Σ_t a_t · v_t / Σ_t a_t over all positions t"

@@ -10,7 +10,8 @@ from marks import Base
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba.hub.card import write_card, written_templates
+from st_reba.hub.card import write_card
+from st_reba.hub.card_method import written_templates
 from st_reba.methods import DEFAULT
 from st_reba.prompts import TEMPLATES
 

@@ -288,7 +288,8 @@ class TextWeights:
         positions = torch.arange(copy_ids.shape[1], device=copy_ids.device)
         is_content, is_last_token = self._chosen(positions - copy_starts(copy_ids, transformer.copies))
         row_lengths = torch.tensor([[span.total] for span in spans], device=copy_ids.device)
-        is_end = pooled_positions("end", transformer.copies, copy_ids, positions < row_lengths, row_lengths, 0)
+        real_tokens = positions < row_lengths
+        is_end = pooled_positions("end", transformer.copies, copy_ids, real_tokens, row_lengths, 0)
         chosen = torch.stack([is_content & is_last_copy, is_last_token & is_last_copy, is_end], dim=1)
         self.plain = _means(chosen)  # [B, 3, T]: mean, last, end
         self.backward: dict[int, Tensor] = {}  # by layer, [B, 2, T]: ReBA's mean and last

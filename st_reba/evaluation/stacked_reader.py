@@ -77,11 +77,11 @@ class StackedReader:
         state.hook_data[self] = (layer_states, output_means)
 
         def keep_states(
-            layer_index: int,
+            index: int,
             layer_call: ModuleCall,
             hidden: Tensor,
         ) -> Tensor:
-            layer = layer_index + 1
+            layer = index + 1
             if layer in self.layers:
                 layer_states.append(hidden)
                 if isinstance(state.attention_reader, BackwardAttention):

@@ -16,6 +16,7 @@ from ..methods import METHODS, OPTIONS, Method, method_of
 from ..modules import ChunkedReBAPooling, NoSinkTransformer, PromptEnsemble, QueryShift, RepeatTransformer
 from ..modules.layout import empty_text_token, special_tokens
 from ..modules.masks import MASKS
+from ..poolings import POSITIONS
 from .card_base import BaseDescription
 from .golden import open_fields
 
@@ -207,7 +208,7 @@ def _overhead(transformer: RepeatTransformer, field_values: Mapping[str, str]) -
 
 
 def _token_list(transformer: RepeatTransformer, token_ids: Sequence[int]) -> str:
-    names = transformer.tokenizer.convert_ids_to_tokens(list(token_ids))  # type: ignore[union-attr]
+    names = transformer.text_tokenizer.convert_ids_to_tokens(list(token_ids))
     if not names:
         return "nothing"
     # A stranger's tokenizer may hold anything.
@@ -236,7 +237,7 @@ def describe_method(model: SentenceTransformer, base: BaseDescription) -> Method
         formula=_formula(model, method),
         masks=_describe_masks(transformer),
         mask_descriptions=_describe_mask_names(transformer, mask_names),
-        looks_ahead=any(not MASKS[name].is_causal for name in mask_names),
+        looks_ahead=not all(MASKS[name].is_causal for name in mask_names),
         sink=_describe_sink(transformer, mask_names),
         options=_option_help(method),
         recipe=_recipe(base, method, saved_prompts(model)),
@@ -295,16 +296,23 @@ def _formula(model: SentenceTransformer, method: Method | None) -> list[str]:
     if method is None:
         return []
     transformer = cast(RepeatTransformer, model[0])
-    lines: list[str] = []
-    pooled = "what the base's own pooling makes of all v_t"
-    if not _keeps_its_input(transformer):
-        *lines, pooled = method.pooling_spec.describe(method, transformer.pooled, transformer.copies)
+    *lines, pooled = _pooling_formula(transformer, method)
     steps = [pooled, *_later_steps(model)]
     for number, step in enumerate(steps, start=1):
         is_last = number == len(steps)
         symbol = "text" if is_last else "s"
         lines.append(f"{symbol:<5} = {step}")
     return lines
+
+
+def _pooling_formula(transformer: RepeatTransformer, method: Method) -> list[str]:
+    """Lines up to the pooled vector, which is the last of them."""
+    if _keeps_its_input(transformer):
+        return ["what the base's own pooling makes of all v_t"]
+    positions = POSITIONS[transformer.pooled][transformer.copies > 1]
+    if transformer.pooled == "end":
+        return [f"v_T, T {positions}"]
+    return method.pooling_spec.describe(method, positions)
 
 
 def _later_steps(model: SentenceTransformer) -> Iterator[str]:
@@ -330,7 +338,8 @@ def _second_runs(transformer: RepeatTransformer) -> Sequence[tuple[int, str]]:
 
 def _layer_masks(transformer: RepeatTransformer) -> Sequence[str]:
     if isinstance(transformer, NoSinkTransformer):
-        return transformer.layer_masks
+        layer_masks: Sequence[str] = transformer.layer_masks
+        return layer_masks
     return ()
 
 

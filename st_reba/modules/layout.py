@@ -54,7 +54,7 @@ def _new(
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """The decoder beside a vision or audio tower; the model itself where there is no other tower."""
-    body: PreTrainedModel = model.get_decoder()
+    body: PreTrainedModel = model.get_decoder()  # type: ignore[no-untyped-call]
     return body if hasattr(body, "set_attn_implementation") else model
 
 

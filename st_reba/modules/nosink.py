@@ -205,7 +205,7 @@ class NoSinkTransformer(RepeatTransformer):
         """Tokenize as RepeatTransformer does; with ``own_input`` as sentence-transformers does, padded on the right."""
         if not self.own_input:
             return super().preprocess(inputs, *args, **kwargs)
-        self.tokenizer.padding_side = "right"  # type: ignore[union-attr]
+        self.text_tokenizer.padding_side = "right"
         with tokenizer_lock:
             features: Features = super(RepeatTransformer, self).preprocess(inputs, *args, **kwargs)
         return {**features, "spans": spans_of(features), "copy_ids": features["attention_mask"]}

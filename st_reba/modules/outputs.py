@@ -16,30 +16,6 @@ if TYPE_CHECKING:
     from .transformer import RepeatTransformer
 
 
-def attention_blocks(model: PreTrainedModel) -> list[nn.Module]:
-    """The attention of each layer; a ValueError where a layer has none that shows its outputs, or several."""
-    attention_modules: list[nn.Module] = []
-    for layer_index, layer in enumerate(layers_of(model)):
-        candidates: list[nn.Module] = []
-        for module in layer.modules():
-            if getattr(module, "layer_idx", None) == layer_index and hasattr(module, "is_causal"):
-                candidates.append(module)
-        if len(candidates) != 1:
-            count = f"{len(candidates)} attention blocks"
-            raise ValueError(f"read='attention': {type(layer).__name__} has {count}, not one.")
-        attention_modules += candidates
-    return attention_modules
-
-
-def shows_attention(model: PreTrainedModel) -> bool:
-    """Whether the attention outputs of every layer can be read."""
-    try:
-        attention_blocks(model)
-    except ValueError:
-        return False
-    return True
-
-
 class AfterAttention:
     """Forward hook of a layer's attention; it knows the layer's number, so that copies of the model keep it."""
 
@@ -59,9 +35,33 @@ class AfterAttention:
                 observe_output(self.layer_index, first_output(attention_output))
 
 
+def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """The attention of each layer; a ValueError where a layer has none that shows its outputs, or several."""
+    by_layer: list[nn.Module] = []
+    for layer_index, layer in enumerate(layers_of(model)):
+        candidates: list[nn.Module] = []
+        for module in layer.modules():
+            if getattr(module, "layer_idx", None) == layer_index and hasattr(module, "is_causal"):
+                candidates.append(module)
+        if len(candidates) != 1:
+            count = f"{len(candidates)} attention blocks"
+            raise ValueError(f"read='attention': {type(layer).__name__} has {count}, not one.")
+        by_layer += candidates
+    return by_layer
+
+
+def shows_attention(model: PreTrainedModel) -> bool:
+    """Whether the attention outputs of every layer can be read."""
+    try:
+        attention_modules(model)
+    except ValueError:
+        return False
+    return True
+
+
 def watch_attention(model: PreTrainedModel) -> None:
     """Let passes see what every layer's attention adds to the hidden states."""
-    for layer_index, attention_module in enumerate(attention_blocks(model)):
+    for layer_index, attention_module in enumerate(attention_modules(model)):
         module_hooks = attention_module._forward_hooks.values()
         if not any(isinstance(hook, AfterAttention) for hook in module_hooks):
             attention_module.register_forward_hook(AfterAttention(layer_index))

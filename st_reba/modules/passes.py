@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     class MaskSource(Protocol):
         """Gives the masks of layers that see other tokens than in the base."""
 
-        second: Sequence[tuple[int, str]]
+        @property
+        def second(self) -> Sequence[tuple[int, str]]: ...
 
         def mask_for_layer(
             self,

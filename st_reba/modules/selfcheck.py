@@ -175,6 +175,7 @@ def run_ids(
     """Hidden states of rows of token ids, [B, T, d] float32."""
     input_ids = torch.tensor(token_ids, device=model.device)
     with torch.inference_mode():
-        output = model.eval()(input_ids=input_ids, attention_mask=torch.ones_like(input_ids))
+        model.eval()  # type: ignore[no-untyped-call]
+        output = model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids))
     states: Tensor = output[0]
     return states.float()

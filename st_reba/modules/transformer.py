@@ -38,6 +38,8 @@ from .layout import (
 from .passes import ForwardPass, running
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from .capture import Capture
     from .passes import PassHook
 
@@ -164,6 +166,11 @@ class RepeatTransformer(Transformer):
         return reader_class(self, **layers, **reading)
 
     @property
+    def text_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, without which there is no RepeatTransformer."""
+        return self.tokenizer  # type: ignore[return-value]
+
+    @property
     def depth(self) -> int:
         """Number of layers L."""
         return int(self.config.get_text_config().num_hidden_layers)
@@ -216,9 +223,11 @@ class RepeatTransformer(Transformer):
             if not values.get(name) or not isinstance(values[name], str):
                 raise ValueError(f"The template's {{{name}}} needs one text: encode(…, {name}='…').")
         # Made anew each time, as parts of a tokenizer can be replaced without a sign of it.
-        special = special_tokens(self.tokenizer)
+        special = special_tokens(self.text_tokenizer)
         templates = [by_task[task] for by_task in self.templates]
-        return tuple(make_row_layout(self.tokenizer, template, special, prompt or "", values) for template in templates)
+        return tuple(
+            make_row_layout(self.text_tokenizer, template, special, prompt or "", values) for template in templates
+        )
 
     def budget(
         self,
@@ -227,7 +236,7 @@ class RepeatTransformer(Transformer):
         **fields: str,
     ) -> int | None:
         """Content tokens that a copy holds, ⌊(max_seq_length − overhead) / k⌋; None: no limit. See `row_layouts`."""
-        limit: Any = self.tokenizer.model_max_length  # type: ignore[union-attr]
+        limit: Any = self.text_tokenizer.model_max_length
         if limit is None or limit > 1e12:  # transformers' way of saying that there is none
             return None
         if limit > self.position_count > 0:
@@ -250,7 +259,7 @@ class RepeatTransformer(Transformer):
         for text in texts:
             if not isinstance(text, str):
                 raise ValueError(f"An input is no text but {type(text).__name__}: {text!r:.80}.")
-        return tokenize(self.tokenizer, texts, offsets=offsets)
+        return tokenize(self.text_tokenizer, texts, offsets=offsets)
 
     def preprocess(  # type: ignore[override]
         self, inputs: Sequence[Any], prompt: str | None = None, *, task: str | None = None, **fields: Any
@@ -277,7 +286,7 @@ class RepeatTransformer(Transformer):
             for layout in layouts:
                 # The text's end is cut, which is the beginning of the reversed text.
                 content = reversed_ids[-(budget or 0) :] if layout.is_reversed else token_ids[:budget]
-                rows.append(layout.build_row(content or [empty_text_token(self.tokenizer)]))
+                rows.append(layout.build_row(content or [empty_text_token(self.text_tokenizer)]))
         features = pad(rows)
         self._check_embeddings(features["input_ids"])
         return features
@@ -323,7 +332,7 @@ class RepeatTransformer(Transformer):
     def train(self, mode: bool = True) -> RepeatTransformer:
         """Change between training and inference, as `encode` does before the first batch."""
         self.mode_changes += 1
-        return super().train(mode)  # type: ignore[return-value]
+        return super().train(mode)
 
     def pass_hooks(self, capture: Capture | None) -> list[PassHook]:
         """What acts in a pass: before the layers run in this order, and behind them in reverse order."""
@@ -394,7 +403,7 @@ class RepeatTransformer(Transformer):
         if len(bad_rows):  # else the sum alone was too large
             row = int(bad_rows[0])
             token_ids = features["input_ids"][row][features["copy_ids"][row] == 1].tolist()
-            text = self.tokenizer.decode(token_ids)[:80]  # type: ignore[union-attr]
+            text = self.text_tokenizer.decode(token_ids)[:80]
             raise ValueError(f"The model gave NaN or infinity for the text {text!r}. Load it in float32 or bfloat16.")
 
     def _pooled_positions(self, features: Features) -> Tensor:
@@ -402,7 +411,7 @@ class RepeatTransformer(Transformer):
         real_tokens = features["attention_mask"].bool()
         row_lengths = torch.tensor([[span.total] for span in features["spans"]])
         row_lengths = row_lengths.to(real_tokens.device, non_blocking=True)
-        suffix_length = len(special_tokens(self.tokenizer)[1]) if self.pooled == "last_copy_and_end" else 0
+        suffix_length = len(special_tokens(self.text_tokenizer)[1]) if self.pooled == "last_copy_and_end" else 0
         return pooled_positions(self.pooled, self.copies, features["copy_ids"], real_tokens, row_lengths, suffix_length)
 
     def get_embedding_dimension(self) -> int:

@@ -116,8 +116,7 @@ def test_what_is_shared_is_computed_once(base: Base) -> None:
 
 def test_a_prefix_runs_once_for_all_batches_of_an_encode(base: Base) -> None:
     model: Any = build(base("llama"), "prompteol", template=QUESTION)
-    row_layout = model[0].row_layouts()[0]
-    prefix_length = len(row_layout.segments[0] + row_layout.segments[1])
+    prefix_length = len(model[0].row_layouts()[0].segments[0] + model[0].row_layouts()[0].segments[1])
     with counted_positions(model) as passes:
         model.encode(TEXTS, batch_size=2)
     assert len(passes) == 3 and passes.count(prefix_length) == 1
