@@ -39,7 +39,7 @@ METHODS = {
     "plain": "classical:pooling=mean",
     "echo": "echo:pooling=mean",
     "reba": "reba:pooling=mean",
-    "nosink": "nosink",
+    "nosink": "nosink:setting=mask0-bidir,k={k}",
     "prompteol": "prompteol",
     "default": DEFAULT,
 }
@@ -176,7 +176,7 @@ class ResultsFile:
 def load_row(row: str, options: argparse.Namespace) -> SentenceTransformer:
     """The model that encodes for a row."""
     if row in METHODS:
-        method = METHODS[row]
+        method = METHODS[row].replace("{k}", str(options.nosink_layers))
         if options.template is not None and row == "default":
             method = options.template
         copies = Method.parse(method).repeats or (2 if row in ("echo", "reba") else 1)
@@ -279,12 +279,17 @@ def main() -> None:
     runner.add_argument("--results", type=Path, required=True, metavar="FILE.jsonl")
     runner.add_argument("--dtype", help="number type of the weights, as bfloat16")
     runner.add_argument("--positions", type=int, help="positions that are read of a document, in each of its copies")
+    runner.add_argument(
+        "--nosink-layers", type=int, metavar="K", help="layers that NoSink converts; row nosink needs it"
+    )
     runner.add_argument("--template", metavar="METHOD", help="in place of the default, as in prompteol:template=NAME")
     runner.set_defaults(run=run)
     printer = commands.add_parser("tables", help="print what was kept")
     printer.add_argument("results", type=Path, metavar="FILE.jsonl")
     printer.set_defaults(run=print_tables)
     options = parser.parse_args()
+    if "nosink" in getattr(options, "rows", ()) and options.nosink_layers is None:
+        parser.error("row nosink needs --nosink-layers: choose k as docs/how-to/evaluate.md says.")
     options.run(options)
 
 

@@ -167,7 +167,7 @@ def write_golden(model: SentenceTransformer, folder: str | PathLike[str]) -> Non
     write_file(folder, header, texts, vectors.tolist())
 
 
-def digest_header(folder: str | PathLike[str]) -> dict[str, Any]:
+def digest_header(folder: str | PathLike[str]) -> dict[str, object]:
     """Digests of a model's files, as golden.json holds them, and the versions that wrote these."""
     path = Path(folder)
     digests = digests_of(path, with_rounded_weights=True)
@@ -251,7 +251,7 @@ def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[st
 
 
 def write_file(
-    folder: str | PathLike[str], header: Mapping[str, Any], texts: Iterable[str], vectors: Iterable[Iterable[float]]
+    folder: str | PathLike[str], header: Mapping[str, object], texts: Iterable[str], vectors: Iterable[Iterable[float]]
 ) -> None:
     """Write golden.json: the header, and a line for each text with its vector [d]."""
     text_lines: list[str] = []

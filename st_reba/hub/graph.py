@@ -123,7 +123,7 @@ def _download_graphs(repository: str, hub: Mapping[str, Any]) -> str:
     return str(snapshot_download(repository, allow_patterns=file_names, **hub_options))
 
 
-def cosines(first_vectors: NDArray[Any], second_vectors: NDArray[Any]) -> dict[str, float | bool]:
+def cosines(first_vectors: NDArray[np.floating], second_vectors: NDArray[np.floating]) -> dict[str, float | bool]:
     """The lowest and the mean cosine between rows of [n, d] vectors, and whether they reach ``LEAST``."""
     first = first_vectors.astype(np.float64)
     second = second_vectors.astype(np.float64)

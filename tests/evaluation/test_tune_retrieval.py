@@ -71,10 +71,9 @@ def test_every_wording_is_tried_with_queries_and_documents_apart() -> None:
 
 
 def test_what_build_takes_by_default_is_a_candidate() -> None:
-    candidates = [(each, readout) for each in retrieval_passes(6, "LATIN") for readout in each.readouts(6)]
-    readouts = {(each.method.template, readout) for each, readout in candidates}
+    tried = [(each.method.template, each.readouts(6)) for each in retrieval_passes(6, "LATIN")]
     default = Method.parse(DEFAULT)
-    assert (default.template, readout_of(default, 6)) in readouts
+    assert any(template == default.template and readout_of(default, 6) in readouts for template, readouts in tried)
 
 
 def test_a_readout_is_what_its_model_gives(small: str) -> None:
