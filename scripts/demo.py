@@ -50,8 +50,8 @@ class Base:
 SMOLLM2 = Base(
     "smollm2",
     "SmolLM2-135M-Instruct, a chat model of 135 million parameters",
-    "The base learned English. Vectors of Chinese texts are poor, so for Chinese questions trust\n"
-    "the mode words, and for Chinese texts take a base that knows Chinese (docs/zh/index.md).",
+    "The base learned English: a Chinese question finds little but what shares its words. For\n"
+    "Chinese texts, take a base that knows Chinese (docs/zh/index.md).",
 )
 MINI = Base(
     "mini",
@@ -69,8 +69,8 @@ class Question:
 
 
 QUESTIONS = (
-    Question("My eyes sting when I cut vegetables. What helps?", "sentences"),
-    Question("How do I get over jet lag?", "sentences"),
+    Question("Which planet is the biggest?", "sentences"),
+    Question("Why is my dough not rising?", "sentences"),
     Question("出国证件快到期了还能过关吗？", "sentences"),
     Question("苹果公司发布新电脑", "sentences"),
     Question("How do I put my model on the Hub?", "documents"),

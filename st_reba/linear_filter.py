@@ -288,12 +288,12 @@ def _fit_weight(vectors: Vectors, mean: Array, options: FilterOptions) -> Array:
     return directions * whitening_scales(variances, squared_length, options.power)[:, None]
 
 
-def shrink_variances(variances: Vectors, mean_variance: float) -> Vectors:
+def shrink_variances(variances: Array, mean_variance: float) -> Array:
     """Variances as partial whitening takes them: drawn to the mean of those of all dimensions."""
     return (1 - _SHRINKAGE) * variances + _SHRINKAGE * mean_variance
 
 
-def whitening_scales(variances: Vectors, squared_length: float, power: float) -> Vectors:
+def whitening_scales(variances: Array, squared_length: float, power: float) -> Array:
     """By what whitening multiplies directions of such variances; ``squared_length``: mean of the vectors'."""
     bounded_variances = np.maximum(variances, squared_length / MOST_GAIN**2)
     return np.asarray(bounded_variances**-power)

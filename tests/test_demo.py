@@ -106,6 +106,7 @@ def test_without_a_network_the_demo_runs_on_mini_and_says_so(
     assert "  words    publish.md: # Publish Put a model on the Hub." in output_lines
 
 
+@pytest.mark.slow
 def test_a_second_run_takes_what_is_there_until_a_page_changes(
     demo: ModuleType,
     tmp_path: Path,

@@ -2,11 +2,11 @@
 """Speed and memory beside what one would take instead: the tables of docs/results/speed.md.
 
     python scripts/results/speed.py STSB BASE BASE=FILE.gguf ... --trained MINILM --llama-python PYTHON
-    python scripts/results/speed.py STSB BASE --only classical default examples --sentences 1000 --passages 0
+    python scripts/results/speed.py STSB BASE --only default default-whole --sentences 1000 --passages 0
 
 STSB is a file of sentence pairs that `st-reba evaluate` reads, as STSBenchmark's sts-test.csv: its sentences are drawn
 at random, and joined to passages. BASE is a base's folder; behind "=" stands a GGUF file of it, which adds two rows:
-our default from that file, and llama.cpp with the same file and the same token ids.
+the last state of our default's prompt from that file, and llama.cpp with the same file and the same token ids.
 
 Every row is a process of its own. The rows of a table encode the same texts in turn, in every second round in the
 opposite order. Printed are medians over the rounds, and each row's time as a multiple of the classical mean's in the
@@ -41,26 +41,12 @@ from typing import cast
 from speed_row import RowJob
 
 from st_reba.evaluation import read_task
-from st_reba.methods import ENSEMBLES, SAYS
 from st_reba.processor import multiplies_bfloat16
+from st_reba.prompts import ENSEMBLES
 
 ROW_SCRIPT = Path(__file__).with_name("speed_row.py")
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "speed.md"
-EXAMPLES = {
-    "The chef chops onions in a small kitchen.": "Cooking",
-    "Shares fell after the bank had raised its rates.": "Markets",
-    "Two children build a castle of wet sand.": "Playing",
-    "Last night the river rose over its banks.": "Flood",
-}
 REFERENCE = "classical"
-
-
-def prompt_with_examples() -> str:
-    """The default's prompt for similarity, behind finished ones."""
-    finished_prompts = ""
-    for example_text, example_word in EXAMPLES.items():
-        finished_prompts += SAYS.format(text=example_text) + f'{example_word}". '
-    return finished_prompts + SAYS
 
 
 @dataclass(frozen=True)
@@ -75,7 +61,9 @@ class Case:
 
 
 MEAN = {"method": "classical", "pooling": "mean"}
-WITH_EXAMPLES = {"method": "prompteol", "template": prompt_with_examples()}
+# The default's prompt for what `encode` takes: as it is, and without its examples.
+DEFAULT_PROMPT = {"method": "prompteol", "template": "prompteol-topic-4"}
+NO_EXAMPLES = {"method": "prompteol", "template": "prompteol-topic", "read": "attention"}
 QUESTIONS = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:3]}
 WHOLE = {"shares_prefix": False}
 BFLOAT16 = {"dtype": "bfloat16"}
@@ -85,12 +73,12 @@ CASES = {
         "sentence-transformers' own Transformer and Pooling, mean",
         "sentence-transformers",
     ),
-    "default": Case("default"),
-    "default-whole": Case("default, whole rows", options=WHOLE),
-    "examples": Case("default with four examples", options=WITH_EXAMPLES),
-    "examples-whole": Case(
-        "default with four examples, whole rows",
-        options=WITH_EXAMPLES | WHOLE,
+    "default": Case("default (four examples)"),
+    "default-whole": Case("default (four examples), whole rows", options=WHOLE),
+    "no-examples": Case("default without examples", options=NO_EXAMPLES),
+    "no-examples-whole": Case(
+        "default without examples, whole rows",
+        options=NO_EXAMPLES | WHOLE,
     ),
     "questions": Case("three questions of one text", options=QUESTIONS),
     "questions-whole": Case(
@@ -108,9 +96,10 @@ CASES = {
         needs_bfloat16=True,
     ),
     "trained": Case("a trained model", "trained", model="trained"),
-    "gguf": Case("default, from a GGUF file", model="gguf"),
+    # An engine gives the last state alone.
+    "gguf": Case("the default's prompt, last state, from a GGUF file", options=DEFAULT_PROMPT, model="gguf"),
     "llama.cpp": Case(
-        "llama.cpp, the same file and prompt",
+        "llama.cpp: the same prompt, state and file",
         "llama.cpp",
         model="gguf",
     ),

@@ -237,7 +237,7 @@ def _told(place: str, model: Any) -> dict[str, Any]:
         else:
             told["templates"] = templates
         fields = {name: "-" for name in first.fields("document")}
-        told["prompt computed"] = "once a batch" if first.can_share() else "with every text"
+        told["prompt computed"] = "once for all texts" if first.can_share() else "with every text"
         told["longest text, in tokens"] = first.budget(task="document", **fields)
     told |= {"dimensions": model.get_embedding_dimension(), "modules": [type(module).__name__ for module in model]}
     told |= {"parameters": sum(each.numel() for each in model.parameters()), "prompts": model.prompts}

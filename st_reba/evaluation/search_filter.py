@@ -97,12 +97,12 @@ class HalfWhitening:
             centered_documents,
             full_matrices=False,
         )
-        variances = deviations**2 / document_count
+        variances = deviations.astype(np.float64) ** 2 / document_count
         total_variance = float(variances.sum())
         squared_mean = float(document_mean @ document_mean)
         squared_length = total_variance + squared_mean
         # Those of the other directions are 0.
-        all_variances = np.append(variances, np.float32(0))
+        all_variances = np.append(variances, 0.0)
         mean_variance = total_variance / width
         shrunk_variances = shrink_variances(all_variances, mean_variance)
         scales = whitening_scales(shrunk_variances, squared_length, SEARCH_POWER)

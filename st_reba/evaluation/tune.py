@@ -127,7 +127,7 @@ def tune(
 
 
 def auto(
-    base: Any, texts: Iterable[str], *, purpose: Purpose = "similarity", seed: int = 0, check: bool, **rest: Any
+    base: Any, texts: Iterable[str], *, purpose: str = "similarity", seed: int = 0, check: bool, **rest: Any
 ) -> SentenceTransformer:
     """``build(base, "auto", texts=…)``: :func:`tune` with fewer passes, and no texts that report.
 
@@ -175,15 +175,15 @@ class SimilarityPlan(TuningPlan):
         self.texts = texts
         self.script = script_of(" ".join(texts[:200]))
 
-    def open_search(self, base: SentenceTransformer, folder: Path | None) -> Search:
+    def open_search(self, base: SentenceTransformer, passes_folder: Path | None) -> Search:
         """The search over the items that choose, whose finished passes are kept in a folder."""
-        return Search(base, self.choosing, self.fit, folder)
+        return Search(base, self.choosing, self.fit, passes_folder)
 
     def passes(self, depth: int, *, small: bool = False) -> list[Pass]:
         """The inputs and masks that are tried."""
         return passes_of(depth, self.script, small=small, labelled=self.kind != "Views")
 
-    def fit_filter(self, model: SentenceTransformer, kind: str) -> Filter:
+    def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
         """Fit a filter for a model without one; there is one kind."""
         return fitted_filter(model, self.fit)
 
@@ -209,7 +209,7 @@ def _similarity_plan(texts: Iterable[str] | None, labels: Any, sample: int, seed
 
 def _search_plan(texts: Iterable[str] | None, labels: Any, sample: int, seed: int) -> RetrievalPlan:
     if labels is None:
-        return plan_by_views(texts or (), sample, seed)
+        return plan_by_views(() if texts is None else texts, sample, seed)
     task = read_rankings(labels)
     warn_of_dropped(task)
     return plan_by_labels(task, texts, sample, seed)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..encode import computed_positions, encode_texts
 from ..filters import Filter
-from ..methods import DEFAULT, TEMPLATES, Method
+from ..methods import DEFAULT, Method
+from ..prompts import TEMPLATES
 from ..sentences import QUERY_SAMPLE, sample_sentences
 from .readouts import Readout, depth_of, of_base, read, vectors
 from .retrieval_labels import labelled_items, relevant_documents
@@ -86,6 +87,18 @@ def search_wordings(script: str) -> list[Wording]:
     return wordings
 
 
+class RetrievalPass(Pass):
+    """A pass of which the attention outputs of the upper half are read too, as ``build`` does by default."""
+
+    def readouts(self, depth: int) -> list[Readout]:
+        """The readouts of layers above the lowest changed mask, and of attention outputs."""
+        readouts = super().readouts(depth)
+        if self.outputs:
+            upper_half = Readout(depth, "end", depth // 2 + 1)
+            readouts.append(upper_half)
+        return readouts
+
+
 def retrieval_passes(depth: int, script: str, *, small: bool = False) -> list[Pass]:
     """The inputs and masks that are tried.
 
@@ -100,7 +113,7 @@ def retrieval_passes(depth: int, script: str, *, small: bool = False) -> list[Pa
     passes: list[Pass] = []
     for wording in wordings:
         prompt_method = Method("prompteol", template=wording)
-        passes.append(Pass(prompt_method, ("end", "mean"), outputs=True))
+        passes.append(RetrievalPass(prompt_method, ("end", "mean"), outputs=True))
     bare_method = Method("classical", pooling="mean")
     passes.append(Pass(bare_method, ("mean", "last")))
     if not small:
@@ -413,4 +426,4 @@ class RetrievalReport:
 
 def standard_error(scores: Scores) -> float:
     """Standard error of the mean."""
-    return float(scores.std(ddof=1)) / len(scores) ** 0.5
+    return float(scores.std(ddof=1) / np.sqrt(len(scores)))

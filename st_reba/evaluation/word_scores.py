@@ -22,7 +22,7 @@ def word_scores(
 
     Example:
         >>> word_scores(["cats"], ["A cat sleeps.", "It rains."]).round(2).tolist()
-        [[0.67, 0.0]]
+        [[0.64, 0.0]]
     """
     language = language_of(documents)
     query_count = len(queries)

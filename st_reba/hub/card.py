@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers import SentenceTransformer
@@ -84,9 +84,9 @@ def render_card(
     **more_values: object,
 ) -> str:
     """Fill a card's template: its metadata, the card's values, and others that only this template has."""
-    fields = dict(vars(values))
-    card_data = fields.pop("card_data")
-    card = ModelCard.from_template(card_data, template_path=str(template), **fields, **more_values)
+    template_values: dict[str, Any] = {**vars(values), **more_values}
+    card_data = template_values.pop("card_data")
+    card = ModelCard.from_template(card_data, template_path=str(template), **template_values)
     without_blanks_at_ends = re.sub(r"[^\S\n]+\n", "\n", str(card.content))
     card_text = re.sub(r"\n{3,}", "\n\n", without_blanks_at_ends)
     return f"{card_text.strip()}\n"

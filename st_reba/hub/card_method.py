@@ -170,11 +170,7 @@ def _layout_lines(model: SentenceTransformer, templates: Templates, *, is_bare: 
     if _keeps_its_input(transformer):
         yield "The input is made as the base's own sentence-transformers model makes it."
         return
-    tokens_before, tokens_behind = special_tokens(transformer.tokenizer)
-    yield (
-        f"The tokenizer puts {_token_list(transformer, tokens_before)} before the input, "
-        f"and {_token_list(transformer, tokens_behind)} behind it."
-    )
+    yield _special_token_line(transformer)
     if not is_bare:
         yield from _template_lines(templates)
     prompt_position = ", before all else but the special tokens"
@@ -182,6 +178,15 @@ def _layout_lines(model: SentenceTransformer, templates: Templates, *, is_bare: 
         prompt_position = ", where a template has `{instruction}`"
     for prompt_name, prompt in saved_prompts(model).items():
         yield f"Prompt `{prompt_name}`{prompt_position}: `{quoted(prompt)}`."
+
+
+def _special_token_line(transformer: RepeatTransformer) -> str:
+    tokens_before, tokens_behind = special_tokens(transformer.tokenizer)
+    if not tokens_before and not tokens_behind:
+        return "The tokenizer adds no special tokens."
+    names_before = _token_list(transformer, tokens_before)
+    names_behind = _token_list(transformer, tokens_behind)
+    return f"The tokenizer puts {names_before} before the input, and {names_behind} behind it."
 
 
 def _template_lines(templates: Templates) -> Iterator[str]:
@@ -338,8 +343,7 @@ def _second_runs(transformer: RepeatTransformer) -> Sequence[tuple[int, str]]:
 
 def _layer_masks(transformer: RepeatTransformer) -> Sequence[str]:
     if isinstance(transformer, NoSinkTransformer):
-        layer_masks: Sequence[str] = transformer.layer_masks
-        return layer_masks
+        return cast("Sequence[str]", transformer.layer_masks)
     return ()
 
 

@@ -233,11 +233,12 @@ def open_fields(first: Any, task: str | None = None) -> list[str]:
 
 def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]) -> NDArray[np.float32]:
     """Vectors [texts, d], each text alone, so that no vector holds what a batch adds to it."""
+    options: dict[str, Any] = {"prompt": "", "show_progress_bar": False, "convert_to_tensor": True, **fields}
     encoded_texts: list[NDArray[np.float32]] = []
     try:
         with model.truncate_embeddings(None), unreported_cuts(model):
             for text in texts:
-                vectors = model.encode([text], prompt="", show_progress_bar=False, convert_to_tensor=True, **fields)
+                vectors = model.encode([text], **options)
                 encoded_texts.append(vectors[0].float().cpu().numpy())
     except Exception as error:  # of others' modules, which check little before they run
         if isinstance(error, ValueError) and hasattr(model[0], "fields"):

@@ -48,7 +48,7 @@ class Runner:
         padding_side: Literal["left", "right"] = "right",
     ) -> NDArray[np.float32]:
         """Sentence vectors [n, d] of texts, padded on the given side of a batch."""
-        padding = self.tokenizer.padding
+        padding = dict(self.tokenizer.padding or {})
         self.tokenizer.enable_padding(
             pad_id=padding["pad_id"],
             pad_token=padding["pad_token"],
@@ -120,7 +120,7 @@ def _download_graphs(repository: str, hub: Mapping[str, Any]) -> str:
     file_names = ["tokenizer.json"]
     for graph in (GRAPH, QUANTIZED):
         file_names += [graph, f"{graph}_data"]
-    return snapshot_download(repository, allow_patterns=file_names, **hub_options)
+    return str(snapshot_download(repository, allow_patterns=file_names, **hub_options))
 
 
 def cosines(first_vectors: NDArray[Any], second_vectors: NDArray[Any]) -> dict[str, float | bool]:

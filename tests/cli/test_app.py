@@ -103,7 +103,8 @@ def test_messages_name_options(
     command: str, message: str, wanted: str, status: int,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    for target in ("st_reba.recipe.recipe_for", "st_reba.index.Index.open", "st_reba.evaluation.run.compare"):
+    run = "st_reba.evaluation.run"
+    for target in ("st_reba.recipe.recipe_for", "st_reba.index.Index.open", f"{run}.compare", f"{run}.curve"):
         monkeypatch.setattr(target, Mock(side_effect=ValueError(message)))
     assert main(command.split()) == status and capsys.readouterr().err.splitlines()[-1] == f"st-reba: {wanted}"
 

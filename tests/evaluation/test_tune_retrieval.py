@@ -17,7 +17,7 @@ from st_reba import Filter, Method
 from st_reba.cli.app import main
 from st_reba.encode import encode_texts
 from st_reba.evaluation import tune_retrieval
-from st_reba.evaluation.readouts import of_base, opened, read, vectors
+from st_reba.evaluation.readouts import of_base, opened, read, readout_of, vectors
 from st_reba.evaluation.retrieval_labels import read_rankings
 from st_reba.evaluation.retrieval_views import retrieval_views
 from st_reba.evaluation.search import Scored
@@ -33,7 +33,8 @@ from st_reba.evaluation.tune_retrieval import (
     retrieval_passes,
     search_wordings,
 )
-from st_reba.methods import TEMPLATES
+from st_reba.methods import DEFAULT
+from st_reba.prompts import TEMPLATES
 
 WHAT = ["plays the guitar", "reads a long letter", "is buying bread", "walks home late", "sings"]
 WHERE = ["in the street", "near the river", "on a Sunday morning", "behind the school", "without a word"]
@@ -67,6 +68,13 @@ def test_every_wording_is_tried_with_queries_and_documents_apart() -> None:
     assert [each.method.template for each in passes[: len(english)]] == english
     assert len({each.method for each in passes}) == len(passes) == len(english) + 2
     assert len(retrieval_passes(6, "LATIN", small=True)) == 3
+
+
+def test_what_build_takes_by_default_is_a_candidate() -> None:
+    candidates = [(each, readout) for each in retrieval_passes(6, "LATIN") for readout in each.readouts(6)]
+    readouts = {(each.method.template, readout) for each, readout in candidates}
+    default = Method.parse(DEFAULT)
+    assert (default.template, readout_of(default, 6)) in readouts
 
 
 def test_a_readout_is_what_its_model_gives(small: str) -> None:
@@ -123,7 +131,7 @@ def test_a_candidate_has_the_score_of_its_model(small: str) -> None:
     search = RetrievalSearch(base, items, DOCUMENTS)
     assert search.filters == [None, "center", "whiten"]
     candidates = search.scored(retrieval_passes(6, "LATIN")[0])
-    assert len(candidates) == 3 * 13
+    assert len(candidates) == 3 * 14
     for candidate in candidates[:: len(candidates) // 4]:
         model = of_base(base, candidate.method)
         query_vectors = encode_texts(model, items.queries, task="query")
