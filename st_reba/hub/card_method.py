@@ -181,7 +181,7 @@ def _layout_lines(model: SentenceTransformer, templates: Templates, *, is_bare: 
 
 
 def _special_token_line(transformer: RepeatTransformer) -> str:
-    tokens_before, tokens_behind = special_tokens(transformer.tokenizer)
+    tokens_before, tokens_behind = special_tokens(transformer.text_tokenizer)
     if not tokens_before and not tokens_behind:
         return "The tokenizer adds no special tokens."
     names_before = _token_list(transformer, tokens_before)
