@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .methods import method_of as method_of
     from .modules.authors import AuthorsReBAPooling as AuthorsReBAPooling
     from .modules.ensemble import PromptEnsemble as PromptEnsemble
-    from .modules.masks import NoSinkTransformer as NoSinkTransformer
+    from .modules.nosink import NoSinkTransformer as NoSinkTransformer
     from .modules.pieces import ChunkedReBAPooling as ChunkedReBAPooling
     from .modules.pooling import ReBAPooling as ReBAPooling
     from .modules.shift import QueryShift as QueryShift

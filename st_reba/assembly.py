@@ -14,7 +14,7 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import get_device_name, load_file_path
 
 from . import bases, modules
@@ -22,9 +22,10 @@ from .filters import Filter, with_filter
 from .gguf_files import GgufFile, check_gguf, complete_tokenizer, read_gguf
 from .methods import Method
 from .modules import RepeatTransformer
+from .modules.mask_check import check_masks
 from .modules.outputs import shows_attention
-from .modules.selfcheck import can_share_prefix, check_capture, check_masks, check_padding, hidden_states, is_causal
-from .modules.settings import masks_of
+from .modules.selfcheck import can_share_prefix, check_capture, check_padding, hidden_states, is_causal
+from .modules.settings import plan_layers
 from .near_names import suggest_bases
 from .optional import required
 from .safety import check_base, check_tokenizer, limit_numbers, load, panics_as_errors
@@ -150,7 +151,6 @@ class Assembly:
         elif getattr(model, "hf_quantizer", None) is None:
             base.to(self.device or get_device_name())
         once = method.name in ("classical", "prompteol", "nosink") or method.chunk is not None
-        pooled = "end" if method.name == "prompteol" else "all" if method.sentence_pooling == "cls" else "last_copy"
         if self.may_read_states and method.read == "attention" and not shows_attention(model):
             logger.warning("The attention outputs of %s cannot be read. Its states are: read='states'.", self.name)
             self.method = method = replace(method, read="states")
@@ -159,7 +159,7 @@ class Assembly:
             reading=self._reading(model, base.depth),
             template=method.layout,
             repeats=1 if once else method.repeats or 2,
-            pooled=method.pooled or pooled,
+            pooled=method.pooled or method.pooling_spec.positions,
             instruction=method.instruction,
             compute_matched=method.compute_matched,
         )
@@ -195,7 +195,8 @@ class Assembly:
         if method.setting is not None:
             kind = modules.NoSinkTransformer
             numbers: dict[str, Any] = {name: getattr(method, name) for name in ("k", "k0", "m", "implementation")}
-            options |= masks_of(method.setting, base.config.get_text_config().num_hidden_layers, **numbers)
+            depth = base.config.get_text_config().num_hidden_layers
+            options |= plan_layers(method.setting, depth, **numbers)._asdict()
         module: RepeatTransformer = kind(
             base,
             recipe={name: value for name, value in method.to_dict().items() if name != "filter"},
@@ -306,21 +307,14 @@ class Assembly:
             return Sharing(folder, config_kwargs=trust, processor_kwargs=trust)
 
     def _behind(self, width: int) -> list[torch.nn.Module]:
-        method, pooling = self.method, self.method.sentence_pooling
-        weights = {"include_special": method.include_special, "normalize_weights": method.normalize_weights}
-        if method.name != "reba":
-            first: Any = Pooling(width, "lasttoken" if pooling == "last" else pooling)
-        elif method.chunk is not None:
-            pieces = {"chunk": method.chunk, "repeats": method.repeats or 2}
-            first = modules.ChunkedReBAPooling(width, pooling, **pieces, **weights)
-        elif method.implementation == "authors":
-            first = modules.AuthorsReBAPooling(width, pooling)
-        else:
-            first = modules.ReBAPooling(width, pooling, **weights)
-        made = [first]
+        """The pooling, and what follows it."""
+        method = self.method
+        pooling_modules = [method.pooling_spec.build(method, width)]
         if method.templates is not None:
-            made.append(modules.PromptEnsemble(method.template_weights, method.equal_norms))
-        return [*made, Normalize()] if method.normalize else made
+            pooling_modules.append(modules.PromptEnsemble(method.template_weights, method.equal_norms))
+        if method.normalize:
+            pooling_modules.append(Normalize())
+        return pooling_modules
 
 
 def _one_line(error: Exception) -> str:

@@ -17,7 +17,7 @@ from .processor import bfloat16_hint
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from .modules.layout import Frame
+    from .modules.layout import RowLayout
 
 logger = logging.getLogger(__name__)
 Task = Literal["query", "document"]
@@ -158,12 +158,12 @@ def describe_truncation(truncated: int, total: int) -> str:
 def unreported_cuts(model: SentenceTransformer) -> Iterator[None]:
     """Within the ``with`` block, the model does not tell of a text that it cuts: the texts are not the user's."""
     transformer: Any = model[0]
-    was_reported = getattr(transformer, "_warned", False)
-    transformer._warned = True
+    was_reported = getattr(transformer, "has_reported_cut", False)
+    transformer.has_reported_cut = True
     try:
         yield
     finally:
-        transformer._warned = was_reported
+        transformer.has_reported_cut = was_reported
 
 
 def positions(
@@ -270,7 +270,7 @@ def computed_positions(transformer: Any, texts: Sequence[str], layout: Mapping[s
         texts: The texts.
         layout: As its ``preprocess`` takes it.
     """
-    frames = transformer.frames(**layout)
+    frames = transformer.row_layouts(**layout)
     count = shared_positions(frames) if transformer.can_share() else whole_positions(frames)
     return _lengths_of_texts(transformer, texts, layout, count).positions
 
@@ -288,7 +288,7 @@ def batch_positions(
 def _batch_lengths(
     transformer: Any, texts: Sequence[str], layout: Mapping[str, Any], *, whole: bool = False
 ) -> TextLengths:
-    frames = transformer.frames(**layout)
+    frames = transformer.row_layouts(**layout)
     if whole or not transformer.can_share():
         count = whole_positions(frames)
     else:
@@ -307,18 +307,18 @@ class PositionCount:
         return PositionCount(self.fixed + other.fixed, self.per_token + other.per_token)
 
 
-def whole_positions(frames: Sequence[Frame]) -> PositionCount:
+def whole_positions(frames: Sequence[RowLayout]) -> PositionCount:
     """Positions of a text's rows, which are padded to the longest."""
     overhead = max(frame.overhead for frame in frames)
     return PositionCount(len(frames) * overhead, len(frames) * frames[0].copies)
 
 
-def shared_positions(frames: Sequence[Frame]) -> PositionCount:
+def shared_positions(frames: Sequence[RowLayout]) -> PositionCount:
     """Positions that are computed for a text: what stands behind the prefixes, and content once behind each.
 
     Example:
-        >>> from st_reba.modules.layout import Frame
-        >>> questions = [Frame(((1, 2), None, (3,))), Frame(((1, 2), None, (4, 5)))]
+        >>> from st_reba.modules.layout import RowLayout
+        >>> questions = [RowLayout(((1, 2), None, (3,))), RowLayout(((1, 2), None, (4, 5)))]
         >>> shared_positions(questions), whole_positions(questions)
         (PositionCount(fixed=3, per_token=1), PositionCount(fixed=8, per_token=2))
     """
@@ -327,7 +327,7 @@ def shared_positions(frames: Sequence[Frame]) -> PositionCount:
     return PositionCount(behind_prefix, later_copies + len(_rows_by_beginning(frames)))
 
 
-def held_positions(frames: Sequence[Frame]) -> PositionCount:
+def held_positions(frames: Sequence[RowLayout]) -> PositionCount:
     """Positions whose memory a text takes without computing them: a quarter of a prefix, and texts that are kept."""
     prefixes = sum(len(prefix_of(frame)) for frame in frames)
     kept_texts = [prefix for (prefix, _), row_count in _rows_by_beginning(frames).items() if row_count > 1]
@@ -335,13 +335,13 @@ def held_positions(frames: Sequence[Frame]) -> PositionCount:
     return PositionCount(prefixes // 4 + kept_prefixes, len(kept_texts))
 
 
-def prefix_of(frame: Frame) -> tuple[int, ...]:
+def prefix_of(frame: RowLayout) -> tuple[int, ...]:
     """Token ids before the first copy."""
-    first_copy = frame.parts.index(None)
-    return tuple(token for part in frame.parts[:first_copy] for token in part or ())
+    first_copy = frame.segments.index(None)
+    return tuple(token for part in frame.segments[:first_copy] for token in part or ())
 
 
-def _rows_by_beginning(frames: Sequence[Frame]) -> Counter[tuple[tuple[int, ...], bool]]:
+def _rows_by_beginning(frames: Sequence[RowLayout]) -> Counter[tuple[tuple[int, ...], bool]]:
     """How many rows of a text have each prefix and each order of its words."""
     return Counter((prefix_of(frame), frame.is_reversed) for frame in frames)
 

@@ -16,7 +16,8 @@ from .encode import Task, encode_texts
 from .filter_options import FEWEST_FOR_MEAN, FilterOptions, Kind
 from .linear_filter import Filter as Filter
 from .modules import RepeatTransformer
-from .modules.layout import PARTS, SIMILARITY, TASKS
+from .modules.extensions import extensions
+from .modules.layout import SIMILARITY, TASKS
 from .sentences import QUERY_SAMPLE, sample_sentences
 from .storage.probe import check
 
@@ -137,7 +138,7 @@ def _keep_fitted_templates(transformer: RepeatTransformer, fitted_filter: Filter
         source_of_task = {task: task for task in TASKS}
     assert transformer.template is not None  # the bare text has one wording
     transformer.template = _select_wordings(transformer.template, source_of_task)
-    transformer.templates = PARTS["templates"](transformer.template)
+    transformer.templates = extensions.parse_templates(transformer.template)
 
 
 def _select_wordings(

@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from .modules.settings import SETTINGS, masks_of
+from .modules.settings import SETTINGS, plan_layers
+from .poolings import (
+    POOLINGS,
+    POSITIONS,
+    PoolingSpec,
+    describe_poolings,
+    find_pooling,
+    methods_with_option,
+    pooling_names,
+)
 from .prompts import ENSEMBLES, TEMPLATES
 
 if TYPE_CHECKING:
@@ -24,21 +33,13 @@ METHODS = {
 }
 # Where none is named: on real bases, the best of those that need no texts and no numbers (docs/results).
 DEFAULT = "prompteol:template=prompteol-search,read=attention"
-# Options that only some methods have.
-_OF: dict[str, tuple[str, ...]] = {
+# Options that only some methods have; those of a pooling stand in its declaration.
+_METHODS_WITH_OPTION: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("repeats", "compute_matched"), ("reba", "echo")),
-    **dict.fromkeys(("include_special", "normalize_weights", "chunk"), ("reba",)),
+    **{option: methods_with_option(option) for spec in POOLINGS for option in spec.options},
     "pooled": ("echo", "classical", "prompteol", "nosink"),
 }
-_POOLINGS = {
-    "reba": ("last", "mean"),
-    "echo": ("last", "mean"),
-    "classical": ("last", "mean", "cls"),
-    "prompteol": ("last",),
-    "nosink": ("mean", "last", "cls"),
-}
 _NUMBERS = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}  # whole numbers: the least
-POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 _CHOICES = {"implementation": ("paper", "authors"), "join": ("mean", "concat"), "read": ("states", "attention")}
 # Arguments that encode takes for itself: a field of such a name could never get a value.
 _RESERVED = (
@@ -66,15 +67,13 @@ class Method:
     """
 
     name: str = _option("prompteol", "one of " + ", ".join(METHODS))
-    pooling: str | None = _option(
-        None, "sentence vector: last, mean, or cls (classical, nosink); default: last, mean for nosink"
-    )
+    pooling: str | None = _option(None, f"sentence vector: {describe_poolings()}; default: last, mean for nosink")
     repeats: int | None = _option(None, "copies of the text; default: 2, or the template's {text} slots")
     template: Any = _option(None, "text with a {text} slot a copy, a name, a mapping by task, or a list")
     weights: tuple[float, ...] | None = _option(None, "one for each template of a list; default: their average")
     equal_norms: bool = _option(True, "of several templates: divide each vector by its length first")
     instruction: str = _option("", "value of the template's {instruction} where no prompt is given")
-    pooled: str | None = _option(None, f"positions that are pooled: {', '.join(POOLED)}; default: by method")
+    pooled: str | None = _option(None, f"positions that are pooled: {', '.join(POSITIONS)}; default: by method")
     compute_matched: bool = _option(False, "halve the tokens that a copy may hold, so that two cost what one did")
     max_seq_length: int | None = _option(None, "positions of a sequence, all copies together")
     normalize: bool = _option(True, "scale vectors to length 1")
@@ -101,7 +100,12 @@ class Method:
         object.__setattr__(self, "filter", self.filter and os.fspath(self.filter))
         if self.name not in METHODS:
             raise ValueError(f"method={self.name!r} is not known. Choose from {', '.join(METHODS)}.")
-        choices = {"pooling": _POOLINGS[self.name], "pooled": POOLED, "setting": SETTINGS, **_CHOICES}
+        choices: dict[str, Iterable[str]] = {
+            "pooling": pooling_names(self.name),
+            "pooled": POSITIONS,
+            "setting": SETTINGS,
+            **_CHOICES,
+        }
         for option, known in choices.items():
             if (value := getattr(self, option)) not in (_DEFAULTS[option], *known):
                 raise ValueError(f"{self.name}: {option}={value!r} is not known. Choose from {', '.join(known)}.")
@@ -119,7 +123,7 @@ class Method:
         layers = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
         if self.layer is not None and [type(each) for each in layers] != [int, int]:
             raise ValueError(f"layer={self.layer!r} must be a layer's number, or the first and the last of several.")
-        for option, methods in _OF.items():
+        for option, methods in _METHODS_WITH_OPTION.items():
             if (value := getattr(self, option)) not in (None, False) and self.name not in methods:
                 raise ValueError(f"{option}={value!r} belongs to {', '.join(methods)}, not to {self.name}.")
         if self.name == "nosink" and self.setting is None:
@@ -131,9 +135,10 @@ class Method:
         if re.search(rf"(?<!{{){{({_RESERVED})}}", str(self.layout)):
             raise ValueError(f"template={self.template!r}: a field may not bear the name of an argument of encode.")
         if self.setting is not None:
-            masks = masks_of(self.setting, None, k=self.k, k0=self.k0, m=self.m)
-            apart = "extra" in self.setting and self.implementation == "paper" and isinstance(self.layer, tuple)
-            if masks["second"] and (self.read != "states" or apart):
+            plan = plan_layers(self.setting, None, k=self.k, k0=self.k0, m=self.m)
+            is_apart = plan.architecture == "extra" and self.implementation == "paper"
+            apart = is_apart and isinstance(self.layer, tuple)
+            if plan.second and (self.read != "states" or apart):
                 raise ValueError(f"setting={self.setting!r}: layers run twice, which goes with no such read or layer.")
         elif (self.k, self.k0, self.m) != (None, None, 1):
             raise ValueError(f"k={self.k!r}, k0={self.k0!r}, m={self.m!r} need setting=…, as setting='mask0-bidir'.")
@@ -175,7 +180,12 @@ class Method:
     @property
     def sentence_pooling(self) -> str:
         """The pooling, its default filled in."""
-        return self.pooling or _POOLINGS[self.name][0]
+        return self.pooling or pooling_names(self.name)[0]
+
+    @property
+    def pooling_spec(self) -> PoolingSpec:
+        """The declaration of the pooling."""
+        return find_pooling(self.name, self.sentence_pooling)
 
     def to_dict(self) -> dict[str, Any]:
         """The name and what is not at its default, JSON-serializable; ``Method(**values)`` reads it."""

@@ -16,6 +16,7 @@ from sentence_transformers.util import batch_to_device
 from tqdm.auto import tqdm
 
 from .encode import batch_positions, describe_truncation, saved_prompt, token_batches
+from .modules.layout import copy_starts, reverses_text
 from .modules.pooling import ReBAPooling
 from .modules.transformer import RepeatTransformer
 
@@ -134,7 +135,7 @@ def _first(model: SentenceTransformer) -> RepeatTransformer:
         raise ValueError(f"The model {what}. Build it with st_reba.build(…, pooling=…).")
     if first.rows > 1:
         raise ValueError(f"The model makes {first.rows} rows of a text. Use one template.")
-    if any(name == "reversed" for each in first.templates[0].values() for _, name in each):
+    if any(map(reverses_text, first.templates[0].values())):
         raise ValueError("The model reads a text with its words reversed. Use a template with {text}.")
     return first
 
@@ -155,7 +156,7 @@ def _token_vectors(
             with torch.inference_mode():
                 output = first(features, capture=None if pooling is None else pooling.token_capture)
                 if pooling is None:  # hidden states of the last copy, [B, n, d]; behind a text's own tokens anything
-                    start = (output["copy_ids"] == first.copies).int().argmax(dim=1, keepdim=True)
+                    start = copy_starts(output["copy_ids"], first.copies)
                     steps = torch.arange(max(span.length for span in output["spans"]), device=start.device)
                     vectors = torch.take_along_dim(output["token_embeddings"], (start + steps)[:, :, None], dim=1)
                 else:

@@ -24,7 +24,7 @@ from reference_nosink import visible
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
-from st_reba.modules.selfcheck import check_masks
+from st_reba.modules.mask_check import check_masks
 from st_reba.modules.shared_prefix import STAGE_COST
 
 METHODS = ("reba", "echo", "nosink")

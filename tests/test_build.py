@@ -21,7 +21,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 import st_reba
 from st_reba import ChunkedReBAPooling, Method, PromptEnsemble, ReBAPooling, RepeatTransformer, method_of
 from st_reba.modules import NoSinkTransformer
-from st_reba.modules.layout import PARTS, special_tokens
+from st_reba.modules.extensions import extensions
+from st_reba.modules.layout import special_tokens
 
 # Of each kind of option one.
 SAYING = ("reba mean", "authors mean", "chunk mean", "echo end", "ensemble", "reversed", "outputs", "mask0", "concat")
@@ -160,11 +161,11 @@ CALLS: dict[str, Callable[[str], Any]] = {
     "no pooling": lambda path: modules(RepeatTransformer(path)),
     "another transformer": lambda path: modules(Transformer(path), ReBAPooling(32)),
     "pieces and a prompt": lambda path: build(path, chunk=120).encode("x " * 55, prompt="y " * 50),
-    "a part of the package": lambda path: PARTS["nothing"],
+    "a part of the package": lambda path: extensions.nothing,
     "no place": lambda path: special_tokens(lambda text, **_: {"input_ids": [[3]] if isinstance(text, list) else [1]}),
     "a field without a value": lambda path: encoded(build(path, template="{kind} {text}{text}")),
-    "an unknown field": lambda path: build(path)[0].frames(kind="x"),  # type: ignore[operator]
-    "an unknown task": lambda path: build(path)[0].frames(task="x"),  # type: ignore[operator]
+    "an unknown field": lambda path: build(path)[0].row_layouts(kind="x"),  # type: ignore[operator]
+    "an unknown task": lambda path: build(path)[0].row_layouts(task="x"),  # type: ignore[operator]
     "no text": lambda path: build(path)[0].preprocess([3]),  # type: ignore[operator]
 }
 

@@ -12,6 +12,7 @@ import typer
 import yaml
 from typer import Argument, Option
 
+from ..poolings import describe_poolings
 from .app import CheckedCommand, app, dumped, given, pairs, quiet
 from .options import AsJson, Base, Device, Dtype, Model, Out, Overwrite, Revision, Trust
 from .streams import print_next, print_progress
@@ -29,7 +30,7 @@ def build(
             "auto, with --texts. [default: the recipe's, else prompteol:template=prompteol-search,read=attention]",
         ),
     ] = None,
-    pooling: Annotated[str | None, Option(metavar="NAME", help="last, mean; cls for classical and nosink.")] = None,
+    pooling: Annotated[str | None, Option(metavar="NAME", help=f"{describe_poolings()}.")] = None,
     repeats: Annotated[int | None, Option(metavar="N", help="Copies, for echo and reba. [default: 2]")] = None,
     template: Annotated[
         list[str] | None, Option(metavar="TEXT", help="Text with {text} slots, or a name. Repeat it for an ensemble.")

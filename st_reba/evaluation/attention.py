@@ -16,8 +16,9 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from ..encode import saved_prompt
-from ..modules.attention import show_attention
+from ..modules.attention import install_attention
 from ..modules.blocks import ScoreTerms, attend
+from ..modules.masks import MASKS
 
 # Maps of all layers are held at once: 16 MiB each at this length.
 MAX_TOKENS = 2048
@@ -90,7 +91,7 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
     for layer, mask, kept in recorder.layers:
         runs[layer] += 1
         matrix: NDArray[np.float32] = kept[:length, :length].numpy()
-        name = f"{mask}({m})" if mask.startswith("nosink") and m != 1 else mask
+        name = f"{mask}({m})" if MASKS[mask].hides_sink and m != 1 else mask
         layers.append(LayerMap(layer, name, matrix, runs[layer]))
     ids = features["input_ids"][0][:length].tolist()
     return Maps(tuple(_shown(transformer.tokenizer, token) for token in ids), tuple(layers))
@@ -105,17 +106,17 @@ class _Recorder:
         self.layers: list[tuple[int, str, Tensor]] = []
         self.state: Any = None
 
-    def begin(self, state: Any) -> None:
-        if not show_attention(state.transformer.model):
-            raise ValueError(f"{type(state.transformer.model).__name__} shows no attention.")
-        self.state, state.backward = state, self
+    def before_layers(self, state: Any) -> None:
+        if not install_attention(state.model):
+            raise ValueError(f"{type(state.model).__name__} shows no attention.")
+        self.state, state.attention_reader = state, self
 
-    def finish(self, state: Any, hidden: Tensor) -> Tensor:
+    def after_layers(self, state: Any, hidden: Tensor) -> Tensor:
         return hidden
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, looks_ahead: bool) -> Tensor:
         masks = self.state.masks
-        module, mask = (None, "forward") if masks is None or masks.last is None else masks.last
+        module, mask = (None, "forward") if masks is None or masks.last_attention is None else masks.last_attention
         kept = torch.zeros(query.shape[2], key.shape[2])
 
         def see(probabilities: Tensor, _: slice, start: int) -> None:

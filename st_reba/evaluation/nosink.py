@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ..methods import Method
+from ..modules.settings import SETTINGS
 from .run import compare, loaded_base
 from .tasks import read_task
 
@@ -54,7 +55,9 @@ def choose_k(
     def method(setting: str, k: int, k0: int | None = None) -> Method:
         if k == 0:
             return Method("nosink", pooling=pooling, setting="baseline")
-        return Method("nosink", pooling=pooling, setting=setting, k=k, k0=k0, m=m if "mask0" in setting else 1)
+        return Method(
+            "nosink", pooling=pooling, setting=setting, k=k, k0=k0, m=m if SETTINGS[setting].hides_sink else 1
+        )
 
     def rank(each: Method) -> tuple[float, int]:
         return -scores[each], each.k or 0  # of equal ones the first: the smaller k0

@@ -21,9 +21,9 @@ from ..methods import Method
 from ..modules import PromptEnsemble
 from ..modules.capture import BackwardAttention, Capture
 from ..modules.layers import watch_layers
-from ..modules.layout import Features, Span
+from ..modules.layout import Features, Span, copy_starts, pooled_positions
 from ..modules.outputs import watch_attention
-from ..modules.settings import masks_of
+from ..modules.settings import plan_layers
 from ..modules.transformer import RepeatTransformer
 from .stacked_reader import StackedReader
 
@@ -127,21 +127,28 @@ def vectors(
 
 def readout_of(method: Method, depth: int) -> Readout | None:
     """The readout of a method, on a base with L layers (``depth``); None: its model has to run by itself."""
-    plain = method.implementation == "paper" and method.chunk is None and method.pooled is None
-    plain = plain and not method.include_special and not method.normalize_weights and method.final_norm
-    pooling, outputs = method.sentence_pooling, method.read == "attention"
-    if not plain or pooling not in ("mean", "last") or (method.name == "reba" and outputs):
+    is_plain = method.implementation == "paper" and method.chunk is None and method.pooled is None
+    if not is_plain or method.include_special or method.normalize_weights or not method.final_norm:
         return None
-    given = method.layer if method.layer is not None else (depth // 2 + 1, depth) if outputs else depth
-    if isinstance(given, tuple) and not outputs:
+    pooling = method.pooling_spec.readout
+    reads_outputs = method.read == "attention"
+    if pooling is None or (method.name == "reba" and reads_outputs):
         return None
-    ends = given if isinstance(given, tuple) else (given, given)
-    first, layer = (each % (depth + 1) for each in ends)
-    known = 0 < first <= layer and all(-depth <= each <= depth for each in ends)
-    if not known or (method.setting is not None and _masks(method, layer) is None):
+    layers = method.layer
+    if layers is None:
+        layers = (depth // 2 + 1, depth) if reads_outputs else depth
+    if not isinstance(layers, tuple):
+        layers = (layers, layers)
+    elif not reads_outputs:
+        return None
+    if not all(-depth <= layer <= depth for layer in layers):
         return None  # by itself: build says what cannot be
-    name = {"reba": f"reba-{pooling}", "prompteol": "end"}.get(method.name, pooling)
-    return Readout(layer, name, first if outputs else None)
+    first_layer, last_layer = (layer % (depth + 1) for layer in layers)
+    if not 0 < first_layer <= last_layer:
+        return None
+    if method.setting is not None and _masks(method, last_layer) is None:
+        return None
+    return Readout(last_layer, pooling, first_layer if reads_outputs else None)
 
 
 def shared(methods: Sequence[Method], depth: int) -> dict[Method, list[Method]]:
@@ -180,8 +187,8 @@ def _masks(method: Method, layers: int) -> list[str] | None:
     """The masks of a model of so many layers; None: some of them run twice."""
     if method.setting is None:
         return ["forward"] * layers
-    found = masks_of(method.setting, layers, k=method.k, k0=method.k0, m=method.m)
-    return None if found["second"] else list(found["layer_masks"])
+    plan = plan_layers(method.setting, layers, k=method.k, k0=method.k0, m=method.m)
+    return None if plan.second else plan.layer_masks
 
 
 def read(
@@ -278,9 +285,11 @@ class TextWeights:
         # First and end of the content tokens that a vector is of, [B, 1] each.
         self.first, self.end = torch.tensor(parts, device=copy_ids.device)[:, :, None].unbind(dim=1)
         is_last_copy = copy_ids == transformer.copies
-        is_content, is_last_token = self._chosen(is_last_copy.cumsum(dim=1) - 1)
-        ends = torch.tensor([[span.total - 1] for span in spans], device=copy_ids.device)
-        is_end = torch.arange(copy_ids.shape[1], device=copy_ids.device) == ends
+        positions = torch.arange(copy_ids.shape[1], device=copy_ids.device)
+        is_content, is_last_token = self._chosen(positions - copy_starts(copy_ids, transformer.copies))
+        row_lengths = torch.tensor([[span.total] for span in spans], device=copy_ids.device)
+        real_tokens = positions < row_lengths
+        is_end = pooled_positions("end", transformer.copies, copy_ids, real_tokens, row_lengths, 0)
         chosen = torch.stack([is_content & is_last_copy, is_last_token & is_last_copy, is_end], dim=1)
         self.plain = _means(chosen)  # [B, 3, T]: mean, last, end
         self.backward: dict[int, Tensor] = {}  # by layer, [B, 2, T]: ReBA's mean and last

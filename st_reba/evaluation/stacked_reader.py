@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..modules.capture import BackwardAttention
+from ..modules.layers import ModuleCall
 from ..modules.passes import ForwardPass
 
 # Gets the number of a layer, and backward attention up to it.
@@ -69,23 +70,22 @@ class StackedReader:
         blocks = hidden.chunk(block_count, dim=2)
         return blocks[block_index]
 
-    def begin(self, state: ForwardPass) -> None:
+    def before_layers(self, state: ForwardPass) -> None:
         """Keep what is read while the layers run."""
         layer_states: list[Tensor] = []
         output_means = OutputMeans(self.outputs)
-        state.kept[self] = (layer_states, output_means)
+        state.hook_data[self] = (layer_states, output_means)
 
         def keep_states(
             index: int,
-            entered: Tensor,
+            layer_call: ModuleCall,
             hidden: Tensor,
-            rerun: object,
         ) -> Tensor:
             layer = index + 1
             if layer in self.layers:
                 layer_states.append(hidden)
-                if state.backward is not None:
-                    self.keep_backward(layer, state.backward)
+                if isinstance(state.attention_reader, BackwardAttention):
+                    self.keep_backward(layer, state.attention_reader)
             if layer == self.depth and layer_states:
                 # All pass what follows the layers, the final norm, as rows of one batch.
                 return torch.cat(layer_states)
@@ -95,9 +95,9 @@ class StackedReader:
         if self.outputs:
             state.after_attention.append(output_means.add)
 
-    def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
+    def after_layers(self, state: ForwardPass, hidden: Tensor) -> Tensor:
         """What is read, [B, T, d · readings], in place of the hidden states."""
-        layer_states, output_means = state.kept[self]
+        layer_states, output_means = state.hook_data[self]
         blocks: list[Tensor] = []
         if layer_states:
             blocks += hidden.chunk(len(layer_states))

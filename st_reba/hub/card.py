@@ -164,7 +164,7 @@ def _metadata(
 def _needs_package(transformer: RepeatTransformer) -> bool:
     """Whether only the package's hooks can observe the base's attention."""
     uses_eager_attention = transformer.model.config._attn_implementation == "eager"
-    return transformer.capture is not None and uses_eager_attention
+    return transformer.requested_rows is not None and uses_eager_attention
 
 
 def _filter_sizes(model: SentenceTransformer) -> list[str]:

@@ -15,7 +15,8 @@ from sentence_transformers.base.modules import Dense, Normalize
 from ..methods import METHODS, OPTIONS, Method, method_of
 from ..modules import ChunkedReBAPooling, NoSinkTransformer, PromptEnsemble, QueryShift, RepeatTransformer
 from ..modules.layout import empty_text_token, special_tokens
-from ..modules.settings import MASKS
+from ..modules.masks import MASKS
+from ..poolings import POSITIONS
 from .card_base import BaseDescription
 from .golden import open_fields
 
@@ -25,17 +26,6 @@ _TASK_WORDS = {
     "query": "A query",
     "document": "A document",
     "similarity": "A text that is neither, which `encode` takes,",
-}
-# What is pooled: with one copy of the text, and with several.
-_POOLED_POSITIONS = {
-    "last_copy": ("the text's tokens", "the tokens of the last copy"),
-    "repeats": ("the text's tokens", "the tokens of all copies but the first"),
-    "last_copy_and_end": (
-        "the text's tokens and the special tokens behind the input",
-        "the tokens of the last copy and the special tokens behind the input",
-    ),
-    "end": ("the last position of the input", "the last position of the input"),
-    "all": ("all positions of the input", "all positions of the input"),
 }
 
 Reading: TypeAlias = "dict[str, str | int | bool]"
@@ -191,7 +181,7 @@ def _layout_lines(model: SentenceTransformer, templates: Templates, *, is_bare: 
 
 
 def _special_token_line(transformer: RepeatTransformer) -> str:
-    tokens_before, tokens_behind = special_tokens(transformer.tokenizer)
+    tokens_before, tokens_behind = special_tokens(transformer.text_tokenizer)
     if not tokens_before and not tokens_behind:
         return "The tokenizer adds no special tokens."
     names_before = _token_list(transformer, tokens_before)
@@ -223,7 +213,7 @@ def _overhead(transformer: RepeatTransformer, field_values: Mapping[str, str]) -
 
 
 def _token_list(transformer: RepeatTransformer, token_ids: Sequence[int]) -> str:
-    names = transformer.tokenizer.convert_ids_to_tokens(list(token_ids))
+    names = transformer.text_tokenizer.convert_ids_to_tokens(list(token_ids))
     if not names:
         return "nothing"
     # A stranger's tokenizer may hold anything.
@@ -252,7 +242,7 @@ def describe_method(model: SentenceTransformer, base: BaseDescription) -> Method
         formula=_formula(model, method),
         masks=_describe_masks(transformer),
         mask_descriptions=_describe_mask_names(transformer, mask_names),
-        looks_ahead=any(not name.endswith("forward") for name in mask_names),
+        looks_ahead=not all(MASKS[name].is_causal for name in mask_names),
         sink=_describe_sink(transformer, mask_names),
         options=_option_help(method),
         recipe=_recipe(base, method, saved_prompts(model)),
@@ -311,11 +301,7 @@ def _formula(model: SentenceTransformer, method: Method | None) -> list[str]:
     if method is None:
         return []
     transformer = cast(RepeatTransformer, model[0])
-    lines: list[str] = []
-    if method.name == "reba":
-        *lines, pooled = _reba_formula(method)
-    else:
-        pooled = _pooling_formula(transformer, method)
+    *lines, pooled = _pooling_formula(transformer, method)
     steps = [pooled, *_later_steps(model)]
     for number, step in enumerate(steps, start=1):
         is_last = number == len(steps)
@@ -324,40 +310,14 @@ def _formula(model: SentenceTransformer, method: Method | None) -> list[str]:
     return lines
 
 
-def _pooling_formula(transformer: RepeatTransformer, method: Method) -> str:
-    if _keeps_its_input(transformer):
-        return "what the base's own pooling makes of all v_t"
-    pooling = method.sentence_pooling
-    positions = _POOLED_POSITIONS[transformer.pooled][transformer.copies > 1]
-    if transformer.pooled == "end":
-        return f"v_T, T {positions}"
-    if pooling == "cls":
-        return "v_1, at the first position of the input"
-    if pooling == "last":
-        return f"v_t at the last of {positions}"
-    return f"the mean of v_t over {positions}"
-
-
-def _reba_formula(method: Method) -> list[str]:
+def _pooling_formula(transformer: RepeatTransformer, method: Method) -> list[str]:
     """Lines up to the pooled vector, which is the last of them."""
-    is_last = method.sentence_pooling == "last"
-    lines = ["A^new = max over l and h of (A^{l,h} + (A^{l,h})ᵀ) / 2"]
-    if method.implementation == "authors":
-        weights = "Σ A^new[i, t], i ≤ t in the first half"
-        if is_last:
-            weights = "A^new[T, t], T the last position of the input"
-        return [*lines, f"Σ_t a_t · v_t / Σ_t a_t over all positions t, a_t = {weights}"]
-    positions = "all positions" if method.include_special else "the content positions"
-    if method.chunk is not None:
-        lines.append(
-            f"e_i   = A^new[p, p] · v_i + Σ_t A^new[p, t] · v'_t over {positions} t > p of the piece's own run,"
-        )
-        lines.append("        v' its hidden states, p the place of token i in its copy 1")
-    else:
-        lines.append(f"e_i   = Σ_t A^new[p, t] · v_t over {positions} t ≥ p of all copies, p that of token i in copy 1")
-    if method.normalize_weights:
-        lines.append("        the weights of each e_i divided by their sum")
-    return [*lines, "e_n, of the last token" if is_last else "(1/n) Σ_i e_i"]
+    if _keeps_its_input(transformer):
+        return ["what the base's own pooling makes of all v_t"]
+    positions = POSITIONS[transformer.pooled][transformer.copies > 1]
+    if transformer.pooled == "end":
+        return [f"v_T, T {positions}"]
+    return method.pooling_spec.describe(method, positions)
 
 
 def _later_steps(model: SentenceTransformer) -> Iterator[str]:
@@ -413,13 +373,13 @@ def _describe_masks(transformer: RepeatTransformer) -> str:
 
 def _describe_mask_names(transformer: RepeatTransformer, mask_names: Sequence[str]) -> dict[str, str]:
     sink_length = getattr(transformer, "m", 0)
-    return {name: MASKS[name].format(m=sink_length) for name in mask_names}
+    return {name: MASKS[name].description.format(m=sink_length) for name in mask_names}
 
 
 def _describe_sink(transformer: RepeatTransformer, mask_names: Sequence[str]) -> str | None:
     """What the sink is in this model's inputs, and whether it is pooled."""
     sink_length = getattr(transformer, "m", 0)
-    hides_sink = any(name.startswith("nosink") for name in mask_names)
+    hides_sink = any(MASKS[name].hides_sink for name in mask_names)
     if not hides_sink or not sink_length:
         return None
     sink = "first token of the input"

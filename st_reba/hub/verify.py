@@ -16,7 +16,7 @@ from sentence_transformers.util import load_file_path
 
 from ..bases import HUB
 from ..modules import RepeatTransformer
-from ..modules.layout import PARTS
+from ..modules.extensions import extensions
 from ..modules.version import __version__
 from ..safety import Repository, load
 from .digests import files_of
@@ -122,7 +122,7 @@ def _compare_code(model: SentenceTransformer, path: str | None) -> CodeDifferenc
         return {"code": f"There is no {CODE}: only readers with st_reba can load the model", "foreign": True}
     # As written, whatever a checkout made of the line ends.
     repository_code = Path(path).read_bytes().replace(b"\r\n", b"\n").decode("utf-8", "replace")
-    package_code = PARTS["code"](model)
+    package_code = extensions.code_of(model)
     if repository_code == package_code:
         return {"code": None, "foreign": False}
     stated_version = _VERSION.match(repository_code)

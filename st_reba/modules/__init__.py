@@ -5,14 +5,15 @@ The module classes need torch and sentence-transformers, and are imported when t
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-# The classes that modules.json may name, and where they stand.
+# The classes that modules.json may name, and their sections: files of this package, or importable modules of others.
 MODULES = {
     "RepeatTransformer": "transformer",
-    "NoSinkTransformer": "masks",
+    "NoSinkTransformer": "nosink",
     "ReBAPooling": "pooling",
     "AuthorsReBAPooling": "authors",
     "ChunkedReBAPooling": "pieces",
@@ -21,10 +22,29 @@ MODULES = {
 }
 
 
+@cache
+def section_names() -> frozenset[str]:
+    """The files of this package."""
+    return frozenset(module.name for module in iter_modules(__path__))
+
+
+def module_of_section(section: str) -> str:
+    """The name under which Python imports a section."""
+    if section in section_names():
+        return f"{__name__}.{section}"
+    return section
+
+
+@cache
+def load_sections() -> None:
+    """Import all files of this package: each enters what it offers into ``extensions``."""
+    for section in section_names():
+        import_module(f"{__name__}.{section}")
+
+
 def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # All of them: each enters what it offers into layout.PARTS.
-    for each in iter_modules(__path__):
-        import_module(f".{each.name}", __name__)
-    return getattr(import_module(f".{MODULES[name]}", __name__), name)
+    load_sections()
+    module = import_module(module_of_section(MODULES[name]))
+    return getattr(module, name)

@@ -7,30 +7,33 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from .layout import PARTS, decoder_of
+from .extensions import extensions
+from .layout import IS_INSTALLED, decoder_of
 from .passes import current_pass
 
 # A copy of this code, in a repository, has a name of its own: each knows its own forward passes only.
-ATTENTION_NAME = "st_reba" if __name__.startswith("st_reba.") else __name__.replace(".", "_")
+ATTENTION_NAME = "st_reba" if IS_INSTALLED else __name__.replace(".", "_")
 _SDPA: Any = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
 
 
-def show_attention(model: Any) -> bool:
+def install_attention(model: PreTrainedModel) -> bool:
     """Make a model's decoder call :func:`attention`; False: it cannot, so the package observes its eager attention."""
-    decoder = decoder_of(model)
-    observed = getattr(decoder, "observed", False)  # by the package's hooks
-    if observed or decoder.config._attn_implementation == ATTENTION_NAME:
-        return not observed
+    decoder: Any = decoder_of(model)
+    if getattr(decoder, "is_observed", False):  # by the package's hooks
+        return False
+    if decoder.config._attn_implementation == ATTENTION_NAME:
+        return True
     decoder.set_attn_implementation(ATTENTION_NAME)  # which only warns where an architecture ignores the interface
     if decoder.config._attn_implementation == ATTENTION_NAME:
         return True
-    if "eager" not in PARTS:
+    if not extensions.has("observe_eager_attention"):
         raise ValueError(f"{type(decoder).__name__} has an attention of its own: pip install st-reba, import it.")
-    PARTS["eager"](decoder)
+    extensions.observe_eager_attention(decoder)
     return False
 
 
@@ -48,7 +51,7 @@ def attention(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     indices: Tensor | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Attention of one layer, [B, T, H, D'], as transformers calls it.
 
@@ -59,34 +62,49 @@ def attention(
         if kwargs.get(name) is not None:
             raise ValueError(f"{type(module).__name__} passes an unknown {name!r} to its attention. Use Echo.")
     state = current_pass()
-    masks, backward = (None, None) if state is None else (state.masks, state.backward)
+    masks = None if state is None else state.masks
+    reader = None if state is None else state.attention_reader
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    # Some masks have an extra column; some are one mask, expanded over the batch.
-    mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
-    if mask is not None and mask.stride(0) == 0:
-        mask = mask[:1]
-    if indices is not None:
-        mask = PARTS["chosen_keys"](mask, indices, key.shape[2])
     looks_ahead = not causal
-    if masks is not None:
-        if indices is not None:
+    mask = _native_mask(attention_mask, key.shape[2])
+    if indices is not None:
+        if masks is not None:
             raise ValueError(f"{type(module).__name__} chooses its keys by an indexer, so its masks cannot be changed.")
-        mask, causal, looks_ahead = masks.of(module, mask, causal)
+        mask = extensions.mask_of_chosen_keys(mask, indices, key.shape[2])
+    if masks is not None:
+        mask, causal, looks_ahead = masks.mask_for_layer(module, mask, causal)
     causal = causal and mask is None
-    if backward is None and softcap is None and s_aux is None and position_bias is None:
-        options: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "is_causal": causal}
-        return _SDPA(module, query, key, value, mask, **options)[0], None
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    terms = PARTS["terms"](mask, causal, scaling, softcap, s_aux, position_bias, dropout)
-    if backward is None:
-        return PARTS["blocks"](query, key, value, terms), None
+    if reader is None and softcap is None and s_aux is None and position_bias is None:
+        output = _SDPA(module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal)
+        return output[0], None
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    terms = extensions.score_terms(mask, causal, scaling, softcap, s_aux, position_bias, dropout)
+    if reader is None:
+        return extensions.attend_in_blocks(query, key, value, terms), None
     if looks_ahead and masks is None:
         raise ValueError(f"{type(module).__name__} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
     if query.shape[2] != key.shape[2]:
         raise ValueError(f"{type(module).__name__} attends to more keys than tokens (a cache or a learned prefix).")
-    return backward.attend(query, key, value, terms, looks_ahead), None
+    return reader.attend(query, key, value, terms, looks_ahead), None
+
+
+def _native_mask(
+    attention_mask: Tensor | None,
+    key_count: int,
+) -> Tensor | None:
+    """The mask that transformers made: without an extra column, and once where it is expanded over the batch."""
+    if attention_mask is None:
+        return None
+    mask = attention_mask[..., :key_count]
+    return mask[:1] if mask.stride(0) == 0 else mask
+
+
+def as_booleans(mask: Tensor) -> Tensor:
+    """A mask, boolean or added to scores, as booleans: True where a key is visible."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 AttentionInterface.register(ATTENTION_NAME, attention)
 AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
-PARTS["show"] = show_attention
+extensions.install_attention = install_attention

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from .capture import Capture
-from .layout import Span, published
-from .pooling import ReBAPooling, normalized, weighted_sums
+from .layout import Features, Span, published
+from .pooling import ReBAPooling, normalize_weights, weighted_sums
 
 
 class AuthorsCapture(Capture):
@@ -16,10 +14,13 @@ class AuthorsCapture(Capture):
 
     zeros = True
 
-    def run(self, span: Span) -> tuple[int, int]:
+    def anchor_range(self, span: Span) -> tuple[int, int]:
         """First anchor of a text, and number of anchors, which follow one another."""
-        runs = {"end": (span.total - 1, 1), "half": (0, max(1, span.total // 2))}
-        return runs.get(self.anchors) or super().run(span)
+        if self.anchors == "end":
+            return span.total - 1, 1
+        if self.anchors == "half":
+            return 0, max(1, span.total // 2)
+        return super().anchor_range(span)
 
 
 @published
@@ -51,23 +52,25 @@ class AuthorsReBAPooling(ReBAPooling):
     @property
     def capture(self) -> Capture:
         """The rows of A^new that the sentence vector needs."""
-        return AuthorsCapture("end", True, True) if self.pooling == "last" else AuthorsCapture("half", special=True)
+        if self.pooling == "last":
+            return AuthorsCapture("end", earlier_columns=True, special_columns=True)
+        return AuthorsCapture("half", special_columns=True)
 
     @property
     def token_capture(self) -> Capture:
         """The rows of A^new that words and tokens need."""
-        return AuthorsCapture("copy", both=True, special=True)
+        return AuthorsCapture("copy", earlier_columns=True, special_columns=True)
 
-    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward(self, features: Features, **kwargs: object) -> Features:
         """Pool what RepeatTransformer gives: ``features`` with ``sentence_embedding`` [B, d]."""
         self._check(features)
-        weights = normalized(self._weights(features, False).sum(dim=1, keepdim=True))
+        weights = normalize_weights(self._weights(features, False).sum(dim=1, keepdim=True))
         return {**features, "sentence_embedding": weighted_sums(weights, features)[:, 0]}
 
-    def token_vectors(self, features: dict[str, Any], normalize: bool = False) -> Tensor:
+    def token_vectors(self, features: Features, normalize: bool = False) -> Tensor:
         """The e_i of the captured rows, [B, R, d], with weights that sum to 1."""
         return super().token_vectors(features, True)
 
-    def row_sums(self, features: dict[str, Any]) -> Tensor:
+    def row_sums(self, features: Features) -> Tensor:
         """Sum of each captured row, [B, R]: how much a token counts in a word."""
         return self._weights(features, False).sum(dim=-1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from math import isqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .layout import PARTS
+from .extensions import extensions
 
 BLOCK = 1 << 20  # probabilities that stay in a processor's cache; a GPU takes 16 times as many at once
 
@@ -24,72 +26,115 @@ class ScoreTerms(NamedTuple):
     bias: Tensor | None = None  # [B or 1, H, T, S], added
     dropout: float = 0.0
 
-    def of(self, texts: slice, queries: slice, keys: int) -> ScoreTerms:
+    def slice_block(
+        self,
+        texts: slice,
+        queries: slice,
+        key_count: int,
+    ) -> ScoreTerms:
         """The terms of a block: some texts, some of their queries, the first keys."""
-        mask, bias = (
-            each if each is None else (each if len(each) == 1 else each[texts])[:, :, queries, :keys]
-            for each in (self.mask, self.bias)
-        )
+        mask = _slice_term(self.mask, texts, queries, key_count)
+        bias = _slice_term(self.bias, texts, queries, key_count)
         return self._replace(mask=mask, bias=bias)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, observe: Any = None) -> Tensor:
+def _slice_term(
+    term: Tensor | None,
+    texts: slice,
+    queries: slice,
+    key_count: int,
+) -> Tensor | None:
+    if term is None:
+        return None
+    return (term if len(term) == 1 else term[texts])[:, :, queries, :key_count]
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: ScoreTerms,
+    observe: Callable[[Tensor, slice, int], object] | None = None,
+) -> Tensor:
     """Attention of one layer, [B, T, H, D'].
 
     ``observe`` gets the probabilities [b, H, Q, S] of each block, whose texts they are, and the first of its queries.
     With gradients, which keep all probabilities anyway, a layer is one block.
     """
     batch, heads, length, _ = query.shape
-    groups, keys = key.shape[1:3]
-    texts, most = batch, length * keys  # most: probabilities of a text and head in a block
+    groups, key_count = key.shape[1:3]
+    text_count = batch
+    block_size = length * key_count  # probabilities of a text and head in a block
     if not torch.is_grad_enabled():
-        most = BLOCK * (1 if query.device.type == "cpu" else 16) // heads
-        texts = min(batch, max(1, most // keys // 32))  # few where they are long, so that a block has 32 queries
-        most //= texts
-    cuts = [0]
-    while cuts[-1] < length:
-        # A causal block needs no key after its last query: the first blocks have more queries.
-        before = keys - length + cuts[-1]
-        count = (isqrt(before**2 + 4 * most) - before) // 2 if terms.causal else most // keys
-        cuts.append(min(cuts[-1] + max(16, count), length))
-    later = query.new_full((cuts[1], cuts[1]), -torch.inf, dtype=torch.float32).triu(1)
+        block_size = BLOCK * (1 if query.device.type == "cpu" else 16) // heads
+        text_count = min(batch, max(1, block_size // key_count // 32))  # few long ones: a block has 32 queries
+        block_size //= text_count
+    bounds = query_bounds(length, key_count, block_size, terms.causal)
+    later = query.new_full((bounds[1], bounds[1]), -torch.inf, dtype=torch.float32).triu(1)
     output = value.new_empty(batch, length, heads, value.shape[3])
-    for first in range(0, batch, texts):
-        some = slice(first, first + texts)
-        own_key, own_value = key[some].contiguous(), value[some].contiguous()  # else every block copies them
-        for start, stop in zip(cuts, cuts[1:], strict=False):
-            seen = keys - length + stop if terms.causal else keys
-            mine = terms.of(some, slice(start, stop), seen)
-            probabilities = _probabilities(query[some, :, start:stop], own_key[:, :, :seen], mine, later)
+    for first_text in range(0, batch, text_count):
+        texts = slice(first_text, first_text + text_count)
+        text_keys, text_values = key[texts].contiguous(), value[texts].contiguous()  # else every block copies them
+        for start, end in pairwise(bounds):
+            visible_count = key_count - length + end if terms.causal else key_count
+            block_terms = terms.slice_block(texts, slice(start, end), visible_count)
+            block_keys, block_values = text_keys[:, :, :visible_count], text_values[:, :, :visible_count]
+            probabilities = _probabilities(query[texts, :, start:end], block_keys, block_terms, later)
             if observe is not None:
-                observe(probabilities, some, start)
+                observe(probabilities, texts, start)
             weights = nn.functional.dropout(probabilities.to(value.dtype), terms.dropout, training=terms.dropout > 0)
-            mixed = weights.reshape(len(weights), groups, -1, seen) @ own_value[:, :, :seen]
-            output[some, start:stop] = mixed.view(len(weights), heads, stop - start, -1).transpose(1, 2)
+            mixed = weights.reshape(len(weights), groups, -1, visible_count) @ block_values
+            output[texts, start:end] = mixed.view(len(weights), heads, end - start, -1).transpose(1, 2)
     return output
 
 
-def _probabilities(query: Tensor, key: Tensor, terms: ScoreTerms, later: Tensor) -> Tensor:
+def query_bounds(
+    length: int,
+    key_count: int,
+    block_size: int,
+    is_causal: bool,
+) -> list[int]:
+    """Where queries are cut into blocks of at most ``block_size`` probabilities, or of 16 queries; 0 to ``length``."""
+    bounds = [0]
+    while bounds[-1] < length:
+        query_count = block_size // key_count
+        if is_causal:
+            # A causal block needs no key after its last query: the first blocks have more queries.
+            keys_before = key_count - length + bounds[-1]
+            query_count = (isqrt(keys_before**2 + 4 * block_size) - keys_before) // 2
+        bounds.append(min(bounds[-1] + max(16, query_count), length))
+    return bounds
+
+
+def _probabilities(
+    query: Tensor,
+    key: Tensor,
+    terms: ScoreTerms,
+    later: Tensor,
+) -> Tensor:
     """Attention [B, H, Q, K] of a block, in float32 or better; where it is causal, its queries are the last keys."""
-    batch, heads, queries, width = query.shape
-    groups, keys = key.shape[1:3]
+    batch, heads, query_count, width = query.shape
+    groups, key_count = key.shape[1:3]
     # The heads of a group share its key.
-    rows = (query * terms.scaling).reshape(batch, groups, -1, width)
-    scores = (rows @ key.mT).view(batch, heads, queries, keys).to(torch.promote_types(query.dtype, torch.float32))
+    group_queries = (query * terms.scaling).reshape(batch, groups, -1, width)
+    scores = (group_queries @ key.mT).view(batch, heads, query_count, key_count)
+    scores = scores.to(torch.promote_types(query.dtype, torch.float32))
     if terms.softcap is not None:
         scores = torch.tanh(scores / terms.softcap) * terms.softcap
     if terms.bias is not None:
         scores = scores + terms.bias
-    if terms.mask is not None:
-        hidden = terms.mask.dtype == torch.bool
-        scores = scores.masked_fill_(~terms.mask, -torch.inf) if hidden else scores + terms.mask
+    if terms.mask is not None and terms.mask.dtype == torch.bool:
+        scores = scores.masked_fill_(~terms.mask, -torch.inf)
+    elif terms.mask is not None:
+        scores = scores + terms.mask
     elif terms.causal:
         # Only among a block's own positions is there a later one.
-        scores[..., keys - queries :].add_(later[:queries, :queries])
+        scores[..., key_count - query_count :].add_(later[:query_count, :query_count])
     if terms.sinks is not None:
-        sink = terms.sinks.to(scores.dtype)[None, :, None, None].expand(batch, -1, queries, 1)
+        sink = terms.sinks.to(scores.dtype)[None, :, None, None].expand(batch, -1, query_count, 1)
         scores = torch.cat([scores, sink], dim=-1)
-    return torch.softmax(scores, dim=-1, out=None if torch.is_grad_enabled() else scores)[..., :keys]
+    return torch.softmax(scores, dim=-1, out=None if torch.is_grad_enabled() else scores)[..., :key_count]
 
 
-PARTS |= {"terms": ScoreTerms, "blocks": attend}
+extensions.score_terms = ScoreTerms
+extensions.attend_in_blocks = attend

@@ -7,44 +7,97 @@ from torch import Tensor
 
 from .blocks import ScoreTerms, attend
 from .capture import BackwardAttention
-from .layout import PARTS
+from .extensions import extensions
+
+
+def head_step(
+    heads: int,
+    groups: int,
+    max_heads: int,
+) -> int:
+    """How many heads run at a time: at most ``max_heads``, but one at least, and whole groups or a divisor of a group.
+
+    Example:
+        >>> head_step(heads=8, groups=8, max_heads=3), head_step(heads=12, groups=2, max_heads=4)
+        (3, 3)
+    """
+    group_size = heads // groups
+    max_heads = max(1, max_heads)
+    if group_size == 1:
+        return min(max_heads, heads)
+    return max(size for size in range(1, group_size + 1) if group_size % size == 0 and size <= max_heads)
 
 
 def attend_both_ways(
-    backward: BackwardAttention, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms
+    backward: BackwardAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: ScoreTerms,
 ) -> Tensor:
     """Attention of one layer, [B, T, H, D'], whose sums of rows and columns raise the maxima.
 
     Few heads run at a time, as both are taken within one head; heads of one group share a key.
     """
     batch, heads, length, _ = query.shape
-    size = heads // key.shape[1]
-    most = max(1, (1 << 22) // (batch * length * length))
-    step = min(most, heads) if size == 1 else max(n for n in range(1, size + 1) if size % n == 0 and n <= most)
+    group_size = heads // key.shape[1]
+    step = head_step(heads, key.shape[1], (1 << 22) // (batch * length * length))
+    precision = torch.promote_types(query.dtype, torch.float32)
     outputs = []
-    for head in range(0, heads, step):
-        some, group = slice(head, head + step), slice(head // size, -(-(head + step) // size))
-        own = {name: getattr(terms, name) for name in ("mask", "bias")}
-        own = {name: each if each is None or each.shape[1] == 1 else each[:, some] for name, each in own.items()}
-        mine = terms._replace(**own, sinks=None if terms.sinks is None else terms.sinks[some])
-        precision = torch.promote_types(query.dtype, torch.float32)
-        whole = torch.zeros(batch, len(query[0, some]), length, length, dtype=precision, device=query.device)
+    for first_head in range(0, heads, step):
+        some_heads = slice(first_head, first_head + step)
+        some_groups = slice(first_head // group_size, -(-(first_head + step) // group_size))
+        head_count = len(query[0, some_heads])
+        probabilities = torch.zeros(batch, head_count, length, length, dtype=precision, device=query.device)
 
-        def keep(block: Tensor, texts: slice, start: int, whole: Tensor = whole) -> None:
-            whole[texts, :, start : start + block.shape[2], : block.shape[3]] = block
+        def keep_block(
+            block: Tensor,
+            texts: slice,
+            start: int,
+            target: Tensor = probabilities,
+        ) -> None:
+            target[texts, :, start : start + block.shape[2], : block.shape[3]] = block
 
-        outputs.append(attend(query[:, some], key[:, group], value[:, group], mine, keep))
-        backward.add(sums(backward, whole))
+        head_terms = terms_of_heads(terms, some_heads)
+        head_queries, head_keys, head_values = query[:, some_heads], key[:, some_groups], value[:, some_groups]
+        outputs.append(attend(head_queries, head_keys, head_values, head_terms, keep_block))
+        backward.update_maxima(sum_rows_and_columns(backward, probabilities))
     return torch.cat(outputs, dim=2)
 
 
-def sums(backward: BackwardAttention, probabilities: Tensor) -> Tensor:
-    """A[i, t] + A[t, i], but A[i, i] at t = i, the maximum over heads of [B, H, T, T]; 0 before i unless ``both``."""
-    index = backward.anchors[:, None, :, None].expand(-1, probabilities.shape[1], -1, probabilities.shape[3])
-    own, anchors = probabilities.gather(2, index), backward.anchors[:, :, None]
-    position = torch.arange(probabilities.shape[3], device=anchors.device)
-    largest = torch.where((position == anchors)[:, None], own, own + probabilities.mT.gather(2, index)).amax(dim=1)
-    return largest if backward.both else largest.masked_fill(position < anchors, 0.0)
+def terms_of_heads(
+    terms: ScoreTerms,
+    heads: slice,
+) -> ScoreTerms:
+    """The terms of some heads."""
+    mask, bias, sinks = terms.mask, terms.bias, terms.sinks
+    if mask is not None and mask.shape[1] > 1:
+        mask = mask[:, heads]
+    if bias is not None and bias.shape[1] > 1:
+        bias = bias[:, heads]
+    if sinks is not None:
+        sinks = sinks[heads]
+    return terms._replace(mask=mask, bias=bias, sinks=sinks)
 
 
-PARTS["both_ways"] = attend_both_ways
+def sum_rows_and_columns(
+    backward: BackwardAttention,
+    probabilities: Tensor,
+) -> Tensor:
+    """A[i, t] + A[t, i], but A[i, i] at t = i, the maximum over heads of [B, H, T, T].
+
+    Before i it is 0, unless ``backward`` keeps earlier columns.
+    """
+    _, heads, _, length = probabilities.shape
+    anchors = backward.anchors[:, :, None]
+    index = backward.anchors[:, None, :, None].expand(-1, heads, -1, length)
+    anchor_rows = probabilities.gather(2, index)
+    anchor_columns = probabilities.mT.gather(2, index)
+    positions = torch.arange(length, device=anchors.device)
+    largest = torch.where((positions == anchors)[:, None], anchor_rows, anchor_rows + anchor_columns).amax(dim=1)
+    if backward.earlier_columns:
+        return largest
+    return largest.masked_fill(positions < anchors, 0.0)
+
+
+extensions.attend_both_ways = attend_both_ways

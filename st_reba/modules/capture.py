@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from .attention import show_attention
+from .attention import install_attention
 from .blocks import ScoreTerms, attend
-from .layout import PARTS, Span
+from .extensions import extensions
+from .layout import Span
 from .passes import ForwardPass
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True)
@@ -29,100 +33,150 @@ class Capture:
     Args:
         anchors: The positions i whose rows are kept: ``"last"``, the last content token of copy 1, or ``"copy"``, every
             content token of copy 1.
-        both, special: Keep the columns t < i too; those of template and special positions too.
-        pieces: Where given, the rows are those of pieces of the text, each repeated by itself.
+        earlier_columns: Keep the columns t < i too.
+        special_columns: Keep those of template and special positions too.
+        pieces: A ChunkPlan; where given, the rows are those of chunks of the text, each repeated by itself.
     """
 
     anchors: str
-    both: bool = False
-    special: bool = False
+    earlier_columns: bool = False
+    special_columns: bool = False
     pieces: Any = None
     zeros: ClassVar[bool] = False  # a text whose states are not finite gets zeros; else it is an error
 
-    def begin(self, state: ForwardPass) -> None:
+    def before_layers(self, state: ForwardPass) -> None:
         """Keep the rows while the layers of a pass run."""
-        if not show_attention(state.transformer.model):
-            state.arguments["output_attentions"] = True
-        summed = state.real if self.special else state.copies > 0
-        state.backward = BackwardAttention([self.run(span) for span in state.spans], summed, self.both)
+        if not install_attention(state.model):
+            state.model_arguments["output_attentions"] = True
+        kept_columns = state.real_tokens if self.special_columns else state.copy_ids > 0
+        backward = BackwardAttention(list(map(self.anchor_range, state.spans)), kept_columns, self.earlier_columns)
+        state.hook_data[self] = state.attention_reader = backward
 
-    def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
+    def after_layers(
+        self,
+        state: ForwardPass,
+        hidden_states: Tensor,
+    ) -> Tensor:
         """Hand the rows over as ``backward_attention`` [B, R, T]; an error where a layer's attention was not seen."""
-        config, seen = state.transformer.config.get_text_config(), state.backward.layers
-        # Some models name what each layer is; those of linear attention or state spaces have no attention to show.
-        types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
-        shown = [each for each in types if each == "hybrid" or ("attention" in each and "linear" not in each)]
-        expected = len(shown) or config.num_hidden_layers
-        if seen < expected + (0 if state.masks is None else len(state.masks.second)):
-            raise ValueError(f"ReBA needs the attention of {expected} layers, but {seen} showed theirs. Use Echo.")
-        state.features["backward_attention"] = state.backward.rows()
-        return hidden
+        backward: BackwardAttention = state.hook_data[self]
+        layer_count = count_attention_layers(state.model.config.get_text_config())
+        second_count = 0 if state.masks is None else len(state.masks.second)
+        if backward.layer_count < layer_count + second_count:
+            problem = f"but {backward.layer_count} showed theirs"
+            raise ValueError(f"ReBA needs the attention of {layer_count} layers, {problem}. Use Echo.")
+        state.pooling_features["backward_attention"] = backward.rows()
+        return hidden_states
 
-    def run(self, span: Span) -> tuple[int, int]:
+    def anchor_range(self, span: Span) -> tuple[int, int]:
         """First anchor of a text, and number of anchors, which follow one another."""
-        return (span.start + span.length - 1, 1) if self.anchors == "last" else (span.start, span.length)
+        if self.anchors == "last":
+            return span.start + span.length - 1, 1
+        return span.start, span.length
+
+
+def count_attention_layers(config: PretrainedConfig) -> int:
+    """Layers that show their attention; those of linear attention or state spaces have none to show."""
+    # Some models name what each layer is.
+    layer_types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    is_shown = [name == "hybrid" or ("attention" in name and "linear" not in name) for name in layer_types]
+    return sum(is_shown) or int(config.num_hidden_layers)
 
 
 class BackwardAttention:
     """Rows of A^new at R anchors a text, raised by every layer of a pass.
 
     Args:
-        runs: First anchor and number of anchors of each text; R is the largest number.
-        summed: [B, T] bool, the columns that are kept.
-        both: Keep the columns before an anchor too.
+        anchor_ranges: First anchor and number of anchors of each text; R is the largest number.
+        kept_columns: [B, T] bool, the columns that are kept.
+        earlier_columns: Keep the columns before an anchor too.
     """
 
-    def __init__(self, runs: Sequence[tuple[int, int]], summed: Tensor, both: bool = False) -> None:
-        self.summed, self.both, self.firsts = summed, both, [first for first, _ in runs]
-        first, count = torch.tensor(runs).to(summed.device, non_blocking=True)[:, :, None].unbind(dim=1)
-        offset = torch.arange(max(number for _, number in runs), device=summed.device)
-        self.anchors, self.valid = (first + offset).clamp(max=summed.shape[1] - 1), offset < count  # [B, R]
-        self.layers = 0
+    def __init__(
+        self,
+        anchor_ranges: Sequence[tuple[int, int]],
+        kept_columns: Tensor,
+        earlier_columns: bool = False,
+    ) -> None:
+        self.kept_columns = kept_columns
+        self.earlier_columns = earlier_columns
+        self.first_anchors = [first for first, _ in anchor_ranges]
+        ranges = torch.tensor(anchor_ranges).to(kept_columns.device, non_blocking=True)
+        first, count = ranges[:, :, None].unbind(dim=1)
+        offset = torch.arange(max(anchor_count for _, anchor_count in anchor_ranges), device=kept_columns.device)
+        self.anchors = (first + offset).clamp(max=kept_columns.shape[1] - 1)  # [B, R]
+        self.valid = offset < count  # [B, R]
+        self.layer_count = 0
         self.maxima: list[Tensor] = []  # [B, R, T] each; more than one only while gradients are wanted
         self._rows: Tensor | None = None
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, looks_ahead: bool) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        terms: ScoreTerms,
+        looks_ahead: bool,
+    ) -> Tensor:
         """Attention of one layer, [B, T, H, D'], which raises the maxima."""
-        self.layers += 1
-        if looks_ahead or self.both:
-            return PARTS["both_ways"](self, query, key, value, terms)  # type: ignore[no-any-return]
-        return attend(query, key, value, terms, self.see)
+        self.layer_count += 1
+        if looks_ahead or self.earlier_columns:
+            return extensions.attend_both_ways(self, query, key, value, terms)
+        return attend(query, key, value, terms, self.observe)
 
-    def see(self, probabilities: Tensor, texts: slice = slice(None), start: int = 0) -> None:
+    def observe(
+        self,
+        probabilities: Tensor,
+        texts: slice = slice(None),
+        start: int = 0,
+    ) -> None:
         """Raise the maxima by the columns of a block [b, H, Q, K] of a causal layer, from query ``start`` on."""
-        self.add(self.columns(probabilities, texts), texts, start)
+        self.update_maxima(self.anchor_columns(probabilities, texts), texts, start)
 
-    def columns(self, probabilities: Tensor, texts: slice = slice(None)) -> Tensor:
+    def anchor_columns(
+        self,
+        probabilities: Tensor,
+        texts: slice = slice(None),
+    ) -> Tensor:
         """A[q, i] at the anchors i, the maximum over heads, [b, r, Q]: r < R where a block has no more of the keys."""
-        first, keys, anchors = self.firsts[0], probabilities.shape[3], self.anchors[texts]
-        if set(self.firsts) == {first}:  # the texts begin together: their anchors are a slice
-            return probabilities[..., first : first + anchors.shape[1]].amax(dim=1).mT
-        index = anchors.clamp(max=keys - 1)[:, None]  # [b, 1, R]
+        key_count, anchors = probabilities.shape[3], self.anchors[texts]
+        first_anchor = self.first_anchors[0]
+        if set(self.first_anchors) == {first_anchor}:  # the texts begin together: their anchors are a slice
+            return probabilities[..., first_anchor : first_anchor + anchors.shape[1]].amax(dim=1).mT
+        index = anchors.clamp(max=key_count - 1)[:, None]  # [b, 1, R]
         if index.shape[2] == 1:
             largest = probabilities.gather(3, index[:, None].expand(*probabilities.shape[:3], -1)).amax(dim=1)
         else:
             largest = probabilities.amax(dim=1).gather(2, index.expand(-1, probabilities.shape[2], -1))
-        return largest.masked_fill(anchors[:, None] >= keys, 0.0).mT
+        return largest.masked_fill(anchors[:, None] >= key_count, 0.0).mT
 
-    def add(self, layer: Tensor, texts: slice = slice(None), start: int = 0) -> None:
+    def update_maxima(
+        self,
+        layer_rows: Tensor,
+        texts: slice = slice(None),
+        start: int = 0,
+    ) -> None:
         """Raise the maxima by those of some heads of a layer, [b, r, Q], from position ``start`` on."""
         if self._rows is not None:
             return  # gradient checkpointing runs a layer once more
-        if layer.requires_grad:
-            self.maxima.append(layer)
+        if layer_rows.requires_grad:
+            self.maxima.append(layer_rows)
             return
         if not self.maxima:
-            batch, length = self.summed.shape
-            self.maxima.append(layer.new_zeros(batch, length, self.anchors.shape[1]).mT)
-        largest = self.maxima[0][texts, : layer.shape[1], start : start + layer.shape[2]]
-        torch.maximum(largest, layer, out=largest)
+            batch, length = self.kept_columns.shape
+            self.maxima.append(layer_rows.new_zeros(batch, length, self.anchors.shape[1]).mT)
+        largest = self.maxima[0][texts, : layer_rows.shape[1], start : start + layer_rows.shape[2]]
+        torch.maximum(largest, layer_rows, out=largest)
 
     def rows(self) -> Tensor:
-        """[B, R, T], zero at other columns, before the anchor unless ``both``, and after a text's own rows."""
-        if self._rows is None:
-            anchors, largest = self.anchors[:, None], reduce(torch.maximum, self.maxima).mT  # [B, T, R], as it lies
-            own = largest.gather(1, anchors)
-            rows = (largest * 0.5 if largest.requires_grad else largest.mul_(0.5)).scatter_(1, anchors, own)
-            self._rows = rows.masked_fill_(~self.summed[:, :, None], 0.0).masked_fill_(~self.valid[:, None], 0.0).mT
-            self.maxima = []
+        """[B, R, T], zero at columns that are not kept, and after a text's own rows."""
+        if self._rows is not None:
+            return self._rows
+        anchors = self.anchors[:, None]
+        largest = reduce(torch.maximum, self.maxima).mT  # [B, T, R], as it lies in memory
+        at_anchors = largest.gather(1, anchors)
+        halves = largest * 0.5 if largest.requires_grad else largest.mul_(0.5)
+        rows = halves.scatter_(1, anchors, at_anchors)
+        rows = rows.masked_fill_(~self.kept_columns[:, :, None], 0.0).masked_fill_(~self.valid[:, None], 0.0)
+        self._rows = rows.mT
+        self.maxima = []
         return self._rows

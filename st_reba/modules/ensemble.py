@@ -10,7 +10,7 @@ import torch
 from sentence_transformers.base.modules import Module
 from torch import Tensor, nn
 
-from .layout import published
+from .layout import Features, published
 
 
 @published
@@ -38,16 +38,17 @@ class PromptEnsemble(Module):
 
     def __init__(self, weights: Sequence[float], equal_norms: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.weights, self.equal_norms = [float(weight) for weight in weights], equal_norms
+        self.weights, self.equal_norms = list(map(float, weights)), equal_norms
         if not any(self.weights) or not all(map(math.isfinite, self.weights)):
             raise ValueError(f"weights={self.weights}: give numbers, at least one of them not 0.")
 
     def on_model_ready(self, model: Any) -> None:
         """Check that there is a weight for each template."""
-        if (rows := getattr(model[0], "rows", 1)) != len(self.weights):
+        rows = getattr(model[0], "rows", 1)
+        if rows != len(self.weights):
             raise ValueError(f"weights={self.weights} do not fit the {rows} templates of {type(model[0]).__name__}.")
 
-    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward(self, features: Features, **kwargs: object) -> Features:
         """Join.
 
         Args:
@@ -58,18 +59,18 @@ class PromptEnsemble(Module):
             ``sentence_embedding`` [B, d] alone; zero for a text one of whose vectors is zero.
         """
         vectors: Tensor = features["sentence_embedding"]
-        if len(vectors) % len(self.weights):
-            raise ValueError(f"{len(vectors)} vectors for {len(self.weights)} templates: a text was split.")
-        each = vectors.view(-1, len(self.weights), vectors.shape[-1])
-        given = each.any(dim=2).all(dim=1, keepdim=True)
-        each = each.to(torch.promote_types(each.dtype, torch.float32))
+        template_count = len(self.weights)
+        if len(vectors) % template_count:
+            raise ValueError(f"{len(vectors)} vectors for {template_count} templates: a text was split.")
+        by_template = vectors.view(-1, template_count, vectors.shape[-1])
+        has_all = by_template.any(dim=2).all(dim=1, keepdim=True)
+        by_template = by_template.to(torch.promote_types(vectors.dtype, torch.float32))
         if self.equal_norms:
-            each = nn.functional.normalize(each, dim=-1)
-        weights = torch.tensor(self.weights, dtype=each.dtype).to(each.device, non_blocking=True)
-        return {
-            "sentence_embedding": torch.einsum("p,bpd->bd", weights, each).masked_fill(~given, 0.0).to(vectors.dtype)
-        }
+            by_template = nn.functional.normalize(by_template, dim=-1)
+        weights = torch.tensor(self.weights, dtype=by_template.dtype).to(vectors.device, non_blocking=True)
+        weighted_sum = torch.einsum("p,bpd->bd", weights, by_template)
+        return {"sentence_embedding": weighted_sum.masked_fill(~has_all, 0.0).to(vectors.dtype)}
 
-    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+    def save(self, output_path: str, *args: object, safe_serialization: bool = True, **kwargs: object) -> None:
         """Save the configuration; there are no weights."""
         self.save_config(output_path)

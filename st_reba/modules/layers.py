@@ -1,49 +1,88 @@
-"""Hooks after the decoder layers and after their attention, through which a pass sees and changes what they give."""
+"""Hooks behind the decoder layers, through which a pass sees and changes what they hand on."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from .layout import decoder_of
 from .passes import current_pass
 
 
-def layers_of(model: Any) -> nn.ModuleList:
+def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     """The list of a model's decoder layers."""
-    decoder, depth = decoder_of(model), model.config.get_text_config().num_hidden_layers
+    decoder = decoder_of(model)
+    depth = model.config.get_text_config().num_hidden_layers
     for module in decoder.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == depth:
-            parts = [[getattr(part, "layer_idx", None) for part in layer.modules()] for layer in module]
-            if all(index in known for index, known in enumerate(parts)):
-                return module
+        if isinstance(module, nn.ModuleList) and len(module) == depth and are_numbered(module):
+            return module
     raise ValueError(f"{type(decoder).__name__} has no list of {depth} numbered layers. Use its last layer.")
+
+
+def are_numbered(layers: nn.ModuleList) -> bool:
+    """Whether each of the modules holds its own index."""
+    for index, layer in enumerate(layers):
+        known_indices = {getattr(module, "layer_idx", None) for module in layer.modules()}
+        if index not in known_indices:
+            return False
+    return True
+
+
+class ModuleCall(NamedTuple):
+    """A call of a layer or of its attention, as a forward hook gets it."""
+
+    module: nn.Module
+    arguments: tuple[object, ...]
+    keywords: dict[str, object]
+
+    @property
+    def hidden_states(self) -> Tensor:
+        """What the module was called with first."""
+        return self.arguments[0] if self.arguments else self.keywords["hidden_states"]  # type: ignore[return-value]
+
+    def repeat(self, hidden_states: Tensor) -> Tensor:
+        """Run the module with other hidden states: its forward alone, as its hooks would call this again."""
+        other_keywords = {name: value for name, value in self.keywords.items() if name != "hidden_states"}
+        return first_output(self.module.forward(hidden_states, *self.arguments[1:], **other_keywords))
+
+
+def first_output(module_output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """What a module returns, alone or first of several."""
+    return module_output[0] if isinstance(module_output, tuple) else module_output
 
 
 class AfterLayer:
     """Forward hook of a decoder layer; it knows the layer's number, so that copies of the model keep it."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    def __init__(self, layer_index: int) -> None:
+        self.layer_index = layer_index
 
-    def __call__(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+    def __call__(
+        self,
+        layer: nn.Module,
+        arguments: tuple[object, ...],
+        keywords: dict[str, object],
+        layer_output: Tensor | tuple[Tensor, ...],
+    ) -> Tensor | tuple[Tensor, ...]:
+        """What the layer hands on, changed by the running pass."""
         state = current_pass()
         if state is None or not state.after_layer:
-            return output
-        hidden = output[0] if isinstance(output, tuple) else output
-        if hidden.ndim != 3:
-            raise ValueError(f"{type(layer).__name__} hands on {hidden.ndim}-dimensional states. Use its last layer.")
-        entered = arguments[0] if arguments else keywords["hidden_states"]
-        others = {name: value for name, value in keywords.items() if name != "hidden_states"}
-        for each in state.after_layer:
-            # A second run of the layer: its forward alone, as its hooks would call this again.
-            hidden = each(self.index, entered, hidden, lambda given: layer.forward(given, *arguments[1:], **others))
-        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+            return layer_output
+        hidden_states = first_output(layer_output)
+        if hidden_states.ndim != 3:
+            layer_name = type(layer).__name__
+            raise ValueError(f"{layer_name} hands on {hidden_states.ndim}-dimensional states. Use its last layer.")
+        layer_call = ModuleCall(layer, arguments, keywords)
+        for observer in state.after_layer:
+            hidden_states = observer(self.layer_index, layer_call, hidden_states)
+        return (hidden_states, *layer_output[1:]) if isinstance(layer_output, tuple) else hidden_states
 
 
-def watch_layers(model: Any) -> None:
+def watch_layers(model: PreTrainedModel) -> None:
     """Let passes see what every layer hands on, and replace it."""
-    for index, layer in enumerate(layers_of(model)):
-        if not any(isinstance(hook, AfterLayer) for hook in layer._forward_hooks.values()):
-            layer.register_forward_hook(AfterLayer(index), with_kwargs=True)
+    for layer_index, layer in enumerate(layers_of(model)):
+        layer_hooks = layer._forward_hooks.values()
+        if not any(isinstance(hook, AfterLayer) for hook in layer_hooks):
+            layer.register_forward_hook(AfterLayer(layer_index), with_kwargs=True)

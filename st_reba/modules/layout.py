@@ -5,62 +5,62 @@ from __future__ import annotations
 import copyreg
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
-class Parts(dict[str, Any]):
-    """What a section offers that not every model needs, entered at its end, and what only the installed package has."""
-
-    def __missing__(self, name: str) -> Any:
-        raise ValueError(f"This copy of st_reba's code lacks {name!r}, which the model needs: pip install st-reba.")
-
-
-# Of the package: "training", "eager", "chosen_keys", "code" and "stored_as".
-PARTS = Parts()
+# False in the file of a published repository, which holds copies of these sections.
+IS_INSTALLED = __name__.startswith("st_reba.")
 TASKS = ("query", "document")
 # The optional third part of a template: for texts that `encode` takes, neither query nor document.
 SIMILARITY = "similarity"
 # Fields of a template that stand for the text: as it is, or its words (in Chinese its characters) in reverse order.
 SLOTS = ("text", "reversed")
+POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.
-_tokenizing = threading.RLock()
+tokenizer_lock = threading.RLock()
 _SURROGATES = re.compile("[\ud800-\udfff]")
 Features = dict[str, Any]  # what modules hand on, by name
 # Pairs of a literal and the field after it, or None.
 Template = tuple[tuple[str, str | None], ...]
+# A number of tokens: of one text, or those of a batch, [B, 1].
+Count = TypeVar("Count", int, Tensor)
 
 
-def published(cls: Any) -> Any:
-    """Class decorator: modules.json names ``st_reba.…``; pickle, the whole package, or the file that it came from."""
-    home = "st_reba.modules" if __name__.startswith("st_reba.") else cls.__module__
+def published(module_class: Any) -> Any:
+    """Class decorator: report the class as ``st_reba.X``, as modules.json stores it; pickle it by its real module."""
+    home = "st_reba.modules" if IS_INSTALLED else module_class.__module__
 
     def reduce(module: Any) -> tuple[Any, ...]:
         return (_new, (home, type(module).__name__), *object.__reduce_ex__(module, 4)[2:])
 
-    copyreg.pickle(cls, reduce)
-    cls.__module__ = "st_reba"
-    return cls
+    copyreg.pickle(module_class, reduce)
+    module_class.__module__ = "st_reba"
+    return module_class
 
 
-def _new(home: str, name: str) -> Any:
-    cls = getattr(import_module(home), name)
-    return cls.__new__(cls)
+def _new(
+    home: str,
+    name: str,
+) -> object:
+    module_class = getattr(import_module(home), name)
+    return module_class.__new__(module_class)
 
 
-def decoder_of(model: Any) -> Any:
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """The decoder beside a vision or audio tower; the model itself where there is no other tower."""
-    body = model.get_decoder()
+    body: PreTrainedModel = model.get_decoder()  # type: ignore[no-untyped-call]
     return body if hasattr(body, "set_attn_implementation") else model
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where a text stands in its row: start of the first copy, tokens per copy, real tokens of the row."""
+    """Position of a text in its input sequence: start of the first copy, tokens a copy, real tokens of the row."""
 
     start: int
     length: int
@@ -77,105 +77,175 @@ def fields_of(template: Template) -> set[str]:
     return {name for _, name in template if name is not None and name not in SLOTS}
 
 
-@dataclass(frozen=True)
-class Frame:
-    """Token ids around the copies of a text."""
+def reverses_text(template: Template) -> bool:
+    """Whether its slots hold the text with its words reversed."""
+    return any(name == "reversed" for _, name in template)
 
-    parts: tuple[tuple[int, ...] | None, ...]  # None stands for a copy
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where the copies of a text, and the tokens around them, stand in a row."""
+
+    segments: tuple[tuple[int, ...] | None, ...]  # token ids; None: a copy
     is_reversed: bool = False  # the copies hold the text with its words reversed
 
     @property
     def copies(self) -> int:
         """Number of copies k."""
-        return self.parts.count(None)
+        return self.segments.count(None)
 
     @property
     def overhead(self) -> int:
         """Number s of template and special tokens."""
-        return sum(len(part) for part in self.parts if part is not None)
+        return sum(len(segment or ()) for segment in self.segments)
 
-    def place(self, content: Sequence[int]) -> tuple[list[int], list[int], Span]:
+    def row_length(self, text_length: Count) -> Count:
+        """Tokens of a row whose text has ``text_length`` tokens."""
+        return self.overhead + self.copies * text_length
+
+    def segment_starts(self, text_length: Count) -> Iterator[tuple[tuple[int, ...] | None, Count]]:
+        """Each segment, and the position at which it begins in a row whose text has ``text_length`` tokens."""
+        start = text_length * 0
+        for segment in self.segments:
+            yield segment, start
+            start = start + (text_length if segment is None else len(segment))
+
+    def build_row(self, content: Sequence[int]) -> tuple[list[int], list[int], Span]:
         """Token ids of one row, copy ids (c in copy c, 0 elsewhere), and the span."""
-        ids: list[int] = []
+        token_ids: list[int] = []
         copy_ids: list[int] = []
-        copy = 0
-        for part in self.parts:
-            copy += part is None
-            ids += content if part is None else part
-            copy_ids += [copy] * len(content) if part is None else [0] * len(part)
-        return ids, copy_ids, Span(copy_ids.index(1), len(content), len(ids))
+        copy_number = 0
+        for segment in self.segments:
+            if segment is None:
+                copy_number += 1
+                token_ids += content
+                copy_ids += [copy_number] * len(content)
+            else:
+                token_ids += segment
+                copy_ids += [0] * len(segment)
+        return token_ids, copy_ids, Span(copy_ids.index(1), len(content), len(token_ids))
 
 
-def pad(rows: Sequence[tuple[list[int], list[int], Span]]) -> dict[str, Any]:
+def copy_starts(
+    copy_ids: Tensor,
+    copy_number: int,
+) -> Tensor:
+    """Position at which a copy begins in each row, [B, 1]."""
+    return (copy_ids == copy_number).int().argmax(dim=1, keepdim=True)
+
+
+def pooled_positions(
+    pooled: str,
+    copies: int,
+    copy_ids: Tensor,
+    real_tokens: Tensor,
+    row_lengths: Tensor,
+    suffix_length: int,
+) -> Tensor:
+    """The positions that a pooling sees, [B, T] bool; ``pooled`` is one of ``POOLED``, of k copies.
+
+    ``real_tokens`` [B, T] are True at ``row_lengths`` [B, 1] tokens, of which ``suffix_length`` special ones end a row.
+    """
+    if pooled == "all":
+        return real_tokens
+    if pooled == "repeats":
+        return copy_ids >= min(2, copies)
+    if pooled == "last_copy":
+        return copy_ids == copies
+    end_length = 1 if pooled == "end" else suffix_length
+    is_end = torch.arange(copy_ids.shape[1], device=copy_ids.device) >= row_lengths - end_length
+    if pooled == "end":
+        return is_end & real_tokens
+    return (copy_ids == copies) | (is_end & real_tokens)
+
+
+def pad(rows: Sequence[tuple[list[int], list[int], Span]]) -> Features:
     """Features of rows, padded on the right with each row's own first token; attention_mask is 0 there."""
     spans = [span for _, _, span in rows]
-    width = max((span.total for span in spans), default=0)
-    totals = torch.tensor([[span.total] for span in spans], dtype=torch.long)
+    longest = max((span.total for span in spans), default=0)
+    padded_ids = [token_ids + token_ids[:1] * (longest - span.total) for token_ids, _, span in rows]
+    padded_copies = [copy_ids + [0] * (longest - span.total) for _, copy_ids, span in rows]
+    row_lengths = torch.tensor([[span.total] for span in spans], dtype=torch.long)
     return {
-        "input_ids": torch.tensor([ids + ids[:1] * (width - len(ids)) for ids, _, _ in rows], dtype=torch.long),
-        "copy_ids": torch.tensor([copies + [0] * (width - len(copies)) for _, copies, _ in rows], dtype=torch.long),
-        "attention_mask": (torch.arange(width) < totals).long(),
+        "input_ids": torch.tensor(padded_ids, dtype=torch.long),
+        "copy_ids": torch.tensor(padded_copies, dtype=torch.long),
+        "attention_mask": (torch.arange(longest) < row_lengths).long(),
         "spans": spans,
     }
 
 
 def spans_of(features: Mapping[str, Any]) -> list[Span]:
     """Spans found again where features lost them, as when a batch is split; the host waits for the device."""
-    mask = features["attention_mask"].cpu()
-    content = features["copy_ids"].cpu() == 1 if "copy_ids" in features else mask.bool()
-    found = content.int().argmax(dim=1), content.sum(dim=1), mask.sum(dim=1)
-    return [Span(*row) for row in torch.stack(found, dim=1).tolist()]
+    attention_mask = features["attention_mask"].cpu()
+    copy_ids = features["copy_ids"].cpu() if "copy_ids" in features else attention_mask
+    starts = copy_starts(copy_ids, 1)[:, 0].tolist()
+    lengths = (copy_ids == 1).sum(dim=1).tolist()
+    totals = attention_mask.sum(dim=1).tolist()
+    return list(map(Span, starts, lengths, totals))
 
 
-def tokenize(tokenizer: Any, texts: Sequence[str], *, special: bool = False, offsets: bool = False) -> dict[str, Any]:
+def tokenize(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    special: bool = False,
+    offsets: bool = False,
+) -> Features:
     """Token ids of texts, without the tokenizer's own special tokens.
 
     Names of special tokens are ordinary text unless ``special``; ``offsets``: give each token's characters too.
     """
     # Half of a surrogate pair has no UTF-8 form; its length is kept for the offsets.
-    clean = [_SURROGATES.sub("\ufffd", text) for text in texts]
-    options = {"padding": False, "truncation": False, "verbose": False, "return_attention_mask": False}
-    options |= {"split_special_tokens": not special, "return_token_type_ids": False, "return_offsets_mapping": offsets}
-    with _tokenizing:
-        return dict(tokenizer(clean, add_special_tokens=False, **options))
+    clean_texts = [_SURROGATES.sub("\ufffd", text) for text in texts]
+    options: dict[str, Any] = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": False}
+    options |= {"return_attention_mask": False, "return_token_type_ids": False, "return_offsets_mapping": offsets}
+    with tokenizer_lock:
+        return dict(tokenizer(clean_texts, split_special_tokens=not special, **options))
 
 
-def special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ids that the tokenizer puts before and after a text."""
     for probe in ("a", "0", "the", "中"):
-        bare = list(tokenize(tokenizer, [probe])["input_ids"][0])
-        with _tokenizing:
-            whole = list(tokenizer(probe, padding=False, truncation=False, verbose=False)["input_ids"])
-        for start in range(len(whole) - len(bare) + 1):
-            if bare and whole[start : start + len(bare)] == bare:
-                return tuple(whole[:start]), tuple(whole[start + len(bare) :])
+        bare_ids = list(tokenize(tokenizer, [probe])["input_ids"][0])
+        with tokenizer_lock:
+            whole_ids = list(tokenizer(probe, padding=False, truncation=False, verbose=False)["input_ids"])
+        for start in range(len(whole_ids) - len(bare_ids) + 1):
+            end = start + len(bare_ids)
+            if bare_ids and whole_ids[start:end] == bare_ids:
+                return tuple(whole_ids[:start]), tuple(whole_ids[end:])
     raise ValueError(f"{type(tokenizer).__name__} does not put its special tokens around the text. Use another one.")
 
 
-def empty_text_token(tokenizer: Any) -> int:
+def empty_text_token(tokenizer: PreTrainedTokenizerBase) -> int:
     """Id of the special token that stands for a text without a token."""
     for name in ("eos", "sep", "bos", "cls", "unk", "pad"):
-        if (token := getattr(tokenizer, f"{name}_token_id", None)) is not None:
-            return int(token)
+        token_id = getattr(tokenizer, f"{name}_token_id", None)
+        if token_id is not None:
+            return int(token_id)
     raise ValueError("A text holds no token, and the tokenizer has no special token to stand for it. Drop such texts.")
 
 
-def make_frame(
-    tokenizer: Any, template: Template, special: Sequence[tuple[int, ...]], prompt: str, values: Mapping[str, str]
-) -> Frame:
-    """The frame of a template: what stands before, between and after the copies is tokenized, each by itself.
+def make_row_layout(
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template,
+    special: Sequence[tuple[int, ...]],
+    prompt: str,
+    values: Mapping[str, str],
+) -> RowLayout:
+    """The layout of a template's rows: the text before, between and after the copies is tokenized, each by itself.
 
     ``special`` stands around all; ``prompt`` stands first, unless the template has a field for it.
     """
-    around = ["" if "instruction" in fields_of(template) else prompt]
+    literals = ["" if "instruction" in fields_of(template) else prompt]
     for literal, name in template:
-        around[-1] += literal
+        literals[-1] += literal
         if name in SLOTS:
-            around.append("")
+            literals.append("")
         elif name is not None:
-            around[-1] += values[name]
-    parts: list[tuple[int, ...] | None] = [special[0]]
-    for number, text in enumerate(around):
-        parts += [None] if number else []
-        parts += [tuple(tokenize(tokenizer, [text], special=True)["input_ids"][0])] if text else []
-    return Frame((*parts, special[1]), any(name == "reversed" for _, name in template))
+            literals[-1] += values[name]
+    segments: list[tuple[int, ...] | None] = []
+    for literal in literals:
+        segments.append(None)
+        if literal:
+            segments.append(tuple(tokenize(tokenizer, [literal], special=True)["input_ids"][0]))
+    return RowLayout((special[0], *segments[1:], special[1]), reverses_text(template))

@@ -1,47 +1,102 @@
-"""One forward pass: what the sections do in it, and how the attention of every layer finds it."""
+"""One forward pass: what acts in it, and how the attention of every layer finds it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .layout import Features, Span
+
+if TYPE_CHECKING:
+
+    class PassHook(Protocol):
+        """What acts in a forward pass."""
+
+        def before_layers(self, state: ForwardPass) -> None:
+            """Prepare the pass, before its layers run."""
+
+        def after_layers(
+            self,
+            state: ForwardPass,
+            hidden_states: Tensor,
+        ) -> Tensor:
+            """Read the hidden states [B, T, d] that the model hands out, and return them, changed or not."""
+
+    class MaskSource(Protocol):
+        """Gives the masks of layers that see other tokens than in the base."""
+
+        @property
+        def second(self) -> Sequence[tuple[int, str]]: ...
+
+        def mask_for_layer(
+            self,
+            module: nn.Module,
+            native_mask: Tensor | None,
+            is_causal: bool,
+        ) -> tuple[Tensor | None, bool, bool]:
+            """The mask; without one whether it is causal; and whether a token may see a later one."""
+
+    class AttentionReader(Protocol):
+        """Computes the attention of layers, and keeps some of it."""
+
+        def attend(
+            self,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            terms: Any,
+            looks_ahead: bool,
+        ) -> Tensor:
+            """Attention of one layer, [B, T, H, D']."""
 
 
 class ForwardPass:
     """State of one forward pass."""
 
-    def __init__(self, transformer: Any, features: Mapping[str, Any]) -> None:
-        self.transformer, self.spans = transformer, features["spans"]  # on the host, so that no layer waits for it
-        self.real, self.copies = features["attention_mask"].bool(), features["copy_ids"]  # [B, T] each
-        self.padded = any(span.total < self.real.shape[1] for span in self.spans)
-        self.arguments: dict[str, Any] = {}  # for the decoder, beside ids and mask
-        self.masks: Any = None  # LayerMasks, where layers see other tokens than in the base
-        self.backward: Any = None  # BackwardAttention, where rows of A^new are kept
-        # Called after every layer: its index, the states before and after it, how to run it again; gives the states.
-        self.after_layer: list[Callable[..., Tensor]] = []
-        # Called after every layer's attention: index, output.
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        features: Features,
+    ) -> None:
+        self.model = model
+        self.spans: list[Span] = features["spans"]  # on the host, so that no layer waits for the device
+        self.real_tokens: Tensor = features["attention_mask"].bool()  # [B, T]
+        self.copy_ids: Tensor = features["copy_ids"]  # [B, T]
+        row_length = self.real_tokens.shape[1]
+        self.is_padded = any(span.total < row_length for span in self.spans)
+        # For the decoder, beside ids and mask.
+        self.model_arguments: dict[str, object] = {}
+        self.masks: MaskSource | None = None
+        self.attention_reader: AttentionReader | None = None
+        # Called after every layer: its index, its call, the states that it hands on; returns these, changed or not.
+        self.after_layer: list[Callable[[int, Any, Tensor], Tensor]] = []
+        # Called after every layer's attention: its index, its output.
         self.after_attention: list[Callable[[int, Tensor], object]] = []
-        self.kept: dict[Any, Any] = {}  # by hooks, until the end of the pass
-        self.features: dict[str, Any] = {}  # what hooks hand to the pooling
+        # Of each hook, until the end of the pass.
+        self.hook_data: dict[PassHook, Any] = {}
+        # What hooks hand to the pooling.
+        self.pooling_features: Features = {}
 
 
 # A context variable, so that threads and models never meet.
-_current: ContextVar[ForwardPass | None] = ContextVar("st_reba_pass", default=None)
+_active_pass: ContextVar[ForwardPass | None] = ContextVar("st_reba_pass", default=None)
 
 
 def current_pass() -> ForwardPass | None:
     """The running pass, if it is one of ours."""
-    return _current.get()
+    return _active_pass.get()
 
 
 @contextmanager
 def running(state: ForwardPass) -> Iterator[None]:
     """Make ``state`` the running pass inside the ``with`` block."""
-    token = _current.set(state)
+    token = _active_pass.set(state)
     try:
         yield
     finally:
-        _current.reset(token)
+        _active_pass.reset(token)

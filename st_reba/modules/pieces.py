@@ -1,84 +1,108 @@
-"""ChunkedReBAPooling: backward attention within pieces of a text, at a cost that grows with its length alone."""
+"""ChunkedReBAPooling: backward attention within chunks of a text, at a cost that grows with its length alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .capture import Capture
-from .layout import Frame, pad, published
+from .layout import Features, RowLayout, Span, pad, published
 from .pooling import ReBAPooling
 
-# Positions of a forward pass over pieces, so that memory does not grow with the text.
+# Positions of a forward pass over chunks, so that memory does not grow with the text.
 _POSITIONS = 1 << 14
 
 
+class Chunk(NamedTuple):
+    """Some tokens of a text that follow one another."""
+
+    row: int  # of the text in its batch
+    start: int  # first token
+    length: int
+
+
 @dataclass(frozen=True)
-class Pieces:
-    """How texts are cut; each piece runs by itself, repeated, with the same tokens around it as around the text.
+class ChunkPlan:
+    """How texts are cut; each chunk runs by itself, repeated, with the same tokens around it as around the text.
 
     Args:
-        chunk: Content tokens that a piece holds at most.
-        repeats: Copies of each piece.
-        last_only: Only each text's last piece.
+        chunk: Content tokens that a chunk holds at most.
+        repeats: Copies of each chunk.
+        last_only: Only each text's last chunk.
     """
 
     chunk: int
     repeats: int
     last_only: bool
 
-    def batches(self, features: Mapping[str, Any], config: Any) -> Iterator[tuple[list[Any], dict[str, Any]]]:
-        """Batches of pieces, the longest first: (row of the text, first token, tokens) each, and their features."""
-        spans, ids = features["spans"], features["input_ids"]
-        pieces = [
-            (row, start, stop - start)
-            for row, span in enumerate(spans)
-            for start, stop in pairwise(cuts(span.length, self.chunk))
-            if stop == span.length or not self.last_only
-        ]
-        pieces.sort(key=lambda piece: -piece[2])
-        around = max(span.total - span.length for span in spans)
-        most = getattr(config.get_text_config(), "max_position_embeddings", None)
-        if most and around + self.repeats * pieces[0][2] > most:
-            raise ValueError(f"chunk={self.chunk}: the copies and what is around them need more than {most} positions.")
-        while pieces:
-            number = max(1, _POSITIONS // (around + self.repeats * pieces[0][2]))
-            batch, pieces = pieces[:number], pieces[number:]
-            placed = []
-            for row, start, size in batch:
-                span, first = spans[row], spans[row].start
-                # Positions in the text's own row, which stand for their ids until the end.
-                before, after = tuple(range(first)), tuple(range(first + span.length, span.total))
-                frame = Frame((before, *[None] * self.repeats, after))
-                placed.append(frame.place(range(first + start, first + start + size)))
-            laid_out = pad(placed)
-            moved = {name: laid_out[name].to(ids.device, non_blocking=True) for name in laid_out if name != "spans"}
-            rows = torch.tensor([[row] for row, _, _ in batch]).to(ids.device, non_blocking=True)
-            yield batch, {**moved, "spans": laid_out["spans"], "input_ids": ids[rows, moved["input_ids"]]}
+    def batches(
+        self,
+        features: Features,
+        config: Any,
+    ) -> Iterator[tuple[list[Chunk], Features]]:
+        """Batches of chunks, the longest first, and their features."""
+        spans: list[Span] = features["spans"]
+        chunks: list[Chunk] = []
+        for row, span in enumerate(spans):
+            bounds = list(pairwise(chunk_bounds(span.length, self.chunk)))
+            chunks += [Chunk(row, start, end - start) for start, end in bounds[-1 if self.last_only else 0 :]]
+        chunks.sort(key=lambda chunk: -chunk.length)
+        overhead = max(span.total - span.length for span in spans)
+        limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+        if limit and overhead + self.repeats * chunks[0].length > limit:
+            raise ValueError(
+                f"chunk={self.chunk}: the copies and what is around them need more than {limit} positions."
+            )
+        while chunks:
+            batch_size = max(1, _POSITIONS // (overhead + self.repeats * chunks[0].length))
+            batch, chunks = chunks[:batch_size], chunks[batch_size:]
+            yield batch, self.features_of(batch, features)
+
+    def features_of(
+        self,
+        chunks: Sequence[Chunk],
+        features: Features,
+    ) -> Features:
+        """Features of the rows of chunks."""
+        token_ids: Tensor = features["input_ids"]
+        rows = []
+        for chunk in chunks:
+            span: Span = features["spans"][chunk.row]
+            # Positions in the text's own row, which stand for their token ids until the end.
+            prefix, suffix = range(span.start), range(span.start + span.length, span.total)
+            layout = RowLayout((tuple(prefix), *[None] * self.repeats, tuple(suffix)))
+            first_position = span.start + chunk.start
+            rows.append(layout.build_row(range(first_position, first_position + chunk.length)))
+        chunk_features = pad(rows)
+        for name in ("input_ids", "copy_ids", "attention_mask"):
+            chunk_features[name] = chunk_features[name].to(token_ids.device, non_blocking=True)
+        text_rows = torch.tensor([[chunk.row] for chunk in chunks]).to(token_ids.device, non_blocking=True)
+        chunk_features["input_ids"] = token_ids[text_rows, chunk_features["input_ids"]]
+        return chunk_features
 
 
 @published
 class ChunkedReBAPooling(ReBAPooling):
-    """ReBA for long texts: the text runs once, and only its pieces are repeated.
+    """ReBA for long texts: the text runs once, and only its chunks are repeated.
 
-    v_t are the hidden states of the text's own run. Each piece runs ``repeats`` times in a row, which gives A^new and
+    v_t are the hidden states of the text's own run. Each chunk runs ``repeats`` times in a row, which gives A^new and
     the hidden states v'_t:
 
-        e_i = A^new[i, i] · v_i + Σ_t A^new[i, t] · v'_t over the content positions t > i of the piece's run.
+        e_i = A^new[i, i] · v_i + Σ_t A^new[i, t] · v'_t over the content positions t > i of the chunk's run.
 
-    A text of n tokens makes P = ⌈n / chunk⌉ pieces; piece p = 0 … P − 1 begins at token ⌊p · n / P⌋.
+    A text of n tokens makes P = ⌈n / chunk⌉ chunks; chunk p = 0 … P − 1 begins at token ⌊p · n / P⌋.
 
     Args:
         embedding_dimension: Dimension d of the hidden states.
-        chunk: Content tokens that a piece holds at most.
-        pooling: ``"last"``: e_n, for which only the last piece runs; ``"mean"``: the mean of e_1 … e_n.
-        repeats: Copies of each piece.
-        include_special: Sum over template and special positions of the piece's run too.
+        chunk: Content tokens that a chunk holds at most.
+        pooling: ``"last"``: e_n, for which only the last chunk runs; ``"mean"``: the mean of e_1 … e_n.
+        repeats: Copies of each chunk.
+        include_special: Sum over template and special positions of the chunk's run too.
         normalize_weights: Divide the weights of each e_i by their sum.
 
     Source:
@@ -94,22 +118,31 @@ class ChunkedReBAPooling(ReBAPooling):
     config_keys = [*ReBAPooling.config_keys, "chunk", "repeats"]
 
     def __init__(
-        self, embedding_dimension: int, pooling: str = "last", *, chunk: int, repeats: int = 2, **options: bool
+        self,
+        embedding_dimension: int,
+        pooling: str = "last",
+        *,
+        chunk: int,
+        repeats: int = 2,
+        **options: bool,
     ) -> None:
         super().__init__(embedding_dimension, pooling, **options)
-        self.chunk, self.repeats = chunk, repeats
+        self.chunk = chunk
+        self.repeats = repeats
         if chunk < 1 or repeats not in range(1, 65):
             raise ValueError(f"chunk={chunk}, repeats={repeats}: give 1 or more, and at most 64 copies.")
 
     @property
     def capture(self) -> Capture:
-        """The rows of the pieces that the sentence vector needs."""
-        return replace(super().capture, pieces=Pieces(self.chunk, self.repeats, self.pooling == "last"))
+        """The rows of the chunks that the sentence vector needs."""
+        plan = ChunkPlan(self.chunk, self.repeats, last_only=self.pooling == "last")
+        return replace(super().capture, pieces=plan)
 
     @property
     def token_capture(self) -> Capture:
-        """The rows of the pieces that words and tokens need."""
-        return replace(super().token_capture, pieces=Pieces(self.chunk, self.repeats, False))
+        """The rows of the chunks that words and tokens need."""
+        plan = ChunkPlan(self.chunk, self.repeats, last_only=False)
+        return replace(super().token_capture, pieces=plan)
 
     def on_model_ready(self, model: Any) -> None:
         """Check that the text runs once."""
@@ -117,35 +150,45 @@ class ChunkedReBAPooling(ReBAPooling):
         if model[0].copies != 1 or model[0].rows != 1:
             raise ValueError(f"chunk={self.chunk}: the text itself runs once. Give RepeatTransformer repeats=1.")
 
-    def token_vectors(self, features: dict[str, Any], normalize: bool = False) -> Tensor:
-        """The e_i of every token, [B, n, d]; of the last tokens alone, [B, 1, d], where only the last pieces ran."""
-        hidden, spans = features["token_embeddings"], features["spans"]
+    def token_vectors(
+        self,
+        features: Features,
+        normalize: bool = False,
+    ) -> Tensor:
+        """The e_i of every token, [B, n, d]; of the last tokens alone, [B, 1, d], where only the last chunks ran."""
+        text_states: Tensor = features["token_embeddings"]
+        spans: list[Span] = features["spans"]
         last_only = features["captured"].pieces.last_only
-        vectors: Tensor = hidden.new_zeros(
-            len(hidden), 1 if last_only else max(span.length for span in spans), hidden.shape[2]
-        )
-        precision = torch.promote_types(hidden.dtype, torch.float32)
-        for batch, output in features["pieces"]:
-            rows, states = self._weights(output, normalize).to(precision), output["token_embeddings"].to(precision)
-            for (text, start, size), weights, repeated in zip(batch, rows, states, strict=True):
-                # The rows are those of the piece's tokens in copy 1, or of the last of them.
-                count = 1 if last_only else size
-                stop = spans[text].start + size
-                own = weights[:count, stop - count : stop].diagonal()
-                later = weights[:count].clone()
-                later[:, stop - count : stop].diagonal().zero_()
-                once = hidden[text, stop + start - count : stop + start].to(precision)
-                first = 0 if last_only else start
-                vectors[text, first : first + count] = (own[:, None] * once + later @ repeated).to(hidden.dtype)
+        longest = 1 if last_only else max(span.length for span in spans)
+        vectors = text_states.new_zeros(len(text_states), longest, text_states.shape[2])
+        precision = torch.promote_types(text_states.dtype, torch.float32)
+        for chunks, output in features["pieces"]:
+            chunk_weights = self._weights(output, normalize).to(precision)
+            for chunk, weights, chunk_states in zip(chunks, chunk_weights, output["token_embeddings"], strict=True):
+                # The rows are those of the chunk's tokens in copy 1, or of the last of them.
+                row_count = 1 if last_only else chunk.length
+                copy_end = spans[chunk.row].start + chunk.length
+                later_weights = weights[:row_count].clone()
+                diagonal = later_weights[:, copy_end - row_count : copy_end].diagonal()
+                own_weights = diagonal.clone()
+                diagonal.zero_()
+                text_end = copy_end + chunk.start
+                own_states = text_states[chunk.row, text_end - row_count : text_end].to(precision)
+                token_sums = own_weights[:, None] * own_states + later_weights @ chunk_states.to(precision)
+                first_row = 0 if last_only else chunk.start
+                vectors[chunk.row, first_row : first_row + row_count] = token_sums.to(text_states.dtype)
         return vectors
 
 
-def cuts(count: int, chunk: int) -> list[int]:
-    """Where a text of so many tokens is cut: the first token of every piece, and the number at the end.
+def chunk_bounds(
+    token_count: int,
+    chunk: int,
+) -> list[int]:
+    """Where a text of so many tokens is cut: the first token of every chunk, and the number at the end.
 
     Example:
-        >>> cuts(10, 4)
+        >>> chunk_bounds(10, 4)
         [0, 3, 6, 10]
     """
-    pieces = -(-count // chunk)
-    return [piece * count // pieces for piece in range(pieces + 1)]
+    chunk_count = -(-token_count // chunk)
+    return [number * token_count // chunk_count for number in range(chunk_count + 1)]

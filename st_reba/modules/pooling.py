@@ -9,7 +9,7 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 
 from .capture import Capture
-from .layout import published
+from .layout import Features, published
 from .transformer import RepeatTransformer
 
 
@@ -46,26 +46,28 @@ class ReBAPooling(Module):
         super().__init__()  # type: ignore[no-untyped-call]
         if pooling not in ("last", "mean"):
             raise ValueError(f"pooling={pooling!r} is not known. Choose from last, mean.")
-        self.embedding_dimension, self.pooling = embedding_dimension, pooling
-        self.include_special, self.normalize_weights = include_special, normalize_weights
+        self.embedding_dimension = embedding_dimension
+        self.pooling = pooling
+        self.include_special = include_special
+        self.normalize_weights = normalize_weights
 
     @property
     def capture(self) -> Capture:
         """The rows of A^new that the sentence vector needs."""
-        return Capture("last" if self.pooling == "last" else "copy", special=self.include_special)
+        return Capture("last" if self.pooling == "last" else "copy", special_columns=self.include_special)
 
     @property
     def token_capture(self) -> Capture:
         """The rows of A^new that words and tokens need."""
-        return Capture("copy", special=self.include_special)
+        return Capture("copy", special_columns=self.include_special)
 
     def on_model_ready(self, model: Any) -> None:
         """Ask the first module for the rows."""
         if not isinstance(model[0], RepeatTransformer):
             raise ValueError(f"ReBAPooling follows a st_reba.RepeatTransformer, not a {type(model[0]).__name__}.")
-        model[0].capture = self.capture
+        model[0].requested_rows = self.capture
 
-    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward(self, features: Features, **kwargs: object) -> Features:
         """Pool what RepeatTransformer gives.
 
         Returns:
@@ -77,23 +79,27 @@ class ReBAPooling(Module):
         vectors = self.token_vectors(features)  # [B, R, d]
         if self.pooling == "last":
             return {**features, "sentence_embedding": vectors[:, 0]}
-        counts = torch.tensor([[span.length] for span in features["spans"]]).to(vectors.device, non_blocking=True)
-        mask = (torch.arange(vectors.shape[1], device=vectors.device) < counts).long()
+        text_lengths = torch.tensor([[span.length] for span in features["spans"]])
+        text_lengths = text_lengths.to(vectors.device, non_blocking=True)
+        is_token = torch.arange(vectors.shape[1], device=vectors.device) < text_lengths
         # Behind a text's own rows there are zeros.
-        total = vectors.sum(dim=1, dtype=torch.promote_types(vectors.dtype, torch.float32))
-        sentence = (total / counts).to(vectors.dtype)
-        return {**features, "sentence_embedding": sentence, "token_embeddings": vectors, "attention_mask": mask}
+        vector_sum = vectors.sum(dim=1, dtype=torch.promote_types(vectors.dtype, torch.float32))
+        sentence_vectors = (vector_sum / text_lengths).to(vectors.dtype)
+        token_features = {"token_embeddings": vectors, "attention_mask": is_token.long()}
+        return {**features, **token_features, "sentence_embedding": sentence_vectors}
 
-    def token_vectors(self, features: dict[str, Any], normalize: bool = False) -> Tensor:
+    def token_vectors(self, features: Features, normalize: bool = False) -> Tensor:
         """The e_i of the captured rows, [B, R, d]; ``normalize``: divide the weights of each by their sum."""
         return weighted_sums(self._weights(features, normalize), features)
 
-    def _weights(self, features: dict[str, Any], normalize: bool) -> Tensor:
+    def _weights(self, features: Features, normalize: bool) -> Tensor:
         """The captured rows, [B, R, T]."""
         rows: Tensor = features["backward_attention"]
-        return normalized(rows) if normalize or self.normalize_weights else rows
+        if normalize or self.normalize_weights:
+            return normalize_weights(rows)
+        return rows
 
-    def _check(self, features: dict[str, Any]) -> None:
+    def _check(self, features: Features) -> None:
         """Refuse other rows than were asked for, as where two pipelines share a transformer."""
         if features.get("captured") != self.capture:
             raise ValueError("ReBAPooling did not get its rows. Give each pipeline a RepeatTransformer of its own.")
@@ -102,17 +108,17 @@ class ReBAPooling(Module):
         """Dimension d of the vectors."""
         return self.embedding_dimension
 
-    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+    def save(self, output_path: str, *args: object, safe_serialization: bool = True, **kwargs: object) -> None:
         """Save the configuration; there are no weights."""
         self.save_config(output_path)
 
 
-def normalized(weights: Tensor) -> Tensor:
+def normalize_weights(weights: Tensor) -> Tensor:
     """Weights divided by their sum over the last dimension; rows of zeros stay zero."""
     return weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
-def weighted_sums(weights: Tensor, features: dict[str, Any]) -> Tensor:
+def weighted_sums(weights: Tensor, features: Features) -> Tensor:
     """[B, R, T] weights and [B, T, d] hidden states → [B, R, d], summed in float32 at least."""
     hidden = features["token_embeddings"]
     precision = torch.promote_types(hidden.dtype, weights.dtype)

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 from transformers import Cache, DynamicCache
 
-from .layout import PARTS, Features, Span
+from .extensions import extensions
+from .layout import Features, Span
 from .shared_prefix import (
     STAGE_COST,
     BranchLayer,
@@ -221,4 +222,4 @@ class QuestionBatch:
         self.hidden_states[rows[1:], start:end] = first_states
 
 
-PARTS["questions"] = QuestionBatch
+extensions.question_batch = QuestionBatch

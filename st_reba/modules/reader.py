@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from .layers import watch_layers
-from .layout import PARTS
+from .extensions import extensions
+from .layers import ModuleCall, watch_layers
 from .passes import ForwardPass
+
+if TYPE_CHECKING:
+    from .transformer import RepeatTransformer
 
 
 class LayerReader:
@@ -18,48 +20,76 @@ class LayerReader:
 
     Args:
         transformer: The module whose model is read.
-        first: Lowest layer; 0 is the embeddings.
-        last: Highest layer.
+        first_layer: Lowest layer; 0 is the embeddings.
+        last_layer: Highest layer.
         join: ``"mean"`` of the unit vectors, or ``"concat"``.
         final_norm: Let each layer's states pass the model's final norm; else read them before it.
     """
 
     by_position = True  # what it gives at a position comes from there alone: a pass may hold a part of the rows
 
-    def __init__(self, transformer: Any, first: int, last: int, join: str = "mean", final_norm: bool = True) -> None:
-        if join not in ("mean", "concat") or not 0 <= first <= last <= transformer.depth:
-            raise ValueError(f"join={join!r} of layers {first} to {last}: mean or concat, of 0 to {transformer.depth}.")
-        self.first, self.last, self.join, self.final_norm = first, last, join, final_norm
-        self.depth = transformer.depth
+    def __init__(
+        self,
+        transformer: RepeatTransformer,
+        first_layer: int,
+        last_layer: int,
+        join: str = "mean",
+        final_norm: bool = True,
+    ) -> None:
+        depth = transformer.depth
+        if join not in ("mean", "concat") or not 0 <= first_layer <= last_layer <= depth:
+            raise ValueError(f"join={join!r} of layers {first_layer} to {last_layer}: mean or concat, of 0 to {depth}.")
+        self.first_layer = first_layer
+        self.last_layer = last_layer
+        self.join = join
+        self.final_norm = final_norm
+        self.depth = depth
         # How often the dimension is larger than a layer's.
-        self.joined = last - first + 1 if join == "concat" else 1
+        self.width_factor = 1
+        if join == "concat":
+            self.width_factor = last_layer - first_layer + 1
         watch_layers(transformer.model)
 
-    def begin(self, state: ForwardPass) -> None:
+    def before_layers(self, state: ForwardPass) -> None:
         """Keep the states of the layers that are read; hand all of them to the final norm, as rows of the batch."""
-        states = state.kept[self] = []
+        layer_states: list[Tensor] = []
+        state.hook_data[self] = layer_states
 
-        def keep(index: int, entered: Tensor, hidden: Tensor, again: Any) -> Tensor:
-            if index == 0 and self.first == 0:
-                states.append(entered)
-            if self.first <= index + 1 <= self.last:
-                states.append(hidden)
-            return torch.cat(states) if index + 1 == self.depth and self.final_norm else hidden
+        def read_layer(
+            layer_index: int,
+            layer_call: ModuleCall,
+            hidden_states: Tensor,
+        ) -> Tensor:
+            if layer_index == 0 and self.first_layer == 0:
+                layer_states.append(layer_call.hidden_states)
+            if self.first_layer <= layer_index + 1 <= self.last_layer:
+                layer_states.append(hidden_states)
+            is_last_layer = layer_index + 1 == self.depth
+            if is_last_layer and self.final_norm:
+                return torch.cat(layer_states)
+            return hidden_states
 
-        state.after_layer.append(keep)
+        state.after_layer.append(read_layer)
 
-    def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
+    def after_layers(
+        self,
+        state: ForwardPass,
+        hidden_states: Tensor,
+    ) -> Tensor:
         """The joined states, [B, T, d or d · layers], of what the model handed out."""
-        states: Sequence[Tensor] = state.kept[self]
+        layer_states: list[Tensor] = state.hook_data[self]
         if self.final_norm:
-            states = hidden.reshape(len(states), -1, *hidden.shape[1:]).unbind()
-        if len(states) == 1:
-            return states[0]
-        units = [
-            nn.functional.normalize(each.to(torch.promote_types(each.dtype, torch.float32)), dim=-1) for each in states
-        ]
-        joined = torch.stack(units).mean(dim=0) if self.join == "mean" else torch.cat(units, dim=-1)
-        return joined.to(hidden.dtype)
+            by_layer = hidden_states.reshape(len(layer_states), -1, *hidden_states.shape[1:])
+            layer_states = list(by_layer.unbind())
+        if len(layer_states) == 1:
+            return layer_states[0]
+        unit_states: list[Tensor] = []
+        for states in layer_states:
+            precision = torch.promote_types(states.dtype, torch.float32)
+            unit_states.append(nn.functional.normalize(states.to(precision), dim=-1))
+        if self.join == "mean":
+            return torch.stack(unit_states).mean(dim=0).to(hidden_states.dtype)
+        return torch.cat(unit_states, dim=-1).to(hidden_states.dtype)
 
 
-PARTS["states_reader"] = LayerReader
+extensions.layer_reader = LayerReader

@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from types import ModuleType
 
 import wrapt
 
 from .. import modules
 
+_PREFIX = "st_reba."
 
-class KnownClasses(Mapping[str, Any]):
+
+class KnownClasses(Mapping[str, object]):
     """The module classes that sentence-transformers may load without trusting a repository's code: ours and others."""
 
-    def __init__(self, others: Mapping[str, Any]) -> None:
-        self._known = {**others, **{f"st_reba.{name}": name for name in modules.MODULES}}
+    def __init__(self, other_classes: Mapping[str, object]) -> None:
+        self.other_classes = other_classes
 
-    def __getitem__(self, name: str) -> Any:
-        found = self._known[name]
-        return getattr(modules, found) if isinstance(found, str) else found  # ours are imported on first use
+    def __getitem__(self, type_name: str) -> object:
+        class_name = type_name.removeprefix(_PREFIX)
+        if class_name != type_name and class_name in modules.MODULES:
+            return getattr(modules, class_name)  # imported on first use
+        return self.other_classes[type_name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
+        yield from self.other_classes
+        for class_name in modules.MODULES:
+            yield _PREFIX + class_name
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self.other_classes) + len(modules.MODULES)
 
 
 @wrapt.when_imported("sentence_transformers.base.model")
-def _register(module: Any) -> None:
+def _register(base_model: ModuleType) -> None:
     """Enter our classes, now or when sentence-transformers is imported, into the table that it consults first.
 
     Others from outside its own package it refuses, unless remote code is trusted.
     """
-    table = getattr(module.BaseModel, "_module_classes", None)
-    if not isinstance(table, Mapping):
+    known_classes = getattr(base_model.BaseModel, "_module_classes", None)
+    if not isinstance(known_classes, Mapping):
         raise RuntimeError("This sentence-transformers has no table of classes: load with trust_remote_code=True.")
-    if not isinstance(table, KnownClasses):
-        module.BaseModel._module_classes = KnownClasses(table)
+    if not isinstance(known_classes, KnownClasses):
+        base_model.BaseModel._module_classes = KnownClasses(known_classes)

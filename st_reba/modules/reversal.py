@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 
-from .layout import PARTS
+from .extensions import extensions
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORDS = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+|\s+")
 
 
-def reverse(text: str) -> str:
+def reverse_words(text: str) -> str:
     """A text with its words, in Chinese and Japanese its characters, in reverse order.
 
     Source:
         ReverseEOL (2026).
 
     Example:
-        >>> reverse("the cat sleeps"), reverse("猫在睡觉。")
+        >>> reverse_words("the cat sleeps"), reverse_words("猫在睡觉。")
         ('sleeps cat the', '。觉睡在猫')
     """
     return "".join(reversed(_WORDS.findall(text)))
 
 
-PARTS["reverse"] = reverse
+extensions.reverse_words = reverse_words

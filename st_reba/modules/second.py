@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .layers import watch_layers
-from .layout import PARTS
+from .extensions import extensions
+from .layers import ModuleCall, watch_layers
 from .passes import ForwardPass
 
+if TYPE_CHECKING:
+    from .nosink import NoSinkTransformer
 
-class SecondRuns:
+
+class RepeatedLayers:
     """The layers of a NoSinkTransformer that run twice; a hook of its passes.
 
     - INTER sums both runs of every converted layer. By its authors' code, a second stream of states begins before the
@@ -22,45 +25,59 @@ class SecondRuns:
     - EXTEND runs the last layer again, on top.
     """
 
-    def __init__(self, transformer: Any) -> None:
+    def __init__(self, transformer: NoSinkTransformer) -> None:
         if getattr(transformer.config.get_text_config(), "num_kv_shared_layers", 0):
             raise ValueError("Layers share keys and values, which a second run would replace. Use 'inplace-…'.")
         watch_layers(transformer.model)
-        self.depth, self.extend = transformer.depth, transformer.architecture == "extend"
-        authors, extra = transformer.implementation == "authors", transformer.architecture == "extra"
+        self.depth = transformer.depth
+        self.is_extended = transformer.architecture == "extend"
+        is_authors, is_extra = transformer.implementation == "authors", transformer.architecture == "extra"
         # The layer before which the second stream begins; None: there is none.
-        self.begins = 0 if extra else transformer.second[0][0] if authors and not self.extend else None
-        self.normed_apart = extra and not authors
+        self.stream_start_layer: int | None = 0 if is_extra else None
+        if is_authors and not is_extra and not self.is_extended:
+            self.stream_start_layer = transformer.second[0][0]
+        self.norms_streams_apart = is_extra and not is_authors
 
-    def begin(self, state: ForwardPass) -> None:
+    def before_layers(self, state: ForwardPass) -> None:
         """Run layers again after their usual run."""
-        masks = state.masks
-        stream: Tensor | None = None
+        masks: Any = state.masks
+        second_stream: Tensor | None = None  # [B, T, d]
 
-        def rerun(index: int, entered: Tensor, hidden: Tensor, again: Any) -> Tensor:
-            nonlocal stream
-            stream = entered if index == self.begins else stream
-            for _, name in [each for each in masks.second if each[0] == index]:
-                masks.further = name
-                output = again(hidden if self.extend else entered if stream is None else stream)
-                masks.further = None
-                output = output[0] if isinstance(output, tuple) else output
-                if self.extend:
-                    hidden = output
-                elif stream is None:
-                    hidden = hidden + output
+        def run_again(
+            layer_index: int,
+            layer_call: ModuleCall,
+            hidden_states: Tensor,
+        ) -> Tensor:
+            nonlocal second_stream
+            if layer_index == self.stream_start_layer:
+                second_stream = layer_call.hidden_states
+            for mask_name in [mask_name for layer, mask_name in masks.second if layer == layer_index]:
+                masks.rerun_mask = mask_name
+                if self.is_extended:
+                    hidden_states = layer_call.repeat(hidden_states)
+                elif second_stream is None:
+                    hidden_states = hidden_states + layer_call.repeat(layer_call.hidden_states)
                 else:
-                    stream = output
-            if stream is None or index < self.depth - 1:
-                return hidden
-            # Side by side, as rows of the batch, both pass the final norm.
-            return torch.cat([hidden, stream]) if self.normed_apart else hidden + stream
+                    second_stream = layer_call.repeat(second_stream)
+                masks.rerun_mask = None
+            if second_stream is None or layer_index < self.depth - 1:
+                return hidden_states
+            if self.norms_streams_apart:
+                # Side by side, as rows of the batch, both pass the final norm.
+                return torch.cat([hidden_states, second_stream])
+            return hidden_states + second_stream
 
-        state.after_layer.append(rerun)
+        state.after_layer.append(run_again)
 
-    def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
+    def after_layers(
+        self,
+        state: ForwardPass,
+        hidden_states: Tensor,
+    ) -> Tensor:
         """Add the streams that passed the norm side by side."""
-        return hidden.reshape(2, -1, *hidden.shape[1:]).sum(dim=0) if self.normed_apart else hidden
+        if not self.norms_streams_apart:
+            return hidden_states
+        return hidden_states.reshape(2, -1, *hidden_states.shape[1:]).sum(dim=0)
 
 
-PARTS["second"] = SecondRuns
+extensions.repeated_layers = RepeatedLayers

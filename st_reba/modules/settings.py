@@ -1,49 +1,100 @@
-"""The NoSink paper's settings: which layers are converted, and to what."""
+"""The NoSink paper's settings: which layers are converted, and to what. Read without torch."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-# By name: architecture, mask of the converted layers, mask of the others, k0.
-SETTINGS: dict[str, tuple[str, str, str, int | None]] = {
-    "baseline": ("inplace", "forward", "forward", 0),
-    "inplace-back": ("inplace", "backward", "forward", 0),
-    "inplace-bidir": ("inplace", "bidirectional", "forward", 0),
-    "inter-back": ("inter", "backward", "forward", 0),
-    "inter-bidir": ("inter", "bidirectional", "forward", 0),
-    "extra-back": ("extra", "backward", "forward", 0),
-    "extra-bidir": ("extra", "bidirectional", "forward", 0),
-    "extend-back": ("extend", "backward", "forward", 0),
-    "extend-bidir": ("extend", "bidirectional", "forward", 0),
-    "mask0-for": ("inplace", "nosink-forward", "forward", 0),
-    "mask0-bidir": ("inplace", "nosink-bidirectional", "forward", 0),
-    "mask0-all": ("inplace", "nosink-bidirectional", "nosink-forward", 0),
-    "mask0&bidir": ("inplace", "bidirectional", "forward", None),
-    "mask0-1": ("inplace", "bidirectional", "forward", 1),
-    "mask0-2": ("inplace", "bidirectional", "forward", 2),
-    "mask0-3": ("inplace", "bidirectional", "forward", 3),
-    "mask0-last": ("inplace", "bidirectional", "forward", None),
-    "mask0-mid": ("inplace", "bidirectional", "forward", None),
-    # KV-Embedding (2026): every token also sees the last one.
-    "rerouted": ("inplace", "rerouted", "forward", 0),
+from .masks import MASKS
+
+# Upper bound on the number of layers while the model is not loaded.
+_MOST_LAYERS = 1 << 10
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the paper.
+
+    Args:
+        architecture: ``"inplace"``, or how the second runs of layers join: see NoSinkTransformer.
+        mask: Of the converted layers.
+        other_masks: Of the other layers.
+        top_count: The topmost of the converted layers that have ``top_mask`` instead; None: the option k0 says.
+        top_mask: Their mask.
+    """
+
+    architecture: str
+    mask: str
+    other_masks: str = "forward"
+    top_count: int | None = 0
+    top_mask: str = "nosink-bidirectional"
+
+    @property
+    def hides_sink(self) -> bool:
+        """Whether one of its masks depends on m."""
+        names = {self.mask, self.other_masks}
+        if self.top_count != 0:
+            names.add(self.top_mask)
+        return any(MASKS[name].hides_sink for name in names)
+
+
+# The settings that are more than one mask for the converted layers.
+_COMPOSED = {
+    "inter-back": Setting("inter", "backward"),
+    "inter-bidir": Setting("inter", "bidirectional"),
+    "extra-back": Setting("extra", "backward"),
+    "extra-bidir": Setting("extra", "bidirectional"),
+    "extend-back": Setting("extend", "backward"),
+    "extend-bidir": Setting("extend", "bidirectional"),
+    "mask0-all": Setting("inplace", "nosink-bidirectional", other_masks="nosink-forward"),
+    "mask0&bidir": Setting("inplace", "bidirectional", top_count=None),
+    "mask0-1": Setting("inplace", "bidirectional", top_count=1),
+    "mask0-2": Setting("inplace", "bidirectional", top_count=2),
+    "mask0-3": Setting("inplace", "bidirectional", top_count=3),
+    "mask0-last": Setting("inplace", "bidirectional", top_count=None),
+    "mask0-mid": Setting("inplace", "bidirectional", top_count=None),
 }
-# Layers of a model of which nothing is known yet: no model has more.
-_DEPTH = 1 << 10
-# What token i sees in a layer, by the name of its mask; {m}: number of sink tokens.
-MASKS = {
-    "forward": "the tokens up to i, as in the base",
-    "backward": "the tokens from i on",
-    "bidirectional": "all tokens",
-    "nosink-forward": "the tokens up to i, but not the first {m} (the sink), which later tokens do not see",
-    "nosink-bidirectional": "all tokens, but not the first {m} (the sink), which later tokens do not see",
-    "rerouted": "the tokens up to i and the very last one, past any window",
-}
 
 
-def masks_of(
-    setting: str, depth: int | None, *, k: Any = None, k0: int | None = None, m: int = 1, implementation: str = "paper"
-) -> dict[str, Any]:
-    """What NoSinkTransformer takes for a setting of the paper.
+class Settings:
+    """All settings by name: one for each mask that is declared, and the composed ones."""
+
+    def __iter__(self) -> Iterator[str]:
+        for mask in MASKS.values():
+            yield mask.inplace_setting
+        yield from _COMPOSED
+
+    def __getitem__(self, name: str) -> Setting:
+        for mask in MASKS.values():
+            if mask.inplace_setting == name:
+                return Setting("inplace", mask.name)
+        return _COMPOSED[name]
+
+
+SETTINGS = Settings()
+
+
+class LayerPlan(NamedTuple):
+    """What NoSinkTransformer takes for a setting, by the names of its arguments."""
+
+    layer_masks: list[str]
+    second: list[tuple[int, str]]  # layers that run twice, and the mask of their second run
+    architecture: str
+    m: int
+    implementation: str
+
+
+def plan_layers(
+    setting: str,
+    depth: int | None,
+    *,
+    k: object = None,
+    k0: int | None = None,
+    m: int = 1,
+    implementation: str = "paper",
+) -> LayerPlan:
+    """Plan the layers of a model by a setting of the paper.
 
     ``mask0-1`` to ``mask0-3`` are ``mask0&bidir`` with k0 = 1 to 3. ``mask0-last`` and ``mask0-mid`` take as k0 the
     best k of MASK0-BIDIR, and use it, or half of it (at least 1). Where ``depth``, the number of layers, is None, k and
@@ -53,48 +104,98 @@ def masks_of(
         NoSink, sections 3.1, 3.5 and 3.6, figures 2 and 4 to 6.
 
     Example:
-        >>> masks_of("mask0&bidir", 4, k=2, k0=1)["layer_masks"]
+        >>> plan_layers("mask0&bidir", 4, k=2, k0=1).layer_masks
         ['forward', 'forward', 'bidirectional', 'nosink-bidirectional']
     """
-    architecture, mask, others, fixed = SETTINGS[setting]
+    declared = SETTINGS[setting]
+    _check_options(setting, k, k0, m)
+    top_count = k0 or declared.top_count or 0
+    if setting == "mask0-mid" and top_count > 1:
+        top_count //= 2
+    converted = _converted_layers(k, depth, is_extended=declared.architecture == "extend")
+    if top_count > len(converted):
+        raise ValueError(f"k0={top_count} is more than k={k!r}: of the converted layers, k0 hide the sink.")
+    lower_count = len(converted) - top_count
+    converted_masks = [declared.mask] * lower_count
+    converted_masks += [declared.top_mask] * top_count
+    second_runs = list(zip(converted, converted_masks, strict=True))
+    layer_masks = [declared.other_masks] * (depth or _MOST_LAYERS)
+    if declared.architecture == "inplace" or not converted:
+        for layer, mask in second_runs:
+            layer_masks[layer] = mask
+        return LayerPlan(layer_masks, [], "inplace", m, implementation)
+    if declared.architecture == "inter" and implementation == "authors":
+        second_runs = _second_stream(second_runs, layer_masks)
+    return LayerPlan(layer_masks, second_runs, declared.architecture, m, implementation)
+
+
+def _check_options(
+    setting: str,
+    k: object,
+    k0: int | None,
+    m: int,
+) -> None:
     if (k is None) != (setting == "baseline"):
         raise ValueError(f"setting={setting!r}, k={k!r}: baseline takes no k, all others need it, layers from the top.")
-    if (k0 is None) != (fixed is not None):
-        needing = [name for name in SETTINGS if SETTINGS[name][3] is None]
-        raise ValueError(f"setting={setting!r}, k0={k0!r}: k0, topmost layers, belongs to {', '.join(needing)}.")
-    if m != 1 and not setting.startswith("mask0"):
+    if (k0 is None) != (SETTINGS[setting].top_count is not None):
+        with_k0 = [name for name in SETTINGS if SETTINGS[name].top_count is None]
+        raise ValueError(f"setting={setting!r}, k0={k0!r}: k0, topmost layers, belongs to {', '.join(with_k0)}.")
+    if m != 1 and not SETTINGS[setting].hides_sink:
         raise ValueError(f"m={m}: setting={setting!r} hides no sink. Drop m.")
-    hiding = k0 or fixed or 0
-    if setting == "mask0-mid":
-        hiding = hiding // 2 or hiding  # at least 1, if any
-    layers = _layers(k, depth, extend=architecture == "extend")
-    depth = depth or _DEPTH
-    if hiding > len(layers):
-        raise ValueError(f"k0={hiding} is more than k={k!r}: of the converted layers, k0 hide the sink.")
-    masks = [mask] * (len(layers) - hiding) + ["nosink-bidirectional"] * hiding
-    second: list[Any] = [list(each) for each in zip(layers, masks, strict=True)]
-    plain = [others] * depth
-    if architecture == "inplace":
-        for layer, each in second:
-            plain[layer] = each
-        second = []
-    elif architecture == "inter" and implementation == "authors" and second:
-        # Two streams from the first converted layer on.
-        chosen = dict(second)
-        second = [[layer, chosen.get(layer, others)] for layer in range(layers[0], depth)]
-    named = {"architecture": architecture if second else "inplace", "m": m, "implementation": implementation}
-    return {"layer_masks": plain, "second": second, **named}
 
 
-def _layers(k: Any, known: int | None, *, extend: bool) -> list[int]:
+def _second_stream(
+    converted: list[tuple[int, str]],
+    layer_masks: list[str],
+) -> list[tuple[int, str]]:
+    """The layers of the authors' second stream: all from the first converted one on."""
+    converted_masks = dict(converted)
+    first_layer = converted[0][0]
+    stream: list[tuple[int, str]] = []
+    for layer in range(first_layer, len(layer_masks)):
+        mask = converted_masks.get(layer, layer_masks[layer])
+        stream.append((layer, mask))
+    return stream
+
+
+def _converted_layers(
+    k: object,
+    depth: int | None,
+    *,
+    is_extended: bool,
+) -> list[int]:
     """The converted layers, from the bottom; of EXTEND the last one, k times."""
-    depth = known or _DEPTH
-    number = 0 if k is None else depth if k == "all" and not extend else k
-    if type(number) is int and number >= 0 and (extend or number <= depth):
-        return [depth - 1] * number if extend else list(range(depth - number, depth))
-    if isinstance(k, (list, tuple)) and not extend and all(type(each) is int and -depth <= each < depth for each in k):
-        layers = sorted({each % depth for each in k})
-        if 0 < len(layers) == len(k):
+    layer_count = depth or _MOST_LAYERS
+    if k is None:
+        return []
+    if is_extended:
+        if type(k) is int and k >= 0:
+            return [layer_count - 1] * k
+    elif k == "all":
+        return list(range(layer_count))
+    elif type(k) is int and 0 <= k <= layer_count:
+        return list(range(layer_count - k, layer_count))
+    elif isinstance(k, (list, tuple)):
+        layers = _listed_layers(k, layer_count)
+        if layers:
             return layers
-    others = " (no list with extend)" if extend else ", all, or a list of different layers"
-    raise ValueError(f"k={k!r} must be a number of {f'its {known}' if known else f'at most {_DEPTH}'} layers{others}.")
+    count_in_words = f"its {depth}" if depth else f"at most {_MOST_LAYERS}"
+    alternatives = ", all, or a list of different layers"
+    if is_extended:
+        alternatives = " (no list with extend)"
+    raise ValueError(f"k={k!r} must be a number of {count_in_words} layers{alternatives}.")
+
+
+def _listed_layers(
+    numbers: Sequence[object],
+    layer_count: int,
+) -> list[int]:
+    """The layers of a list, from the bottom, -1 being the topmost; none where a number is no layer or there twice."""
+    layers: set[int] = set()
+    for layer_number in numbers:
+        if type(layer_number) is not int or not -layer_count <= layer_number < layer_count:
+            return []
+        layers.add(layer_number % layer_count)
+    if len(layers) < len(numbers):
+        return []
+    return sorted(layers)

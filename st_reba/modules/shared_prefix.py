@@ -19,7 +19,8 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from .layout import PARTS, Features, decoder_of
+from .extensions import extensions
+from .layout import Features, decoder_of
 
 STAGE_COST = {"cpu": 32, "cuda": 512}  # as much as so many positions; a GPU was not measured
 
@@ -27,7 +28,12 @@ STAGE_COST = {"cpu": 32, "cuda": 512}  # as much as so many positions; a GPU was
 class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Cache of one layer in a stage, whose row i goes on from row ``source_rows[i]`` of an earlier stage."""
 
-    def __init__(self, source: DynamicLayer, source_rows: Tensor, start: int) -> None:
+    def __init__(
+        self,
+        source: DynamicLayer,
+        source_rows: Tensor,
+        start: int,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.source = source
         self.source_rows = source_rows
@@ -48,7 +54,11 @@ class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         joined_keys = self.join(self.source.keys, key_states)  # type: ignore[arg-type]
         return joined_keys, self.join(self.source.values, value_states)  # type: ignore[arg-type]
 
-    def join(self, source_states: Tensor, added_states: Tensor) -> Tensor:
+    def join(
+        self,
+        source_states: Tensor,
+        added_states: Tensor,
+    ) -> Tensor:
         """States of the earlier stage, and those behind them."""
         source_rows = self.source_rows.to(added_states.device)
         prefix_states = source_states[:, :, : self.start]
@@ -85,7 +95,12 @@ def select_positions(
     return selection
 
 
-def run_stage(transformer: Any, features: Features, hooks: Sequence[object], cache: Cache) -> Tensor:
+def run_stage(
+    transformer: Any,
+    features: Features,
+    hooks: Sequence[object],
+    cache: Cache,
+) -> Tensor:
     """Hidden states [B, T, d] of positions behind those that the cache holds, by which the model counts on."""
     token_ids = features["input_ids"]
     visible_length = cache.get_seq_length() + token_ids.shape[1]
@@ -157,7 +172,7 @@ def run_shared(
     if torch.compiler.is_compiling() or not transformer.can_share(hooks):
         return None
     if transformer.rows > 1:
-        hidden_states: Tensor | None = PARTS["questions"](transformer, features, hooks).run()
+        hidden_states: Tensor | None = extensions.question_batch(transformer, features, hooks).run()
         return hidden_states
     token_ids = features["input_ids"]
     row_count, row_length = token_ids.shape
@@ -178,4 +193,4 @@ def run_shared(
     return torch.cat([all_prefixes, text_states], dim=1)
 
 
-PARTS["shared_prefix"] = run_shared
+extensions.run_shared = run_shared

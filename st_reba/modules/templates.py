@@ -6,34 +6,40 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .layout import PARTS, SIMILARITY, SLOTS, TASKS, Template, copies_of
+from .extensions import extensions
+from .layout import SIMILARITY, SLOTS, TASKS, Template, copies_of
 
 
 def parse_template(template: str) -> Template:
     """Split a template at its fields; literal braces are doubled, as in ``str.format``."""
     try:
-        parsed = list(string.Formatter().parse(template))
+        parsed_fields = list(string.Formatter().parse(template))
     except ValueError as error:
         raise ValueError(f"template={template!r} is malformed ({error}). Double a literal brace: {{{{.") from error
-    if any(name is not None and (not name.isidentifier() or spec or how) for _, name, spec, how in parsed):
-        raise ValueError(f"template={template!r} has a field that is no plain name, as {{text}} or {{instruction}}.")
-    pieces = tuple((literal, name) for literal, name, _, _ in parsed)
-    if len(slots := {name for _, name in pieces if name in SLOTS}) != 1:
-        problem = "has no {text} slot" if not slots else "mixes {text} and {reversed}: give each a template of its own"
-        raise ValueError(f"template={template!r} {problem}.")
-    return pieces
+    parsed_template = tuple((literal, name) for literal, name, _, _ in parsed_fields)
+    for _, name, format_spec, conversion in parsed_fields:
+        if name is not None and (not name.isidentifier() or format_spec or conversion):
+            problem = "has a field that is no plain name, as {text} or {instruction}"
+            raise ValueError(f"template={template!r} {problem}.")
+    slot_names = {name for _, name in parsed_template if name in SLOTS}
+    if not slot_names:
+        raise ValueError(f"template={template!r} has no {{text}} slot.")
+    if len(slot_names) > 1:
+        raise ValueError(f"template={template!r} mixes {{text}} and {{reversed}}: give each a template of its own.")
+    return parsed_template
 
 
 def parse_templates(template: Any) -> list[dict[str, Template]]:
     """The template of each task, for every row that a text makes; ``template``: see RepeatTransformer."""
+    listed_templates = [template]
     if isinstance(template, Sequence) and not isinstance(template, str):
-        rows = [row for listed_template in template for row in parse_templates(listed_template)]
-    else:
-        rows = [_parse_by_task(template)]
+        listed_templates = list(template)
+    rows = list(map(_parse_by_task, listed_templates))
     if any(SIMILARITY in row for row in rows):
         for row in rows:
             row.setdefault(SIMILARITY, row["document"])
-    if len({copies_of(parsed) for row in rows for parsed in row.values()}) != 1:
+    copy_counts = {copies_of(parsed_template) for row in rows for parsed_template in row.values()}
+    if len(copy_counts) != 1:
         raise ValueError(f"template={template!r}: every template needs the same number of {{text}} slots.")
     return rows
 
@@ -49,4 +55,4 @@ def _parse_by_task(template: Any) -> dict[str, Template]:
     return {task: parse_template(text) for task, text in by_task.items()}
 
 
-PARTS["templates"] = parse_templates
+extensions.parse_templates = parse_templates

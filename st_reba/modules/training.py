@@ -8,33 +8,37 @@ from typing import Any
 import torch
 from torch import nn
 
-from .layout import PARTS
+from .extensions import extensions
 from .passes import current_pass, running
-from .second import SecondRuns
+from .second import RepeatedLayers
 
 # transformers' own name; there is no public one.
 _FUNCTION = "_gradient_checkpointing_func"
 
 
-class Remembering:
+class CheckpointInPass:
     """torch's checkpointing, as transformers set it, which runs a layer again in the pass that it belongs to."""
 
     def __init__(self, checkpoint: Callable[..., Any]) -> None:
         self.checkpoint = checkpoint
 
     def __call__(self, function: Callable[..., Any], *arguments: Any, **kwargs: Any) -> Any:
+        """Checkpoint a layer's function."""
         state = current_pass()
         if state is None:
             return self.checkpoint(function, *arguments, **kwargs)
 
-        def again(*arguments: Any) -> Any:
+        def run_in_pass(*arguments: Any) -> Any:
             with running(state):
                 return function(*arguments)
 
-        return self.checkpoint(again, *arguments, **kwargs)
+        return self.checkpoint(run_in_pass, *arguments, **kwargs)
 
 
-def prepare(model: nn.Module, hooks: Sequence[Any]) -> None:
+def checkpoint_in_pass(
+    model: nn.Module,
+    hooks: Sequence[object],
+) -> None:
     """Make a model's gradient checkpointing, if it is on, run layers in their pass.
 
     Args:
@@ -46,22 +50,24 @@ def prepare(model: nn.Module, hooks: Sequence[Any]) -> None:
     """
     if not hooks or not torch.is_grad_enabled():
         return
+    runs_layers_twice = any(isinstance(hook, RepeatedLayers) for hook in hooks)
     for module in model.modules():
         if not getattr(module, "gradient_checkpointing", False):
             continue
-        function: Any = getattr(module, _FUNCTION, None)
-        reason = None
-        if any(isinstance(hook, SecondRuns) for hook in hooks):
-            reason = "layers run twice and hand streams on"
-        elif function is None:
-            reason = f"{type(module).__name__} does it in an unknown way"
-        elif isinstance(function, Remembering):
+        checkpoint: Any = getattr(module, _FUNCTION, None)
+        if runs_layers_twice:
+            raise _refusal("layers run twice and hand streams on")
+        if checkpoint is None:
+            raise _refusal(f"{type(module).__name__} does it in an unknown way")
+        if isinstance(checkpoint, CheckpointInPass):
             continue
-        elif getattr(function, "keywords", {}).get("use_reentrant", True):
-            reason = 'give gradient_checkpointing_kwargs={"use_reentrant": False}'
-        if reason:
-            raise ValueError(f"Gradient checkpointing cannot be used here: {reason}; or disable it.")
-        setattr(module, _FUNCTION, Remembering(function))
+        if getattr(checkpoint, "keywords", {}).get("use_reentrant", True):
+            raise _refusal('give gradient_checkpointing_kwargs={"use_reentrant": False}')
+        setattr(module, _FUNCTION, CheckpointInPass(checkpoint))
 
 
-PARTS["training"] = prepare
+def _refusal(reason: str) -> ValueError:
+    return ValueError(f"Gradient checkpointing cannot be used here: {reason}; or disable it.")
+
+
+extensions.checkpoint_in_pass = checkpoint_in_pass

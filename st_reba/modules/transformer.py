@@ -8,32 +8,40 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import get_device_name
 from torch import Tensor
 
+from .extensions import extensions
 from .layout import (
-    PARTS,
+    POOLED,
     SIMILARITY,
     TASKS,
     Features,
-    Frame,
+    RowLayout,
     Template,
     copies_of,
     decoder_of,
     empty_text_token,
     fields_of,
-    make_frame,
+    make_row_layout,
     pad,
+    pooled_positions,
     published,
     spans_of,
     special_tokens,
     tokenize,
 )
 from .passes import ForwardPass, running
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from .capture import Capture
+    from .passes import PassHook
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +50,11 @@ TEXT_ONLY: dict[str, Any] = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": "token_embeddings",
 }
-POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 # What stands between them in a card is of the folder that it was published in, and of no copy of the model.
 CARD_MARKS = ("<!-- st_reba: this folder -->", "<!-- st_reba: end of this folder -->")
 REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
+# Modules that make no vector of a text's tokens.
+_NO_POOLING = {"Dense", "Dropout", "LayerNorm", "Normalize", "PromptEnsemble", "QueryShift"}
 
 
 @published
@@ -57,7 +66,7 @@ class RepeatTransformer(Transformer):
 
     Args:
         model_name_or_path: Folder or Hub id of the decoder; or a Transformer that is loaded, whose model is shared.
-        template: Text with a ``{text}`` slot for each copy (or ``{reversed}``, see :func:`reverse`), a mapping of
+        template: Text with a ``{text}`` slot for each copy (or ``{reversed}``, see :func:`reverse_words`), a mapping of
             ``query``, ``document`` and, for what ``encode`` takes, ``similarity`` (by default as a document) to such
             texts, or a list of these, one row of the batch each (see PromptEnsemble). None: the bare text.
         repeats: Number of copies where there is no template.
@@ -87,10 +96,10 @@ class RepeatTransformer(Transformer):
         *("template", "repeats", "instruction", "pooled", "compute_matched", "reading", "causal", "shares_prefix"),
         *("recipe", "base_model", "base_revision"),
     ]
-    # The rows of attention that the pooling module asks for, a Capture; None if it needs none.
-    capture: Any = None
+    # The rows of A^new that the pooling module asks for; None if it needs none.
+    requested_rows: Capture | None = None
     mode_changes = 0  # how often training or inference was set
-    # The base's number type; and what transformers said of its weights: those that were missing, or not expected.
+    # Stored dtype; transformers' loading report (missing and unexpected keys).
     stored_dtype: torch.dtype | None = None
     loading: Mapping[str, Any] = {}
 
@@ -114,42 +123,62 @@ class RepeatTransformer(Transformer):
         if isinstance(model_name_or_path, Transformer):
             self.__dict__ = dict(model_name_or_path.__dict__)
         else:
-            weights = dict(kwargs.get("model_kwargs") or {})
-            if not {"dtype", "torch_dtype"} & set(weights):
+            model_kwargs = dict(kwargs.get("model_kwargs") or {})
+            if not {"dtype", "torch_dtype"} & set(model_kwargs):
                 # Faster and more exact on a CPU than 16 bits.
-                kwargs["model_kwargs"] = {**weights, "dtype": torch.float32 if get_device_name() == "cpu" else "auto"}
-            super().__init__(model_name_or_path, **{**TEXT_ONLY, **kwargs})
+                model_kwargs["dtype"] = torch.float32 if get_device_name() == "cpu" else "auto"
+            super().__init__(model_name_or_path, **{**TEXT_ONLY, **kwargs, "model_kwargs": model_kwargs})
+        if pooled not in POOLED or repeats not in range(1, 65):
+            raise ValueError(f"pooled={pooled!r} must be one of {', '.join(POOLED)}, repeats={repeats!r} 1 to 64.")
         self.template, self.repeats, self.instruction = template, repeats, instruction
         self.pooled, self.compute_matched, self.reading = pooled, compute_matched, reading
         self.recipe, self.base_model, self.base_revision = recipe, base_model, base_revision
-        if pooled not in POOLED or repeats not in range(1, 65):
-            raise ValueError(f"pooled={pooled!r} must be one of {', '.join(POOLED)}, repeats={repeats!r} 1 to 64.")
-        bare: list[dict[str, Template]] = [dict.fromkeys(TASKS, (("", "text"),) * repeats)]
-        # By row of the batch and by task; so many rows a text makes, with k copies in each.
-        self.templates = bare if template is None else PARTS["templates"](template)
-        self.rows, self.copies = len(self.templates), copies_of(self.templates[0]["document"])
+        self.shares_prefix = shares_prefix
+        # By row of the batch and by task.
+        self.templates: list[dict[str, Template]] = [dict.fromkeys(TASKS, (("", "text"),) * repeats)]
+        if template is not None:
+            self.templates = extensions.parse_templates(template)
+        # Rows that a text makes, and copies in each of them.
+        self.rows = len(self.templates)
+        self.copies = copies_of(self.templates[0]["document"])
         if self.tokenizer is None:
             raise ValueError(f"{type(self.processor).__name__} holds no tokenizer. Put its files beside the model.")
-        config: Any = self.config.get_text_config()  # of the decoder, beside which there may be towers
-        positions = getattr(config, "max_position_embeddings", None) or 0
-        if "model_max_length" not in (kwargs.get("processor_kwargs") or {}) and positions > 0:
-            self.tokenizer.model_max_length = min(self.tokenizer.model_max_length, positions)
-        self.config.use_cache = config.use_cache = False
-        if getattr(config, "attn_logit_softcapping", None):
+        if "model_max_length" not in (kwargs.get("processor_kwargs") or {}) and self.position_count > 0:
+            self.tokenizer.model_max_length = min(self.tokenizer.model_max_length, self.position_count)
+        text_config: Any = self.config.get_text_config()  # of the decoder, beside which there may be towers
+        self.config.use_cache = text_config.use_cache = False
+        if getattr(text_config, "attn_logit_softcapping", None):
             # SDPA refuses soft caps, or drops them in some versions.
-            PARTS["show"](self.model)
-        marks = [bool(each.is_causal) for each in decoder_of(self.model).modules() if hasattr(each, "is_causal")]
-        self.causal = bool(marks and all(marks)) if causal is None else causal
-        self.shares_prefix = shares_prefix
-        given = dict(reading or {})
-        self.reader: Any = PARTS[f"{given.pop('of')}_reader"](self, **given) if given else None
-        self._warned = False
+            extensions.install_attention(self.model)
+        modules = decoder_of(self.model).modules()
+        causal_flags = [bool(module.is_causal) for module in modules if hasattr(module, "is_causal")]
+        self.causal = bool(causal_flags and all(causal_flags)) if causal is None else causal
+        self.reader: Any = None if reading is None else self._make_reader(dict(reading))
+        self.has_reported_cut = False
         self._pipeline: list[Any] = [self]
+
+    def _make_reader(self, reading: dict[str, Any]) -> Any:
+        layers = {"first_layer": reading.pop("first"), "last_layer": reading.pop("last")}
+        source = reading.pop("of")
+        if source not in ("states", "attention"):
+            raise ValueError(f"reading: of={source!r} is not known. Choose from states, attention.")
+        reader_class = extensions.layer_reader if source == "states" else extensions.output_reader
+        return reader_class(self, **layers, **reading)
+
+    @property
+    def text_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, without which there is no RepeatTransformer."""
+        return self.tokenizer  # type: ignore[return-value]
 
     @property
     def depth(self) -> int:
         """Number of layers L."""
         return int(self.config.get_text_config().num_hidden_layers)
+
+    @property
+    def position_count(self) -> int:
+        """Positions that the model has; 0: no limit is known."""
+        return getattr(self.config.get_text_config(), "max_position_embeddings", None) or 0
 
     @property
     def default_task(self) -> str:
@@ -166,8 +195,13 @@ class RepeatTransformer(Transformer):
         """The fields, which ``encode`` takes as keyword arguments."""
         return {name for task in self.templates[0] for name in self.fields(task)}
 
-    def frames(self, prompt: str | None = None, task: str | None = None, **fields: str) -> tuple[Frame, ...]:
-        """Token ids around the copies, one frame for each row of a text.
+    def row_layouts(
+        self,
+        prompt: str | None = None,
+        task: str | None = None,
+        **fields: str,
+    ) -> tuple[RowLayout, ...]:
+        """Token ids around the copies, a layout for each row of a text.
 
         Args:
             prompt: Value of ``{instruction}`` where a template has that field, else literal text before it.
@@ -176,67 +210,83 @@ class RepeatTransformer(Transformer):
             **fields: Values of the templates' fields.
         """
         if task is None:
-            given = {*fields, "instruction"} if prompt else set(fields)
-            task = "query" if given & (self.fields("query") - self.fields()) else self.default_task
-        # Made anew each time, as parts of a tokenizer can be replaced without a sign of it.
-        return self._make_frames(prompt or "", task, fields)
-
-    def _make_frames(self, prompt: str, task: str, fields: Mapping[str, str]) -> tuple[Frame, ...]:
+            given_fields = {*fields, "instruction"} if prompt else set(fields)
+            query_fields = self.fields("query") - self.fields()
+            task = "query" if given_fields & query_fields else self.default_task
         if task not in self.templates[0]:
             raise ValueError(f"task={task!r} is not known. Choose from {', '.join(self.templates[0])}.")
-        known = self.fields(task)
-        if unknown := sorted(set(fields) - known):
-            raise ValueError(f"{unknown[0]}={fields[unknown[0]]!r}: the template has only {sorted(known)}.")
+        known_fields = self.fields(task)
+        for name in sorted(set(fields) - known_fields):
+            raise ValueError(f"{name}={fields[name]!r}: the template has only {sorted(known_fields)}.")
         values = {"instruction": prompt or self.instruction, **fields}
-        if missing := sorted(name for name in known if not values.get(name) or not isinstance(values[name], str)):
-            raise ValueError(f"The template's {{{missing[0]}}} needs one text: encode(…, {missing[0]}='…').")
-        special = special_tokens(self.tokenizer)
-        return tuple(make_frame(self.tokenizer, each[task], special, prompt, values) for each in self.templates)
+        for name in sorted(known_fields):
+            if not values.get(name) or not isinstance(values[name], str):
+                raise ValueError(f"The template's {{{name}}} needs one text: encode(…, {name}='…').")
+        # Made anew each time, as parts of a tokenizer can be replaced without a sign of it.
+        special = special_tokens(self.text_tokenizer)
+        templates = [by_task[task] for by_task in self.templates]
+        return tuple(
+            make_row_layout(self.text_tokenizer, template, special, prompt or "", values) for template in templates
+        )
 
-    def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
-        """Content tokens that a copy holds, ⌊(max_seq_length − overhead) / k⌋; None: no limit. See `frames`."""
-        limit: Any = self.tokenizer.model_max_length  # type: ignore[union-attr]
+    def budget(
+        self,
+        prompt: str | None = None,
+        task: str | None = None,
+        **fields: str,
+    ) -> int | None:
+        """Content tokens that a copy holds, ⌊(max_seq_length − overhead) / k⌋; None: no limit. See `row_layouts`."""
+        limit: Any = self.text_tokenizer.model_max_length
         if limit is None or limit > 1e12:  # transformers' way of saying that there is none
             return None
-        positions = getattr(self.config.get_text_config(), "max_position_embeddings", None) or 0
-        if limit > positions > 0:
-            raise ValueError(f"max_seq_length={limit} is more than the model's {positions} positions. Lower it.")
-        room = min((limit - frame.overhead) // frame.copies for frame in self.frames(prompt, task, **fields))
+        if limit > self.position_count > 0:
+            raise ValueError(
+                f"max_seq_length={limit} is more than the model's {self.position_count} positions. Lower it."
+            )
+        layouts = self.row_layouts(prompt, task, **fields)
+        room = int(min((limit - layout.overhead) // layout.copies for layout in layouts))
         if room < 1:
             raise ValueError(f"max_seq_length={limit} leaves no room for {self.copies} copies of a text. Raise it.")
-        return max(1, room // 2) if self.compute_matched else int(room)
+        return max(1, room // 2) if self.compute_matched else room
 
-    def content(self, texts: Sequence[str], *, offsets: bool = False) -> dict[str, Any]:
+    def content(
+        self,
+        texts: Sequence[str],
+        *,
+        offsets: bool = False,
+    ) -> Features:
         """Token ids of texts as content, never cut; with ``offsets`` each token's characters, as ``offset_mapping``."""
-        if others := [each for each in texts if not isinstance(each, str)]:
-            raise ValueError(f"An input is no text but {type(others[0]).__name__}: {others[0]!r:.80}.")
-        return tokenize(self.tokenizer, texts, offsets=offsets)
+        for text in texts:
+            if not isinstance(text, str):
+                raise ValueError(f"An input is no text but {type(text).__name__}: {text!r:.80}.")
+        return tokenize(self.text_tokenizer, texts, offsets=offsets)
 
     def preprocess(  # type: ignore[override]
         self, inputs: Sequence[Any], prompt: str | None = None, *, task: str | None = None, **fields: Any
-    ) -> dict[str, Any]:
-        """Tokenize each text once and place its copies; ``prompt``, ``task`` and ``fields`` as for `frames`.
+    ) -> Features:
+        """Tokenize each text once and place its copies; ``prompt``, ``task`` and ``fields`` as for `row_layouts`.
 
         Returns:
             ``input_ids``, ``attention_mask``, ``copy_ids`` [B, T] int64, padded on the right, and ``spans``, a list of
             B; with P templates B·P rows, those of a text one after another.
         """
         fields = {name: value for name, value in fields.items() if value is not None}
-        frames, budget = self.frames(prompt, task, **fields), self.budget(prompt, task, **fields)
+        layouts = self.row_layouts(prompt, task, **fields)
+        budget = self.budget(prompt, task, **fields)
         contents = self.content(inputs)["input_ids"]
-        turned = contents
-        if any(frame.is_reversed for frame in frames):
-            turned = self.content([PARTS["reverse"](text) for text in inputs])["input_ids"]
+        reversed_contents = contents
+        if any(layout.is_reversed for layout in layouts):
+            reversed_contents = self.content(list(map(extensions.reverse_words, inputs)))["input_ids"]
         longest = max(map(len, contents), default=0)
-        if budget is not None and longest > budget and not self._warned:
-            self._warned = True
+        if budget is not None and longest > budget and not self.has_reported_cut:
+            self.has_reported_cut = True
             logger.warning("A text of %d tokens was cut to %d a copy. Further cuts are not reported.", longest, budget)
         rows = []
-        for ids, backwards in zip(contents, turned, strict=True):
-            for frame in frames:
+        for token_ids, reversed_ids in zip(contents, reversed_contents, strict=True):
+            for layout in layouts:
                 # The text's end is cut, which is the beginning of the reversed text.
-                kept = backwards[-(budget or 0) :] if frame.is_reversed else ids[:budget]
-                rows.append(frame.place(kept or [empty_text_token(self.tokenizer)]))
+                content = reversed_ids[-(budget or 0) :] if layout.is_reversed else token_ids[:budget]
+                rows.append(layout.build_row(content or [empty_text_token(self.text_tokenizer)]))
         features = pad(rows)
         self._check_embeddings(features["input_ids"])
         return features
@@ -251,108 +301,133 @@ class RepeatTransformer(Transformer):
             remedy = "Call model[0].model.resize_token_embeddings(len(model.tokenizer)), and train it"
             raise ValueError(f"The tokenizer has token {highest}, but the model only {count} embeddings. {remedy}.")
 
-    def forward(self, features: dict[str, Any], capture: Any = None, **kwargs: Any) -> dict[str, Any]:
+    def forward(
+        self,
+        features: Features,
+        capture: Capture | None = None,
+        **kwargs: object,
+    ) -> Features:
         """Run the decoder.
 
         Args:
             features: What `preprocess` gives; not changed.
-            capture: Rows of attention to keep (a Capture), in place of those that the pooling asks for.
+            capture: Rows of A^new to keep, in place of those that the pooling asks for.
+            **kwargs: Ignored.
 
         Returns:
             The features with ``token_embeddings`` [B, T, d], zero at padding; ``attention_mask``, the positions that
             are pooled; and ``backward_attention`` [B, R, T] if rows are captured.
         """
-        capture = self.capture if capture is None else capture
+        capture = capture or self.requested_rows
         if len(features.get("spans") or ()) != len(features["attention_mask"]):
             # Another package's code split the batch, or passed on the tensors alone.
             features = {**features, "spans": spans_of(features)}
         if capture is None or capture.pieces is None:
             return self._run(features, capture)
-        pieces = [(one, self._run(batch, capture)) for one, batch in capture.pieces.batches(features, self.config)]
+        pieces = []
+        for chunks, chunk_features in capture.pieces.batches(features, self.config):
+            pieces.append((chunks, self._run(chunk_features, capture)))
         return {**self._run(features, None), "captured": capture, "pieces": pieces}
 
     def train(self, mode: bool = True) -> RepeatTransformer:
         """Change between training and inference, as `encode` does before the first batch."""
         self.mode_changes += 1
-        return super().train(mode)  # type: ignore[return-value]
+        return super().train(mode)
 
-    def _hooks(self, capture: Any) -> list[Any]:
-        """What acts in a pass: ``begin`` before the layers run, and ``finish`` behind them, in reverse order."""
+    def pass_hooks(self, capture: Capture | None) -> list[PassHook]:
+        """What acts in a pass: before the layers run in this order, and behind them in reverse order."""
         return [hook for hook in (capture, self.reader) if hook is not None]
 
-    def can_share(self, hooks: Sequence[Any] | None = None) -> bool:
+    def can_share(self, hooks: Sequence[PassHook] | None = None) -> bool:
         """Whether rows may share what they begin with, as `build` tried, where ``hooks`` act in a pass."""
-        acting = self._hooks(self.capture) if hooks is None else hooks
-        return self.causal and self.shares_prefix and all(getattr(hook, "by_position", False) for hook in acting)
+        if hooks is None:
+            hooks = self.pass_hooks(self.requested_rows)
+        return self.causal and self.shares_prefix and all(getattr(hook, "by_position", False) for hook in hooks)
 
-    def run_pass(self, features: Features, hooks: Sequence[Any], arguments: Features) -> Tensor:
+    def run_pass(
+        self,
+        features: Features,
+        hooks: Sequence[PassHook],
+        arguments: Features,
+    ) -> Tensor:
         """Hidden states [B, T, d] of one pass of the decoder; ``features`` gets what hooks hand to the pooling."""
-        state, mask = ForwardPass(self, features), features["attention_mask"]
+        state = ForwardPass(self.model, features)
         for hook in hooks:
-            hook.begin(state)
+            hook.before_layers(state)
+        mask = features["attention_mask"]
         # In a causal model, padding after a text affects no real token, and attention without a mask is fastest.
-        shown = torch.ones_like(mask) if self.causal else mask
+        inputs = {"input_ids": features["input_ids"], "attention_mask": torch.ones_like(mask) if self.causal else mask}
         with running(state):
-            inputs = {"input_ids": features["input_ids"], "attention_mask": shown, **state.arguments, **arguments}
-            hidden: Tensor = super().forward(inputs)["token_embeddings"]
+            output = super().forward({**inputs, **state.model_arguments, **arguments})
+        hidden_states: Tensor = output["token_embeddings"]
         for hook in reversed(hooks):
-            hidden = hook.finish(state, hidden)
-        features.update(state.features)
-        return hidden
+            hidden_states = hook.after_layers(state, hidden_states)
+        features.update(state.pooling_features)
+        return hidden_states
 
-    def _run(self, features: dict[str, Any], capture: Any) -> dict[str, Any]:
-        result, hooks = dict(features), self._hooks(capture)
-        mask, hidden = features["attention_mask"], None
-        if self.training and "training" in PARTS:
-            PARTS["training"](self.model, hooks)
-        if "shared_prefix" in PARTS:
-            hidden = PARTS["shared_prefix"](self, features, hooks)
-        if hidden is None:
-            hidden = self.run_pass(result, hooks, {})
-        if any(span.total < mask.shape[1] for span in features["spans"]):
-            hidden = hidden.masked_fill(mask[:, :, None] == 0, 0.0)
-        result |= {"captured": capture, "token_embeddings": hidden, "attention_mask": self._pooled(features)}
-        finite = hidden.detach().sum(dim=(1, 2), dtype=torch.promote_types(hidden.dtype, torch.float32)).isfinite()
+    def _run(
+        self,
+        features: Features,
+        capture: Capture | None,
+    ) -> Features:
+        result = dict(features)
+        hooks = self.pass_hooks(capture)
+        if self.training and extensions.has("checkpoint_in_pass"):
+            extensions.checkpoint_in_pass(self.model, hooks)
+        hidden_states: Tensor | None = None
+        if extensions.has("run_shared"):
+            hidden_states = extensions.run_shared(self, features, hooks)
+        if hidden_states is None:
+            hidden_states = self.run_pass(result, hooks, {})
+        attention_mask = features["attention_mask"]
+        if any(span.total < attention_mask.shape[1] for span in features["spans"]):
+            hidden_states = hidden_states.masked_fill(attention_mask[:, :, None] == 0, 0.0)
+        result["captured"] = capture
+        result["token_embeddings"] = hidden_states
+        result["attention_mask"] = self._pooled_positions(features).to(attention_mask.dtype)
+        precision = torch.promote_types(hidden_states.dtype, torch.float32)
+        is_finite = hidden_states.detach().sum(dim=(1, 2), dtype=precision).isfinite()
         if capture is not None and capture.zeros:
             for name in ("token_embeddings", "backward_attention"):
-                result[name] = result[name].masked_fill(~finite[:, None, None], 0.0)
-        elif not bool(finite.all()):  # the one place where this code waits for the device
-            self._check_finite(hidden, features)
+                result[name] = result[name].masked_fill(~is_finite[:, None, None], 0.0)
+        elif not bool(is_finite.all()):  # the one place where this code waits for the device
+            self._check_finite(hidden_states, features)
         return result
 
-    def _check_finite(self, hidden: Tensor, features: Mapping[str, Any]) -> None:
-        rows = (~hidden.isfinite().flatten(1).all(dim=1)).nonzero()
-        if len(rows):  # else the sum alone was too large
-            ids = features["input_ids"][int(rows[0])][features["copy_ids"][int(rows[0])] == 1].tolist()
-            text = self.tokenizer.decode(ids)[:80]  # type: ignore[union-attr]
+    def _check_finite(
+        self,
+        hidden_states: Tensor,
+        features: Features,
+    ) -> None:
+        bad_rows = (~hidden_states.isfinite().flatten(1).all(dim=1)).nonzero()
+        if len(bad_rows):  # else the sum alone was too large
+            row = int(bad_rows[0])
+            token_ids = features["input_ids"][row][features["copy_ids"][row] == 1].tolist()
+            text = self.text_tokenizer.decode(token_ids)[:80]
             raise ValueError(f"The model gave NaN or infinity for the text {text!r}. Load it in float32 or bfloat16.")
 
-    def _pooled(self, features: Mapping[str, Any]) -> Tensor:
-        """The positions that are pooled, [B, T]."""
-        real, copies = features["attention_mask"], features["copy_ids"]
-        last = copies == self.copies
-        if self.pooled in ("end", "last_copy_and_end"):
-            ends = torch.tensor([[span.total] for span in features["spans"]]).to(real.device, non_blocking=True)
-            after = 1 if self.pooled == "end" else len(special_tokens(self.tokenizer)[1])
-            end = (torch.arange(real.shape[1], device=real.device) >= ends - after) & real.bool()
-            pooled = end if self.pooled == "end" else last | end
-        else:
-            pooled = {"all": real, "repeats": copies >= min(2, self.copies), "last_copy": last}[self.pooled]
-        return pooled.to(real.dtype)  # type: ignore[no-any-return]
+    def _pooled_positions(self, features: Features) -> Tensor:
+        """The positions that are pooled, [B, T] bool."""
+        real_tokens = features["attention_mask"].bool()
+        row_lengths = torch.tensor([[span.total] for span in features["spans"]])
+        row_lengths = row_lengths.to(real_tokens.device, non_blocking=True)
+        suffix_length = len(special_tokens(self.text_tokenizer)[1]) if self.pooled == "last_copy_and_end" else 0
+        return pooled_positions(self.pooled, self.copies, features["copy_ids"], real_tokens, row_lengths, suffix_length)
 
     def get_embedding_dimension(self) -> int:
         """Dimension d of the hidden states; of joined layers that of all."""
-        return int(super().get_embedding_dimension()) * getattr(self.reader, "joined", 1)
+        return int(super().get_embedding_dimension()) * getattr(self.reader, "width_factor", 1)
 
     def on_model_ready(self, model: Any) -> None:
         """Refuse a pipeline in which nothing makes one vector of a text's tokens, or of its rows."""
         super().on_model_ready(model)
-        names = [type(module).__name__ for module in model]
-        self._pipeline = [each for each in model.modules() if hasattr(each, "on_model_ready")]
-        unpooled = {"Dense", "Dropout", "LayerNorm", "Normalize", "PromptEnsemble", "QueryShift"}
-        if model[0] is self and hasattr(model, "encode_query") and set(names[1:]) <= unpooled:
-            raise ValueError(f"modules.json: no pooling follows {names[0]}. Copy all files of the model, or add one.")
-        if self.rows > 1 and "PromptEnsemble" not in names:
+        class_names = [type(module).__name__ for module in model]
+        self._pipeline = [module for module in model.modules() if hasattr(module, "on_model_ready")]
+        is_embedder = model[0] is self and hasattr(model, "encode_query")
+        if is_embedder and _NO_POOLING.issuperset(class_names[1:]):
+            first_name = class_names[0]
+            raise ValueError(f"modules.json: no pooling follows {first_name}. Copy all files of the model, or add one.")
+        if self.rows > 1 and "PromptEnsemble" not in class_names:
             raise ValueError(f"A text has {self.rows} templates, so PromptEnsemble must follow the pooling.")
         # Private in sentence-transformers: the card of the folder, which it writes into every folder to come.
         card_text = getattr(model, "_model_card_text", None) or ""
@@ -368,20 +443,21 @@ class RepeatTransformer(Transformer):
     def load_config(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The stored configuration; an error where it is incomplete."""
         config: dict[str, Any] = super().load_config(model_name_or_path, *args, **kwargs)
-        if missing := sorted(set(cls.config_keys) - set(Transformer.config_keys) - set(config)):
-            raise ValueError(f"sentence_bert_config.json is missing or lacks {missing[0]}. Copy all files.")
+        for key in sorted(set(cls.config_keys) - set(Transformer.config_keys) - set(config)):
+            raise ValueError(f"sentence_bert_config.json is missing or lacks {key}. Copy all files.")
         return config
 
     @classmethod
     def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> RepeatTransformer:
         """Load a saved module; an error where the weights do not fill the configuration."""
         loaded: RepeatTransformer = super().load(model_name_or_path, *args, **kwargs)
-        adapted = getattr(loaded.model, "_hf_peft_config_loaded", False)
-        for key in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-            # Some versions of transformers drop an adapter's weights, and make new ones.
-            names = sorted(each for each in map(str, loaded.loading.get(key) or ()) if not adapted or "lora_" in each)
-            if names:
-                raise ValueError(f"The weights do not fit config.json: {key}: {names[0]}. Copy all files of the model.")
+        has_adapter = getattr(loaded.model, "_hf_peft_config_loaded", False)
+        for report in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+            for weight_name in sorted(map(str, loaded.loading.get(report) or ())):
+                # Some versions of transformers drop an adapter's weights, and make new ones.
+                if not has_adapter or "lora_" in weight_name:
+                    problem = f"{report}: {weight_name}"
+                    raise ValueError(f"The weights do not fit config.json: {problem}. Copy all files of the model.")
         return loaded
 
     def _load_model(self, *args: Any, **kwargs: Any) -> Any:
@@ -389,9 +465,11 @@ class RepeatTransformer(Transformer):
         # Private in sentence-transformers: the one place to hear how weights are stored, and which are missing.
         text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.stored_dtype = getattr(text_config, "dtype", None) or getattr(config, "dtype", None)
-        asked: dict[str, Any] = {"output_loading_info": True} if backend == "torch" else {}
-        found: Any = super()._load_model(*args, **{**asked, **kwargs})
-        model, self.loading = found if isinstance(found, tuple) else (found, {})
+        if backend == "torch":
+            kwargs.setdefault("output_loading_info", True)
+        model: Any = super()._load_model(*args, **kwargs)
+        if isinstance(model, tuple):
+            model, self.loading = model
         for module in model.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 # bitsandbytes packs 4-bit weights for such CPUs, and breaks them when they are saved then.
@@ -400,18 +478,22 @@ class RepeatTransformer(Transformer):
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Save the module and its code; where st_reba is installed, weights keep the base's number type."""
-        with PARTS["stored_as"](self.model, self.stored_dtype) if "stored_as" in PARTS else nullcontext():
+        is_installed = extensions.has("stored_as")
+        with extensions.stored_as(self.model, self.stored_dtype) if is_installed else nullcontext():
             super().save(output_path, *args, **kwargs)
-        root, name = Path(output_path), "config_sentence_transformers.json"
-        if not (root / name).is_file() and (root.parent / name).is_file():
+        root = Path(output_path)
+        config_name = "config_sentence_transformers.json"
+        if not (root / config_name).is_file() and (root.parent / config_name).is_file():
             root = root.parent  # a Router keeps its modules in folders of the repository
-        settings = root / name
-        if "code" in PARTS:
-            (root / "st_reba.py").write_text(PARTS["code"](self._pipeline), encoding="utf-8")
-        elif (root / "st_reba.py").resolve() != Path(__file__).resolve():
-            shutil.copyfile(__file__, root / "st_reba.py")
-        if settings.is_file():
-            quantized = "bitsandbytes" in str(getattr(self.config, "quantization_config", ""))
-            more = {"bitsandbytes": ">=0.45"} if quantized else {}
-            value = {**json.loads(settings.read_text(encoding="utf-8")), "requirements": {**REQUIREMENTS, **more}}
-            settings.write_text(json.dumps(value, indent=2, sort_keys=True), encoding="utf-8")
+        code_file = root / "st_reba.py"
+        if is_installed:
+            code_file.write_text(extensions.code_of(self._pipeline), encoding="utf-8")
+        elif code_file.resolve() != Path(__file__).resolve():
+            shutil.copyfile(__file__, code_file)
+        if not (root / config_name).is_file():
+            return
+        config = json.loads((root / config_name).read_text(encoding="utf-8"))
+        config["requirements"] = dict(REQUIREMENTS)
+        if "bitsandbytes" in str(getattr(self.config, "quantization_config", "")):
+            config["requirements"]["bitsandbytes"] = ">=0.45"
+        (root / config_name).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from ..modules.both_ways import sums
+from ..modules.both_ways import sum_rows_and_columns
 from ..modules.capture import BackwardAttention, Capture
 from ..modules.layout import decoder_of
-from ..modules.masks import LayerMasks, visible
+from ..modules.masks import MASKS
+from ..modules.nosink import LayerMask, LayerMasks, apply_mask
 from ..modules.passes import current_pass
 
 GRAPH_ATTENTION = "st_reba_graph"
@@ -26,34 +27,43 @@ class GraphMasks(LayerMasks):
     """Masks of the traced pass as numbers to add to scores; layers that see alike share one."""
 
     def __init__(self, transformer: Any) -> None:
-        self.names = transformer.layer_masks if getattr(transformer, "changed", False) else []
-        self.second, self.m = getattr(transformer, "second", []), getattr(transformer, "m", 1)
-        self.further, self.last = None, None
+        self.layer_masks = getattr(transformer, "layer_masks", [])
+        self.second = getattr(transformer, "second", [])
+        self.m = getattr(transformer, "m", 1)
+        self.rerun_mask = None
+        self.last_attention = None
         # Each mask is kept beside what was made of it, so that its identity stays its own.
         self.added: dict[tuple[str, int, bool], tuple[Tensor | None, Tensor]] = {}
 
-    def of(self, module: Any, own: Tensor | None, causal: bool) -> tuple[Tensor, bool, bool]:
+    def name_of_mask(self, module: nn.Module) -> str:
+        """Name of the mask of the layer that runs now."""
+        return super().name_of_mask(module) if self.layer_masks else "forward"
+
+    def mask_for_layer(self, module: nn.Module, native_mask: Tensor | None, is_causal: bool) -> LayerMask:
         """Mask [B or 1, 1, T, T] of the layer that runs now, added to its scores; see LayerMasks."""
-        name = self.further or (self.names[module.layer_idx] if self.names else "forward")
-        self.last = (module, name)
-        key = (name, id(own), causal)
+        mask_name = self.name_of_mask(module)
+        self.last_attention = (module, mask_name)
+        key = (mask_name, id(native_mask), is_causal)
         if key not in self.added:
-            if own is None or own.dtype == torch.bool:
-                seen = visible(name, self._own(own, causal), self.real, self.m)
-                mask = torch.where(seen, 0.0, _HIDDEN)
-            elif name == "forward":
-                mask = own.clamp(min=_HIDDEN)  # it may hold position biases
+            if native_mask is None or native_mask.dtype == torch.bool:
+                boolean_mask = self.boolean_mask(native_mask, is_causal)
+                visible_tokens = apply_mask(mask_name, boolean_mask, self.real_tokens, self.m)
+                mask = torch.where(visible_tokens, 0.0, _HIDDEN)
+            elif mask_name == "forward":
+                mask = native_mask.clamp(min=_HIDDEN)  # it may hold position biases
             else:
                 raise ValueError("The model adds position biases to its masks, so these cannot be changed.")
-            self.added[key] = own, mask
-        return self.added[key][1], False, name not in ("forward", "nosink-forward") or not causal
+            self.added[key] = native_mask, mask
+        looks_ahead = not (is_causal and MASKS[mask_name].is_causal)
+        return LayerMask(self.added[key][1], False, looks_ahead)
 
 
 class GraphCapture(BackwardAttention):
     """Rows of A^new in the traced pass, in which the texts' spans are tensors: start, length and total, [B, 1] each."""
 
     def __init__(self, capture: Capture, span: tuple[Tensor, Tensor, Tensor], summed: Tensor, longest: int) -> None:
-        self.both, self.summed, end = capture.both, summed, summed.shape[1]
+        self.earlier_columns = capture.earlier_columns
+        self.kept_columns, end = summed, summed.shape[1]
         start, length, total = span
         first, count, rows = {
             "last": (start + length - 1, length, 1),
@@ -63,13 +73,16 @@ class GraphCapture(BackwardAttention):
         }[capture.anchors]
         offset = torch.arange(rows, device=summed.device)
         self.anchors, self.valid = first + offset, offset < count
-        self.layers, self.maxima, self._rows = 0, [], None
-        self.firsts = [0, 1]  # in a graph, texts begin anywhere
+        self.layer_count, self.maxima, self._rows = 0, [], None
+        self.first_anchors = [0, 1]  # in a graph, texts begin anywhere
 
     def take(self, probabilities: Tensor, *, looks_ahead: bool) -> None:
         """Raise the maxima by one layer's probabilities [B, H, T, T]."""
-        layer = sums(self, probabilities) if looks_ahead or self.both else self.columns(probabilities)
-        self.layers += 1
+        if looks_ahead or self.earlier_columns:
+            layer = sum_rows_and_columns(self, probabilities)
+        else:
+            layer = self.anchor_columns(probabilities)
+        self.layer_count += 1
         self.maxima = [torch.maximum(self.maxima[0], layer) if self.maxima else layer]
 
 
@@ -88,7 +101,7 @@ def attend(
     is_causal, scaling, softcap, sinks = (terms.get(name) for name in ("is_causal", "scaling", "softcap", "s_aux"))
     state: Any = current_pass()
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    mask, _, looks_ahead = state.masks.of(module, attention_mask, causal)
+    mask, _, looks_ahead = state.masks.mask_for_layer(module, attention_mask, causal)
     batch, heads, length, width = query.shape
     groups, keys = key.shape[1:3]
     rows = (query * (width**-0.5 if scaling is None else scaling)).reshape(batch, groups, -1, width)
@@ -100,8 +113,8 @@ def attend(
         sink = sinks.to(scores.dtype).reshape(1, heads, 1, 1).expand(batch, heads, length, 1)
         scores = torch.cat([scores, sink], dim=-1)
     probabilities = scores.softmax(dim=-1)[..., :keys]
-    if state.backward is not None:
-        state.backward.take(probabilities, looks_ahead=looks_ahead)
+    if state.attention_reader is not None:
+        state.attention_reader.take(probabilities, looks_ahead=looks_ahead)
     mixed = torch.matmul(probabilities.reshape(batch, groups, -1, keys), value)
     return mixed.reshape(batch, heads, length, -1).transpose(1, 2), None
 

@@ -64,7 +64,7 @@ def _config(graph: EmbeddingGraph, pad: int) -> dict[str, Any]:
         "torch_dtype": "float32",
     }
     positions = getattr(config, "max_position_embeddings", None)
-    positions = positions // graph.frame.copies if isinstance(positions, int) else 0
+    positions = positions // graph.layout.copies if isinstance(positions, int) else 0
     if longest := max(positions, graph.max_length or 0):
         names = {"max_position_embeddings", config.attribute_map.get("max_position_embeddings")} - {None}
         values |= dict.fromkeys(names, longest)

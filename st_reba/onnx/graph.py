@@ -12,10 +12,11 @@ from sentence_transformers.base.modules import Dense, Normalize
 from torch import Tensor, nn
 
 from ..encode import Task, saved_prompt
-from ..modules import ChunkedReBAPooling, QueryShift, ReBAPooling, RepeatTransformer
-from ..modules.layout import decoder_of, empty_text_token, special_tokens
-from ..modules.masks import LayerMasks
+from ..modules import QueryShift, RepeatTransformer
+from ..modules.layout import decoder_of, empty_text_token, pooled_positions, reverses_text, special_tokens
+from ..modules.nosink import LayerMasks
 from ..modules.passes import ForwardPass, running
+from ..poolings import is_exportable
 from .attention import GraphCapture, GraphMasks
 
 # How the graph's weights behind the pooling are named: those of a filter.
@@ -61,7 +62,7 @@ class EmbeddingGraph(nn.Module):
         self.__dict__["first"] = first  # not one more submodule
         self.capture = getattr(self.pooling, "capture", None)  # of ReBA the rows of A^new that are needed
         self.task, self.prompt = task, saved_prompt(model, task)
-        self.frame = first.frames(self.prompt, task)[0]
+        self.layout = first.row_layouts(self.prompt, task)[0]
         before, after = special_tokens(model.tokenizer)
         # Special tokens that the tokenizer puts around a text, and tokens that it may hand over.
         self.before, self.after = len(before), len(after)
@@ -76,7 +77,7 @@ class EmbeddingGraph(nn.Module):
             rest = [module for module in rest if not isinstance(module, QueryShift)]
         self.behind = nn.ModuleList(rest)
         self._takes = set(signature(self.model.forward).parameters)
-        literals = [token for part in self.frame.parts if part is not None for token in part]
+        literals = [token for segment in self.layout.segments for token in segment or ()]
         self.register_buffer("literals", torch.tensor([*literals, self.empty or 0]), persistent=False)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -102,27 +103,29 @@ class EmbeddingGraph(nn.Module):
 
     def _placed(self, input_ids: Tensor, start: Tensor, count: Tensor) -> _Layout:
         """Lay out texts whose ``count`` content tokens begin in column ``start``, both [B, 1]."""
-        frame, width = self.frame, input_ids.shape[1]
+        layout, width = self.layout, input_ids.shape[1]
         tokens = count.clamp(min=1)  # a text without any token is one token long
         room: int = torch.sym_max(width - self.before - self.after, 1)  # type: ignore[no-untyped-call]
-        place = torch.arange(frame.overhead + frame.copies * room, device=input_ids.device)[None]
+        place = torch.arange(layout.row_length(room), device=input_ids.device)[None]
         table = torch.cat([input_ids, self.literals[None].expand(input_ids.shape[0], -1)], dim=1)
         empty = width + len(self.literals) - 1
         source = torch.zeros_like(place + tokens) + empty
-        offsets: list[Tensor] = []
-        copies, offset, literal = torch.zeros_like(source), torch.zeros_like(tokens), width
-        for part in frame.parts:
-            inner, size = place - offset, tokens if part is None else len(part)
+        copy_ids = torch.zeros_like(source)
+        starts: list[Tensor] = []  # of the copies
+        literal = width
+        for segment, segment_start in layout.segment_starts(tokens):
+            inner = place - segment_start
+            size = tokens if segment is None else len(segment)
             inside = (inner >= 0) & (inner < size)
-            if part is None:
+            if segment is None:
                 source = torch.where(inside, torch.where(count > 0, start + inner, empty), source)
-                copies = torch.where(inside, len(offsets) + 1, copies)
-                offsets.append(offset)
-            elif part:
+                copy_ids = torch.where(inside, len(starts) + 1, copy_ids)
+                starts.append(segment_start)
+            elif segment:
                 source = torch.where(inside, literal + inner, source)
-                literal += len(part)
-            offset = offset + size
-        return _Layout(table.gather(1, source), place, place < offset, copies, offsets[0], tokens, offset, room)
+                literal += len(segment)
+        total = layout.row_length(tokens)
+        return _Layout(table.gather(1, source), place, place < total, copy_ids, starts[0], tokens, total, room)
 
     def _run(self, at: _Layout) -> tuple[Tensor, Tensor | None]:
         """Hidden states [B, T, d], and of ReBA the rows of A^new [B, R, T]; as RepeatTransformer runs them."""
@@ -132,33 +135,29 @@ class EmbeddingGraph(nn.Module):
             inputs["position_ids"] = torch.minimum(at.place, at.total - 1)
         if "use_cache" in self._takes:
             inputs["use_cache"] = False
-        state = ForwardPass(self.first, {"attention_mask": at.real, "copy_ids": at.copies, "spans": []})
-        GraphMasks(self.first).begin(state)
+        state = ForwardPass(self.model, {"attention_mask": at.real, "copy_ids": at.copies, "spans": []})
+        GraphMasks(self.first).before_layers(state)
         capture = self.capture
-        hooks = [hook for hook in self.first._hooks(None) if not isinstance(hook, LayerMasks)]
+        hooks = [hook for hook in self.first.pass_hooks(None) if not isinstance(hook, LayerMasks)]
         for hook in hooks:
-            hook.begin(state)
+            hook.before_layers(state)
         if capture is not None:
-            summed = at.real if capture.special else at.copies > 0
-            state.backward = GraphCapture(capture, (at.first, at.tokens, at.total), summed, at.longest)
+            summed = at.real if capture.special_columns else at.copies > 0
+            state.hook_data[capture] = state.attention_reader = GraphCapture(
+                capture, (at.first, at.tokens, at.total), summed, at.longest
+            )
         with running(state):
             hidden: Tensor = self.model(**inputs).last_hidden_state
         for hook in reversed(hooks):
-            hidden = hook.finish(state, hidden)
+            hidden = hook.after_layers(state, hidden)
         hidden = torch.where(at.real[:, :, None], hidden, 0.0)
         if capture is None:
             return hidden, None
-        capture.finish(state, hidden)
-        return hidden, state.features["backward_attention"]
+        capture.after_layers(state, hidden)
+        return hidden, state.pooling_features["backward_attention"]
 
     def _pooled(self, hidden: Tensor, at: _Layout) -> Tensor:
-        last = at.copies == self.frame.copies
-        where = {
-            "all": at.real,
-            "end": at.place == at.total - 1,
-            "repeats": at.copies >= min(2, self.frame.copies),
-            "last_copy_and_end": last | ((at.place >= at.total - self.after) & at.real),
-        }.get(self.first.pooled, last)
+        where = pooled_positions(self.first.pooled, self.layout.copies, at.copies, at.real, at.total, self.after)
         pooled = self.pooling({"token_embeddings": hidden, "attention_mask": where.long()})
         return pooled["sentence_embedding"]  # type: ignore[no-any-return]
 
@@ -176,15 +175,14 @@ def _check(model: SentenceTransformer, task: str | None = None) -> None:
     if not isinstance(first, RepeatTransformer) or getattr(first, "own_input", False):
         raise ValueError(f"{type(first).__name__} keeps the base's own input: no graph. Build with pooling=….")
     pooling = model[1] if len(model) > 1 else None
-    pooled = isinstance(pooling, ReBAPooling) and not isinstance(pooling, ChunkedReBAPooling)
-    if not pooled and getattr(pooling, "pooling_mode", None) not in ("mean", "lasttoken", "cls"):
+    if pooling is None or not is_exportable(pooling):
         raise ValueError(f"{pooling} cannot be exported. Build without chunk, with pooling last, mean or cls.")
     base, tasks = first.model, (None, *get_args(Task))
     rope = str(getattr(first.config.get_text_config(), "rope_parameters", None))
     reasons = {
         "runs several templates for a text, and a graph holds one. Give one template": first.rows > 1,
         "reverses a text's words before they are tokenized, which no graph can. Give a template with {text}": any(
-            name == "reversed" for each in first.templates[0].values() for _, name in each
+            map(reverses_text, first.templates[0].values())
         ),
         "has towers beside its decoder, and a graph holds text only. Save its text decoder alone, and use that": (
             decoder_of(base) is not base
@@ -202,7 +200,7 @@ def _check(model: SentenceTransformer, task: str | None = None) -> None:
         "task='query', 'document' or 'similarity' (--task), into a folder each": (
             task is None
             and (
-                len({first.frames(saved_prompt(model, each), each)[0] for each in tasks}) > 1
+                len({first.row_layouts(saved_prompt(model, each), each)[0] for each in tasks}) > 1
                 or any(isinstance(module, QueryShift) for module in model)
             )
         ),

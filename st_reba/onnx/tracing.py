@@ -25,7 +25,7 @@ def export_graph(graph: EmbeddingGraph, file: Path) -> None:
     """Trace a model and write its graph; more than ``LARGEST`` bytes of weights stand beside it, in ``<name>_data``."""
     name = type(graph.model).__name__
     with torch.no_grad(), graph_attention(graph.model) as called:
-        if not called and (graph.capture is not None or getattr(graph.first, "changed", False)):
+        if not called and (graph.capture is not None or getattr(graph.first, "changes_masks", False)):
             raise ValueError(f"{name} has an attention of its own: export 'echo' or 'classical', without a setting.")
         try:
             traced = _traced(graph.eval())

@@ -79,7 +79,7 @@ def test_models_without_maps(monkeypatch: pytest.MonkeyPatch) -> None:
             sink_table(texts, m)
     model = st_reba.build("mini", "reba")
     with monkeypatch.context() as patch, pytest.raises(ValueError):
-        patch.setattr(attention, "show_attention", lambda model: False)
+        patch.setattr(attention, "install_attention", lambda model: False)
         attention_maps(model, TEXT)
     length = len(attention_maps(model, TEXT).tokens)
     for most, fits in ((length, True), (length - 1, False)):

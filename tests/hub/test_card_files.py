@@ -13,7 +13,7 @@ import pytest
 from st_reba.hub.card_files import describe_code
 from st_reba.modules import code
 
-SECTIONS = code._SECTIONS
+SECTIONS = list(code.SECTIONS)
 # Names by which Python code reaches files, the network, other processes, or the environment.
 REACHING_FUNCTIONS = {"open", "exec", "eval", "compile", "__import__"}
 REACHING_ATTRIBUTES = {
@@ -25,6 +25,7 @@ REACHING_ATTRIBUTES = {
 HARMLESS_MODULES = {
     *("__future__", "collections", "contextlib", "contextvars", "copyreg", "dataclasses", "functools", "importlib"),
     *("inspect", "itertools", "json", "logging", "math", "pathlib", "re", "shutil", "string", "threading", "typing"),
+    "weakref",
 }
 
 
@@ -32,7 +33,7 @@ HARMLESS_MODULES = {
 def whole_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of all sections, as no model needs."""
     path = tmp_path_factory.mktemp("code") / "st_reba.py"
-    path.write_text(code.joined(SECTIONS), encoding="utf-8")
+    path.write_text(code.join_sections(SECTIONS), encoding="utf-8")
     return path
 
 

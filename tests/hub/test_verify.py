@@ -65,7 +65,7 @@ def test_changed_code_is_not_to_be_trusted_and_its_line_is_named(copied: Path, c
         expected_difference = f'{len(lines) + 1}: "import os" in place of the end'
         lines.append("import os")
     else:
-        original_line = json.dumps(lines[changed_line - 1])
+        original_line = json.dumps(lines[changed_line - 1][:80], ensure_ascii=False)
         expected_difference = f'{changed_line}: "import os" in place of {original_line}'
         lines[changed_line - 1] = "import os"
     file.write_text("\n".join(lines), encoding="utf-8")

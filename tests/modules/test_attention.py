@@ -21,10 +21,10 @@ from st_reba.modules import RepeatTransformer, blocks
 from st_reba.modules.attention import attention
 from st_reba.modules.blocks import ScoreTerms, attend
 from st_reba.modules.capture import BackwardAttention
-from st_reba.modules.eager import chosen_keys
-from st_reba.modules.masks import LayerMasks
+from st_reba.modules.eager import mask_of_chosen_keys
+from st_reba.modules.nosink import LayerMasks
 from st_reba.modules.passes import ForwardPass, current_pass, running
-from st_reba.modules.training import Remembering
+from st_reba.modules.training import CheckpointInPass
 
 TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
 LENGTH = 200  # positions
@@ -88,7 +88,7 @@ def test_blocks(how: ScoreTerms, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chosen_keys() -> None:
     """Those that an indexer chose, as far as a mask of numbers shows them."""
     mask = torch.zeros(1, 1, 2, 3).masked_fill(torch.ones(2, 3).triu(1).bool(), torch.finfo(torch.float32).min)
-    shown = chosen_keys(mask, torch.tensor([[[0, 2], [1, 1]]]), 3)
+    shown = mask_of_chosen_keys(mask, torch.tensor([[[0, 2], [1, 1]]]), 3)
     assert shown.tolist() == [[[[True, False, False], [False, True, False]]]]
 
 
@@ -132,8 +132,8 @@ def test_what_few_models_ask_for() -> None:
 
 def test_what_layers_may_not_pass(base: Base) -> None:
     state = ForwardPass(None, {"spans": [], "attention_mask": torch.ones(2, 4), "copy_ids": None})
-    LayerMasks(made(base("llama"), "mask0")[0]).begin(state)
-    state.backward = object()
+    LayerMasks(made(base("llama"), "mask0")[0]).before_layers(state)
+    state.attention_reader = object()
     for says, index, keys, options in (
         ("'sinks'", 0, 4, {"sinks": 1}), ("'block_indices'", 0, 4, {"block_indices": 1}), ("more keys", 0, 5, {}),
         ("by an indexer", 0, 4, {"indices": torch.zeros(2, 4, 1)}), ("mask of shape", 1, 5, {}),
@@ -201,14 +201,14 @@ def test_checkpointing(base: Base, of: str, name: str) -> None:
     for _ in range(2):
         assert_gradients(gradients(model, features), wanted)
     found = [getattr(each, "_gradient_checkpointing_func", None) for each in model.modules()]
-    assert {type(each.checkpoint) for each in found if isinstance(each, Remembering)} == {partial}
+    assert {type(each.checkpoint) for each in found if isinstance(each, CheckpointInPass)} == {partial}
 
 
 def test_nothing_is_left_of_an_error(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     model = made(base("llama"), "reba inter")
     wanted = encoded(model)
     with monkeypatch.context() as patch:
-        patch.setattr(BackwardAttention, "add", lambda *given, **options: 1 / 0)
+        patch.setattr(BackwardAttention, "update_maxima", lambda *given, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             encoded(model)
     assert current_pass() is None and torch.equal(encoded(model), wanted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,13 +18,14 @@ from reference import published_last, published_mean
 from reference_nosink import Plan, hooked, plan, run, visible
 
 from st_reba.modules import RepeatTransformer
-from st_reba.modules.masks import MASKS, LayerMasks, NoSinkTransformer
-from st_reba.modules.masks import visible as see
-from st_reba.modules.second import SecondRuns
-from st_reba.modules.selfcheck import _seen
-from st_reba.modules.settings import SETTINGS, masks_of
+from st_reba.modules.layers import ModuleCall
+from st_reba.modules.mask_check import length_to_tell_masks_apart, measure_visibility
+from st_reba.modules.masks import MASKS, declare_mask
+from st_reba.modules.nosink import LayerMasks, NoSinkTransformer, apply_mask
+from st_reba.modules.second import RepeatedLayers
+from st_reba.modules.settings import SETTINGS, plan_layers
 
-MASK = LayerMasks.of  # before a test replaces it
+MASK = LayerMasks.mask_for_layer  # before a test replaces it
 SHORT = dict(zip(MASKS, "fbaFAr", strict=True))
 # The masks of five layers with k = 3, and k0 where it stands beside the name; layers that run again, and their masks.
 TABLE = {
@@ -40,27 +43,27 @@ def test_every_setting() -> None:
     assert {setting.partition(" ")[0] for setting in TABLE} == {*SETTINGS}
     for setting, wanted in TABLE.items():
         name, _, k0 = setting.partition(" ")
-        found = masks_of(name, 5, k=None if name == "baseline" else 3, k0=int(k0) if k0 else None)
-        second = "".join(f"{layer}{SHORT[each]}" for layer, each in found["second"])
-        assert f"{''.join(SHORT[each] for each in found['layer_masks'])} {second}".strip() == wanted, setting
-        assert found["architecture"] == (name.partition("-")[0] if second else "inplace") and found["m"] == 1
+        found = plan_layers(name, 5, k=None if name == "baseline" else 3, k0=int(k0) if k0 else None)
+        second = "".join(f"{layer}{SHORT[each]}" for layer, each in found.second)
+        assert f"{''.join(SHORT[each] for each in found.layer_masks)} {second}".strip() == wanted, setting
+        assert found.architecture == (name.partition("-")[0] if second else "inplace") and found.m == 1
 
 
 def test_layers() -> None:
     for k, masks in ((0, "fff"), (3, "bbb"), ("all", "bbb"), ([0, -1], "bfb"), ([-3, 2], "bfb"), ([1], "fbf")):
-        assert "".join(SHORT[each] for each in masks_of("inplace-back", 3, k=k)["layer_masks"]) == masks
-        second = masks_of("extra-back", 3, k=k, implementation="authors")["second"]
-        assert second == [[number, "backward"] for number, mask in enumerate(masks) if mask == "b"]
-    authors = masks_of("inter-back", 4, k=[1], implementation="authors")["second"]
-    assert authors == [[1, "backward"], [2, "forward"], [3, "forward"]]
+        assert "".join(SHORT[each] for each in plan_layers("inplace-back", 3, k=k).layer_masks) == masks
+        second = plan_layers("extra-back", 3, k=k, implementation="authors").second
+        assert second == [(number, "backward") for number, mask in enumerate(masks) if mask == "b"]
+    authors = plan_layers("inter-back", 4, k=[1], implementation="authors").second
+    assert authors == [(1, "backward"), (2, "forward"), (3, "forward")]
     for number in (0, 5):
-        assert masks_of("extend-back", 3, k=number)["second"] == [[2, "backward"]] * number
+        assert plan_layers("extend-back", 3, k=number).second == [(2, "backward")] * number
     for k in (5, -1, [4], [0, -4], [], "some"):
         with pytest.raises(ValueError):
-            masks_of("inplace-back", 4, k=k)
+            plan_layers("inplace-back", 4, k=k)
     for k, says in (([1, True], "different"), ([1, 5], "5 layers"), (1, "k0=2 is more")):
         with pytest.raises(ValueError, match=says):
-            masks_of("mask0-2", 5, k=k)
+            plan_layers("mask0-2", 5, k=k)
 
 
 DEPTH = 3
@@ -129,12 +132,12 @@ def test_masks(name: str, m: int) -> None:
     for length in (1, 2, 6):
         for window in (None, 2):
             own = visible("forward", length, m, window)[None, None]
-            assert torch.equal(see(name, own, m=m)[0, 0], visible(name, length, m, window))
+            assert torch.equal(apply_mask(name, own, m=m)[0, 0], visible(name, length, m, window))
     own = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
     real = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6]).bool()
     added = torch.zeros(own.shape).masked_fill(~own, torch.finfo(torch.float32).min)
-    assert torch.equal(LayerMasks._own(Mock(real=real), added, True), own)
-    short, long = see(name, own, real, m)[:, 0]
+    assert torch.equal(LayerMasks.boolean_mask(Mock(real_tokens=real), added, True), own)
+    short, long = apply_mask(name, own, real, m)[:, 0]
     assert torch.equal(long, visible(name, 6, m)) and torch.equal(short[:4, :4], visible(name, 4, m))
     assert torch.equal(short[:, 4:], torch.eye(6, dtype=torch.bool)[:, 4:])
 
@@ -162,16 +165,54 @@ def test_the_layer_is_named(monkeypatch: pytest.MonkeyPatch, layer: int, other: 
     """By the self-check: a layer that computes another mask than it says."""
 
     def disobey(self: Any, module: Any, own: Any, causal: bool) -> Any:
-        self.further = other if module.layer_idx == layer else None
+        self.rerun_mask = other if module.layer_idx == layer else None
         found = MASK(self, module, own, causal)
-        self.further, self.last = None, (module, self.names[module.layer_idx])
+        self.rerun_mask, self.last_attention = None, (module, self.layer_masks[module.layer_idx])
         return found
 
     options: dict[str, Any] = {"setting": "mask0&bidir", "k": 4, "k0": 2}
-    monkeypatch.setattr(LayerMasks, "of", disobey)
+    monkeypatch.setattr(LayerMasks, "mask_for_layer", disobey)
     with pytest.raises(ValueError, match=rf"layer {layer} \(LlamaAttention\), running as {says}"):
         build("mini", "nosink", **options)
     build("mini", "nosink", check=False, **options)
+
+
+@pytest.fixture
+def window_mask() -> Iterator[None]:
+    """A mask that differs from others only in texts of more than six tokens."""
+    declare_mask(
+        "window-6",
+        inplace_setting="window-6",
+        description="the six tokens up to i",
+        visible_tokens=lambda view: view.native_mask & (view.positions[:, None] - view.positions < 6),
+        is_causal=True,
+    )
+    yield
+    del MASKS["window-6"]
+
+
+def test_the_check_runs_tokens_enough_to_tell_a_declared_mask_from_others(
+    window_mask: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert length_to_tell_masks_apart(m=1) == 8
+    model: Any = build("mini", "nosink", setting="window-6", k=2)
+    assert model[0].layer_masks[-2:] == ["window-6", "window-6"]
+
+    def forget_the_window(self: Any, module: Any, native_mask: Any, is_causal: bool) -> Any:
+        MASK(self, module, native_mask, is_causal)
+        return native_mask, is_causal, False
+
+    monkeypatch.setattr(LayerMasks, "mask_for_layer", forget_the_window)
+    with pytest.raises(ValueError, match="running as window-6: its token 6 sees token 0"):
+        build("mini", "nosink", setting="window-6", k=2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_allowed"), [("window-6", False), ("mask0-for", True), ("inplace-bidir", False)]
+)
+def test_m_is_an_option_where_a_mask_hides_the_sink(window_mask: None, setting: str, is_allowed: bool) -> None:
+    with nullcontext() if is_allowed else pytest.raises(ValueError, match="hides no sink"):
+        plan_layers(setting, 4, k=1, m=2)
 
 
 def silent(self: Any, module: Any, *own: Any) -> Any:
@@ -182,8 +223,8 @@ def silent(self: Any, module: Any, *own: Any) -> Any:
 @pytest.mark.parametrize(
     ("patched", "new", "setting", "says"),
     [
-        ((LayerMasks, "of"), silent, "mask0-for", "layer 5 ran as nosink-forward 0 times"),
-        ((SecondRuns, "begin"), Mock(), "inter-back", "layer 4 ran as backward 0 times"),
+        ((LayerMasks, "mask_for_layer"), silent, "mask0-for", "layer 5 ran as nosink-forward 0 times"),
+        ((RepeatedLayers, "before_layers"), Mock(), "inter-back", "layer 4 ran as backward 0 times"),
         ((RepeatTransformer, "forward"), Mock(side_effect=RuntimeError("sizes")), "mask0-for", "cannot run it: sizes"),
     ],
 )
@@ -200,8 +241,10 @@ def test_what_is_seen_faintly(size: float) -> None:
     below, above = torch.ones(4, 4).tril(-1).bool(), torch.ones(4, 4).triu(1).bool()
     weights = size * (torch.eye(4) + 5e-6 * below + 1e-9 * above)
     module = Mock(forward=lambda hidden_states: (weights @ hidden_states,))
-    for given in (((hidden,), {}), ((), {"hidden_states": hidden})):
-        assert torch.equal(_seen(module, *given), ~above)
+    by_position = ModuleCall(module, (hidden,), {})
+    by_name = ModuleCall(module, (), {"hidden_states": hidden})
+    assert torch.equal(measure_visibility(by_position), ~above)
+    assert torch.equal(measure_visibility(by_name), ~above)
 
 
 @pytest.mark.parametrize(

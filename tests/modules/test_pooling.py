@@ -158,7 +158,7 @@ def test_positions_that_pieces_take(base: Base) -> None:
 
 def test_pieces_and_their_copies() -> None:
     for count, chunk in product(range(1, 40), range(1, 12)):
-        assert pieces.cuts(count, chunk) == [*(piece.start for piece in cut(count, chunk)), count]
+        assert pieces.chunk_bounds(count, chunk) == [*(piece.start for piece in cut(count, chunk)), count]
     assert ChunkedReBAPooling(32, chunk=4).repeats == 2 and ChunkedReBAPooling(32, chunk=4, repeats=1).repeats == 1
     with pytest.raises(ValueError, match="repeats=65"):
         ChunkedReBAPooling(32, chunk=4, repeats=65)

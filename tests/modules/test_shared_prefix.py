@@ -21,7 +21,7 @@ from torch import Tensor
 from st_reba.cli.models import _told
 from st_reba.encode import batch_positions, computed_positions, encode_texts, prefix_of, token_batches
 from st_reba.modules import shared_prefix
-from st_reba.modules.layout import Frame
+from st_reba.modules.layout import RowLayout
 from st_reba.modules.shared_prefix import BranchLayer
 
 # Two texts of one length, one of a single token, and one that is longer than every window.
@@ -91,9 +91,9 @@ def test_shared_rows_have_the_states_of_whole_rows(base: Base, name: str, method
 def test_a_prefix_may_be_of_any_length(base: Base, name: str, prefix_length: int) -> None:
     """Shorter than a window of 6, as long, and longer."""
     model: Any = build(base(name), "prompteol", template="{text} is")
-    *_, question = model[0].frames()[0].parts
-    frame = Frame((tuple(range(10, 10 + prefix_length)), None, question))
-    model[0].frames = lambda *args, **fields: (frame,)
+    *_, question = model[0].row_layouts()[0].segments
+    frame = RowLayout((tuple(range(10, 10 + prefix_length)), None, question))
+    model[0].row_layouts = lambda *args, **fields: (frame,)
     with counted_positions(model) as passes:
         shared = states(model)
     assert passes[0] == prefix_length and len(passes) == 2
@@ -104,10 +104,10 @@ def test_a_prefix_may_be_of_any_length(base: Base, name: str, prefix_length: int
 def test_what_is_shared_is_computed_once(base: Base) -> None:
     """The prefix once a batch, each text once behind it, and every question behind texts of one length."""
     model: Any = build(base("llama"), "prompteol", template=QUESTIONS[:2])
-    frames = model[0].frames()
-    prefix_length = len(frames[0].parts[0] + frames[0].parts[1])
+    frames = model[0].row_layouts()
+    prefix_length = len(frames[0].segments[0] + frames[0].segments[1])
     lengths = [len(token_ids) for token_ids in model[0].content(TEXTS)["input_ids"]]
-    question_length = max(len(frame.parts[3]) for frame in frames)
+    question_length = max(len(frame.segments[3]) for frame in frames)
     with counted_positions(model) as passes:
         states(model)
     assert passes[0] == prefix_length and passes[1] == len(lengths) * max(lengths)
@@ -116,7 +116,7 @@ def test_what_is_shared_is_computed_once(base: Base) -> None:
 
 def test_a_prefix_runs_once_for_all_batches_of_an_encode(base: Base) -> None:
     model: Any = build(base("llama"), "prompteol", template=QUESTION)
-    prefix_length = len(model[0].frames()[0].parts[0] + model[0].frames()[0].parts[1])
+    prefix_length = len(model[0].row_layouts()[0].segments[0] + model[0].row_layouts()[0].segments[1])
     with counted_positions(model) as passes:
         model.encode(TEXTS, batch_size=2)
     assert len(passes) == 3 and passes.count(prefix_length) == 1
@@ -184,7 +184,7 @@ def test_what_is_counted_is_what_passes_see(base: Base, number: int) -> None:
     template = LAYOUTS[number]
     method = "echo" if isinstance(template, str) and template.count("{text}") > 1 else "prompteol"
     model: Any = build(base("llama"), method, template=template)
-    frames = model[0].frames()
+    frames = model[0].row_layouts()
     prefixes = {prefix_of(frame) for frame in frames}
     behind_prefix = [frame.overhead - len(prefix_of(frame)) for frame in frames]
     question_padding = sum(max(behind_prefix) - length for length in behind_prefix)

@@ -59,7 +59,7 @@ def test_fields_of_the_third_wording_are_arguments_of_encode(base: Base) -> None
 def test_task_without_a_wording_is_refused(base: Base, task: str) -> None:
     first: Any = build(base("llama"), "prompteol")[0]
     with pytest.raises(ValueError, match=f"task='{task}' is not known. Choose from query, document"):
-        first.frames(task=task)
+        first.row_layouts(task=task)
 
 
 @pytest.mark.parametrize("missing", ["query", "document"])

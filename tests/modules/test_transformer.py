@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,7 +28,8 @@ from tokenizers.processors import TemplateProcessing
 
 from st_reba.modules import RepeatTransformer
 from st_reba.modules.code import _has_terms, code_of
-from st_reba.modules.layout import Frame, empty_text_token, make_frame, special_tokens, tokenize
+from st_reba.modules.extensions import Extensions
+from st_reba.modules.layout import RowLayout, empty_text_token, make_row_layout, special_tokens, tokenize
 
 
 def test_by_hand(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,8 +44,10 @@ def test_by_hand(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_task_follows_from_what_is_given(base: Base) -> None:
     first: Any = build(base("llama"), "echo", template="echo-instruct")[0]
-    query, document = first.frames("Find", "query"), first.frames(task="document")
-    assert first.frames("Find") == first.frames(instruction="Find") == query != document == first.frames()
+    query, document = first.row_layouts("Find", "query"), first.row_layouts(task="document")
+    assert (
+        first.row_layouts("Find") == first.row_layouts(instruction="Find") == query != document == first.row_layouts()
+    )
 
 
 def test_special_tokens() -> None:
@@ -52,8 +58,8 @@ def test_special_tokens() -> None:
     found = tokenize(tokenizer, ["<s>", "a"])
     assert set(found) == {"input_ids"} and [len(ids) for ids in found["input_ids"]] == [3, 1]
     assert special_tokens(tokenizer) == (bos, eos)
-    frame = make_frame(tokenizer, (("", "instruction"), ("</s>", "text")), (eos, bos), "b", {"instruction": "<s>"})
-    assert frame == Frame((eos, bos + eos, None, bos))
+    frame = make_row_layout(tokenizer, (("", "instruction"), ("</s>", "text")), (eos, bos), "b", {"instruction": "<s>"})
+    assert frame == RowLayout((eos, bos + eos, None, bos))
     assert empty_text_token(SimpleNamespace(eos_token_id=None, sep_token_id=0, pad_token_id=1)) == 0
     with pytest.raises(ValueError):
         empty_text_token(SimpleNamespace())
@@ -135,18 +141,18 @@ def test_weights_of_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 REBA = "attention blocks capture pooling"
 # Most lines of the file that travels with a model: generous, so that they stop a file that has doubled.
-MOST_LINES, MOST_LINES_OF_REBA = 1100, 1400
+MOST_LINES, MOST_LINES_OF_REBA, MOST_LINES_WITH_MASKS = 1200, 1400, 1600
 # The sections of that file behind those of every file.
 FILES: dict[tuple[str, str], str] = {
     ("llama", "reba mean"): REBA, ("llama", "reba template"): f"templates {REBA}",
     ("llama", "authors last"): "attention blocks capture both_ways pooling authors",
     ("llama", "chunk mean"): f"{REBA} pieces", ("llama", "concat"): f"layers reader {REBA}",
-    ("llama", "chunk mask0"): "attention blocks masks capture both_ways pooling pieces",
+    ("llama", "chunk mask0"): "attention blocks masks nosink capture both_ways pooling pieces",
     ("llama", "echo last"): "shared_prefix",
     ("llama", "reversed"): "shared_prefix questions templates reversal ensemble",
-    ("llama", "outputs"): "layers outputs shared_prefix templates", ("llama", "mask0"): "attention masks",
-    ("llama", "inter"): "layers attention masks second", ("gpt_oss", "echo last"): "shared_prefix",
-    ("gpt_oss", "mask0"): "attention blocks masks", ("gemma2", "echo last"): "shared_prefix attention blocks",
+    ("llama", "outputs"): "layers outputs shared_prefix templates", ("llama", "mask0"): "attention masks nosink",
+    ("llama", "inter"): "layers attention masks nosink second", ("gpt_oss", "echo last"): "shared_prefix",
+    ("gpt_oss", "mask0"): "attention blocks masks nosink", ("gemma2", "echo last"): "shared_prefix attention blocks",
 }  # fmt: skip
 
 
@@ -154,9 +160,36 @@ FILES: dict[tuple[str, str], str] = {
 def test_files(base: Base, of: str, name: str) -> None:
     """A model takes with it what it needs, and no more."""
     code, sections = code_of(made(base(of), name).modules()), FILES[of, name]
-    assert re.findall(r"^- (\w+): [A-Z]", code, re.M) == ["layout", "passes", "transformer", *sections.split()]
-    most_lines = MOST_LINES_OF_REBA if "capture" in sections else MOST_LINES
+    assert re.findall(r"^- (\w+): [A-Z]", code, re.M) == [
+        "layout",
+        "extensions",
+        "passes",
+        "transformer",
+        *sections.split(),
+    ]
+    most_lines = MOST_LINES
+    if "capture" in sections:
+        most_lines = MOST_LINES_WITH_MASKS if "masks" in sections else MOST_LINES_OF_REBA
     assert len(code.splitlines()) <= most_lines
+    ast.parse(code)
+
+
+def test_the_registry_is_never_half_filled() -> None:
+    """Whichever file is imported first: what another file offers is there, and what a model saves is whole."""
+    program = """
+from st_reba.modules.transformer import RepeatTransformer
+from st_reba.modules.extensions import extensions
+assert extensions.has("code_of") and extensions.reverse_words("a b") == "b a"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_published_copy_names_the_section_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("st_reba.modules.extensions.IS_INSTALLED", False)
+    empty_registry = Extensions()
+    assert not empty_registry.has("run_shared")
+    with pytest.raises(ValueError, match="lacks 'parse_templates'.* pip install st-reba"):
+        empty_registry.parse_templates("{text}")
 
 
 def test_code_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

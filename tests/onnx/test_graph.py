@@ -105,9 +105,9 @@ def test_tasks_and_saved_prompts(base: Base) -> None:
 
 def test_masks_with_biases() -> None:
     own, (kept, other) = torch.tensor([[[[-0.5, -torch.inf]]]]), (SimpleNamespace(layer_idx=each) for each in (0, 1))
-    masks = GraphMasks(SimpleNamespace(layer_masks=["forward", "backward"], changed=True))
-    assert masks.of(kept, own, True)[0].tolist() == [[[[-0.5, -1e9]]]]
-    for call in (lambda: masks.of(other, own, True), lambda: attend(kept, own, own, own, None, sinks=own)):  # type: ignore[arg-type]
+    masks = GraphMasks(SimpleNamespace(layer_masks=["forward", "backward"]))
+    assert masks.mask_for_layer(kept, own, True)[0].tolist() == [[[[-0.5, -1e9]]]]
+    for call in (lambda: masks.mask_for_layer(other, own, True), lambda: attend(kept, own, own, own, None, sinks=own)):  # type: ignore[arg-type]
         with pytest.raises(ValueError):
             call()
 

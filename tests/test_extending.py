@@ -1,0 +1,142 @@
+"""CONTRIBUTING's recipes for a mask and a pooling, followed from outside the package's files."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pipelines import build, encoded, features_of
+from sentence_transformers import SentenceTransformer
+
+from st_reba import poolings
+from st_reba.methods import Method, method_of
+from st_reba.modules import MODULES
+from st_reba.modules.masks import MASKS
+from st_reba.onnx.graph import EmbeddingGraph
+
+TEXTS = ["The cat sleeps under the old bridge.", "他在银行取钱", "x"]
+TOY_MASK = '''"""Toy mask: a window of two tokens."""
+
+from __future__ import annotations
+
+from st_reba.modules.masks import declare_mask
+
+declare_mask(
+    "toy-window",
+    inplace_setting="toy-window",
+    description="token i and the one before it",
+    visible_tokens=lambda view: view.native_mask & (view.positions[:, None] - view.positions < 2),
+    is_causal=True,
+)
+'''
+TOY_MODULE = '''"""ToyPooling: the largest number of each dimension."""
+
+from __future__ import annotations
+
+import torch
+from sentence_transformers.base.modules import Module
+
+from st_reba.modules.layout import published
+
+
+@published
+class ToyPooling(Module):
+    """The largest number of each dimension of the hidden states."""
+
+    config_keys = ["embedding_dimension"]
+
+    def __init__(self, embedding_dimension):
+        super().__init__()
+        self.embedding_dimension = embedding_dimension
+
+    def forward(self, features, **kwargs):
+        is_pooled = features["attention_mask"][:, :, None].bool()
+        states = features["token_embeddings"].masked_fill(~is_pooled, -1e9)
+        return {**features, "sentence_embedding": states.amax(dim=1)}
+
+    def get_embedding_dimension(self):
+        return self.embedding_dimension
+
+    def save(self, output_path, *args, safe_serialization=True, **kwargs):
+        self.save_config(output_path)
+'''
+
+
+class ToySpec(poolings.PoolingSpec):
+    """Declaration of the toy pooling."""
+
+    def build(self, options: poolings.PoolingOptions, width: int) -> torch.nn.Module:
+        module = importlib.import_module("toy_pooling")
+        toy_pooling: torch.nn.Module = module.ToyPooling(width)
+        return toy_pooling
+
+    def is_exportable(self, module: torch.nn.Module) -> bool:
+        return type(module).__name__ == "ToyPooling"
+
+
+@pytest.fixture
+def toy_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The files of another package, which may be imported; what they declare is taken back at the end."""
+    folder = tmp_path / "another_package"
+    folder.mkdir()
+    (folder / "toy_mask.py").write_text(TOY_MASK, encoding="utf-8")
+    (folder / "toy_pooling.py").write_text(TOY_MODULE, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(poolings, "POOLINGS", [*poolings.POOLINGS])
+    yield
+    MASKS.pop("toy-window", None)
+    for name in ("toy_mask", "toy_pooling", "published_toy"):
+        sys.modules.pop(name, None)
+
+
+def saved_and_loaded(model: SentenceTransformer, folder: Path) -> SentenceTransformer:
+    model.save_pretrained(str(folder))
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+def published_code(folder: Path) -> ModuleType:
+    """The code that travels with a model, imported as a file of its own."""
+    spec: Any = importlib.util.spec_from_file_location("published_toy", folder / "st_reba.py")
+    code = importlib.util.module_from_spec(spec)
+    sys.modules["published_toy"] = code
+    spec.loader.exec_module(code)
+    return code
+
+
+def test_a_mask_that_is_declared_elsewhere_works_and_travels(toy_files: None, tmp_path: Path) -> None:
+    importlib.import_module("toy_mask")
+    model: Any = build("mini", "nosink", setting="toy-window", k=3)
+    vectors = model.encode(TEXTS)
+    assert abs(vectors - build("mini", "nosink", setting="baseline").encode(TEXTS)).max() > 1e-3
+    loaded: Any = saved_and_loaded(model, tmp_path / "saved")
+    assert loaded[0].layer_masks == model[0].layer_masks
+    np.testing.assert_allclose(loaded.encode(TEXTS), vectors, atol=1e-6)
+    code = published_code(tmp_path / "saved")
+    assert code.MASKS is not MASKS and code.MASKS["toy-window"].is_causal
+
+
+def test_a_pooling_that_is_declared_elsewhere_works_and_travels(toy_files: None, tmp_path: Path) -> None:
+    spec = ToySpec(name="toy", methods=("echo",), formula="the largest of v over {positions}")
+    poolings.declare_pooling(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODULES, "ToyPooling", "toy_pooling")
+        model: Any = build("mini", "echo", pooling="toy")
+        vectors = model.encode(TEXTS)
+        loaded = saved_and_loaded(model, tmp_path / "saved")
+        np.testing.assert_allclose(loaded.encode(TEXTS), vectors, atol=1e-6)
+        assert method_of(loaded) == Method("echo", pooling="toy", normalize=False)
+        assert EmbeddingGraph(loaded).pooling is loaded[1]
+    with pytest.raises(ValueError, match="nosink: pooling='toy' is not known"):
+        Method("nosink", pooling="toy", setting="baseline")
+    with torch.no_grad():
+        features = model[0](features_of(model, TEXTS))
+    copied_pooling = published_code(tmp_path / "saved").ToyPooling(192)
+    assert torch.equal(copied_pooling(features)["sentence_embedding"], encoded(model, TEXTS))
