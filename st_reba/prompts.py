@@ -92,8 +92,8 @@ TEMPLATES: dict[str, Any] = {
         "similarity": _TOPICS["prompteol-topic-4"],
     },
     "prompteol-search-zh": {
-        "query": "问题：“{text}”的意思用一个词概括是：“",
-        "document": "文档：“{text}”的意思用一个词概括是：“",
+        "query": "问题：“{text}”为了便于检索，用一个词概括这个问题。这个词是：“",
+        "document": "文档：“{text}”为了便于检索，用一个词概括这篇文档。这个词是：“",
         "similarity": _TOPICS["prompteol-topic-4-zh"],
     },
 }
