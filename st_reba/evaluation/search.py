@@ -26,7 +26,10 @@ from .views import evidence, views_of
 
 # Wordings of PromptEOL in the language of a script. Only labels can judge others than the first: they are better by
 # labels, and not by parts of texts.
-_WORDINGS = {"CJK": ("prompteol-zh", "prompteol-example-zh"), "": ("prompteol", "prompteol-says", "prompteol-example")}
+_WORDINGS = {
+    "CJK": ("prompteol-zh", "prompteol-example-zh", "prompteol-topic-4-zh"),
+    "": ("prompteol", "prompteol-says", "prompteol-example", "prompteol-topic-4"),
+}
 # Layers that are read of a pass at most; principal directions that the filter takes away.
 _MOST_LAYERS, DIRECTIONS = 16, 2
 # Texts that a filter needs at the least; each dimension needs one more.
