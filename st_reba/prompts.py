@@ -111,13 +111,20 @@ ENSEMBLES: dict[str, tuple[str, ...]] = {
         'A word that has nothing to do with this sentence: "{text}" is: "',
     ),
 }
-# ReverseEOL: the text, and its words (in Chinese its characters) in reverse order.
-for _name, _template in TEMPLATES.items():
-    if _name.startswith("prompteol") and isinstance(_template, str):
-        _reversed_name = _name.replace("prompteol", "reverseol")
-        _reversed_template = _template.replace("{text}", "{reversed}")
-        ENSEMBLES[_reversed_name] = (_template, _reversed_template)
-# Of SmolLM2's readings with one pass a prompt, the best one: with an example, in reverse, and in other words.
+
+
+def reversed_ensembles() -> dict[str, tuple[str, str]]:
+    """ReverseEOL: the text, and its words (in Chinese its characters) in reverse order, by each prompt."""
+    ensembles: dict[str, tuple[str, str]] = {}
+    for name, template in TEMPLATES.items():
+        if name.startswith("prompteol") and isinstance(template, str):
+            reversed_template = template.replace("{text}", "{reversed}")
+            ensembles[name.replace("prompteol", "reverseol")] = (template, reversed_template)
+    return ensembles
+
+
+ENSEMBLES |= reversed_ensembles()
+# With an example, in reverse, and in other words.
 ENSEMBLES["three-questions"] = (
     TEMPLATES["prompteol-example"],
     ENSEMBLES["reverseol"][1],

@@ -30,7 +30,7 @@ from st_reba.evaluation.beir import BeirFolder, read_beir
 from st_reba.evaluation.statistics import paired_bootstrap
 from st_reba.index import Index
 from st_reba.index.queries import Mode
-from st_reba.methods import DEFAULT, Method
+from st_reba.methods import DEFAULT
 
 DEPTH = 100
 WORDS = "words (BM25)"
@@ -177,14 +177,11 @@ def load_row(row: str, options: argparse.Namespace) -> SentenceTransformer:
     """The model that encodes for a row."""
     if row in METHODS:
         method = METHODS[row].replace("{k}", str(options.nosink_layers))
-        if options.template is not None and row == "default":
-            method = options.template
-        copies = Method.parse(method).repeats or (2 if row in ("echo", "reba") else 1)
         model = st_reba.build(options.weights, method, dtype=options.dtype)
     else:
-        copies = 1
         model = st_reba.load(options.weights, dtype=options.dtype)
     if options.positions is not None:
+        copies = getattr(model[0], "copies", 1)
         model.max_seq_length = options.positions * copies
     return model
 
@@ -282,7 +279,6 @@ def main() -> None:
     runner.add_argument(
         "--nosink-layers", type=int, metavar="K", help="layers that NoSink converts; row nosink needs it"
     )
-    runner.add_argument("--template", metavar="METHOD", help="in place of the default, as in prompteol:template=NAME")
     runner.set_defaults(run=run)
     printer = commands.add_parser("tables", help="print what was kept")
     printer.add_argument("results", type=Path, metavar="FILE.jsonl")

@@ -122,7 +122,7 @@ class PrefixMemory(NamedTuple):
 
     token_ids: bytes
     hooks: Sequence[object]
-    state: tuple[object, ...]
+    weights_state: tuple[object, ...]
     cache: Cache
     hidden_states: Tensor  # [1, P, d]
 
@@ -131,7 +131,7 @@ class PrefixMemory(NamedTuple):
 _memories: WeakKeyDictionary[torch.nn.Module, PrefixMemory] = WeakKeyDictionary()
 
 
-def state_of(transformer: Any, token_ids: Tensor) -> tuple[object, ...]:
+def weights_state(transformer: Any, token_ids: Tensor) -> tuple[object, ...]:
     """What changes where keys and values of a prefix may: `encode` begins with a change of mode."""
     weights: list[tuple[int, int]] = []
     for weight in transformer.model.parameters():
@@ -151,13 +151,13 @@ def run_prefix(
     prefix_features = select_positions(features, [row], 0, prefix_length)
     token_ids = prefix_features["input_ids"]
     key = token_ids.cpu().numpy().tobytes()
-    state = state_of(transformer, token_ids)
+    current_state = weights_state(transformer, token_ids)
     memory = _memories.get(transformer)
-    if memory is not None and (memory.token_ids, memory.hooks, memory.state) == (key, hooks, state):
+    if memory is not None and (memory.token_ids, memory.hooks, memory.weights_state) == (key, hooks, current_state):
         return memory.cache, memory.hidden_states
     prefix_cache = DynamicCache()
     prefix_states = run_stage(transformer, prefix_features, hooks, prefix_cache)
-    _memories[transformer] = PrefixMemory(key, hooks, state, prefix_cache, prefix_states)
+    _memories[transformer] = PrefixMemory(key, hooks, current_state, prefix_cache, prefix_states)
     return prefix_cache, prefix_states
 
 
