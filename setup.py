@@ -1,6 +1,6 @@
 """Pack mini's weights in the installed package: LZMA is told that a number has two bytes; a wheel's zip cannot know.
 
-``st_reba.bases.place_of`` unpacks them. All else is in setup.cfg.
+``st_reba.bases.place_of`` unpacks them. All else is in pyproject.toml and setup.cfg.
 """
 
 from pathlib import Path

@@ -12,11 +12,16 @@
 # So that each module is compiled once, not at every start.
 unset PYTHONDONTWRITEBYTECODE
 
+# All that pyproject.toml says before the settings of tools.
+requirements() {
+    sed '/^\[tool/,$d' pyproject.toml
+}
+
 prepare_environment() {
     local folder="$1" extra="$2"
     shift 2
     make_environment "$folder"
-    install_once "$folder" "$extra" "$extra $* $(cat setup.cfg)" --editable ".[$extra]" "$@"
+    install_once "$folder" "$extra" "$extra $* $(requirements)" --editable ".[$extra]" "$@"
 }
 
 prepare_stranger() {
@@ -26,7 +31,7 @@ prepare_stranger() {
 
 prepare_wheel() {
     make_environment "$1"
-    install_once "$1" wheel "$(cat setup.cfg)" "$2" pytest
+    install_once "$1" wheel "$(requirements)" "$2" pytest
     "$PYTHON" -m pip install --quiet --force-reinstall --no-deps "$2"
 }
 
