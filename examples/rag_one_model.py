@@ -42,7 +42,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.llm)
     llm = AutoModelForCausalLM.from_pretrained(options.llm, dtype=torch.float32)
     # The embedder shares the weights: no second model is in memory, and writing goes on as before.
-    embedder = st_reba.build(llm, tokenizer=tokenizer, read="attention")
+    embedder = st_reba.build(llm, tokenizer=tokenizer)
 
     texts = TEXTS if options.folder is None else paragraphs(options.folder)
     with tempfile.TemporaryDirectory() as scratch, st_reba.Index.build(embedder, texts, f"{scratch}/index") as index:
