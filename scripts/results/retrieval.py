@@ -4,11 +4,11 @@
     python scripts/results/retrieval.py run smollm2 FOLDER cranfield cisi --results retrieval.jsonl
     python scripts/results/retrieval.py run smollm2 FOLDER scifact --rows default --results retrieval.jsonl
     python scripts/results/retrieval.py run MiniLM FOLDER cranfield --rows trained --results retrieval.jsonl
-    python scripts/results/retrieval.py tables retrieval.jsonl
+    python scripts/results/retrieval.py tables retrieval.jsonl --seconds xquad-zh-en
 
 `run` takes a name for the table, a folder with the weights, and folders in BEIR's layout (corpus.jsonl, queries.jsonl,
 qrels/test.tsv). Each row is kept in the file when it is done, and is not run again. `tables` prints a table a base,
-with 95 % intervals over queries.
+with 95 % intervals over queries; with --seconds it adds how long the documents of one collection took to encode.
 """
 
 from __future__ import annotations
@@ -232,20 +232,38 @@ def print_tables(options: argparse.Namespace) -> None:
     collections = results_file.names("collection")
     for base in results_file.names("base"):
         if base:
-            print_table(results_file, base, collections)
+            print_table(results_file, base, collections, options.seconds)
 
 
-def print_table(results_file: ResultsFile, base: str, collections: Sequence[str]) -> None:
-    """nDCG@10 with its 95 % interval, and recall@100."""
+def print_table(
+    results_file: ResultsFile,
+    base: str,
+    collections: Sequence[str],
+    timed_collection: str | None,
+) -> None:
+    """nDCG@10 with its 95 % interval, and recall@100; the seconds that one collection took to encode."""
+    headings = list(collections)
+    if timed_collection is not None:
+        headings.append(f"seconds, {timed_collection}")
     print(f"\n**{base}**\n")
-    print("| |", " | ".join(collections), "|")
-    print("|---|" + "--:|" * len(collections))
+    print("| |", " | ".join(headings), "|")
+    print("|---|" + "--:|" * len(headings))
     for row in results_file.names("row", base):
         cells: list[str] = []
         for collection in collections:
             result = results_file.find(base, collection, row)
             cells.append(cell_of(result))
+        if timed_collection is not None:
+            timed_result = results_file.find(base, timed_collection, row)
+            cells.append(seconds_of(timed_result))
         print("|", row, "|", " | ".join(cells), "|")
+
+
+def seconds_of(result: Result | None) -> str:
+    """How long its documents took to encode; empty: they were encoded for another row, or not at all."""
+    if result is None or not result.seconds:
+        return ""
+    return f"{result.seconds:.0f}"
 
 
 def cell_of(result: Result | None) -> str:
@@ -282,6 +300,7 @@ def main() -> None:
     runner.set_defaults(run=run)
     printer = commands.add_parser("tables", help="print what was kept")
     printer.add_argument("results", type=Path, metavar="FILE.jsonl")
+    printer.add_argument("--seconds", metavar="COLLECTION", help="also print how long this one took to encode")
     printer.set_defaults(run=print_tables)
     options = parser.parse_args()
     if "nosink" in getattr(options, "rows", ()) and options.nosink_layers is None:
