@@ -28,6 +28,7 @@ from .modules.selfcheck import can_share_prefix, check_capture, check_padding, h
 from .modules.settings import plan_layers
 from .near_names import suggest_bases
 from .optional import required
+from .request import Base, BuildRequest
 from .safety import check_base, check_tokenizer, limit_numbers, load, panics_as_errors
 
 logger = logging.getLogger(__name__)
@@ -43,23 +44,27 @@ _OF_THE_BASE = ("revision", *_KWARGS)
 _TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "tokenizer.model")
 
 
+def build_model(
+    base: Base,
+    method: str | Method | None = None,
+    *,
+    check: bool = True,
+    **options: Any,
+) -> SentenceTransformer:
+    """Build a model by a method; :func:`st_reba.build`, without ``"auto"``."""
+    return Assembly(BuildRequest.read(base, method, options), check=check).run()
+
+
 class Assembly:
     """One call of `build`; ``loading`` holds what it takes of the base, and what SentenceTransformer takes.
 
     With ``may_read_states``, a base whose attention outputs cannot be read is read by its hidden states.
     """
 
-    def __init__(
-        self,
-        base: Any,
-        method: Method,
-        loading: dict[str, Any],
-        *,
-        check: bool,
-        may_read_states: bool = False,
-    ) -> None:
+    def __init__(self, request: BuildRequest, *, check: bool) -> None:
+        base, method, loading = request.base, request.method, request.loading
         self.method, self.loading, self.check = method, dict(loading), check
-        self.may_read_states = may_read_states
+        self.may_read_states = request.is_default_method
         self.tokenizer, self.dtype, self.quantization, gguf_file = (self.loading.pop(each, None) for each in _OURS)
         if unknown := sorted(set(self.loading) - _LOADING):
             raise ValueError(f"{unknown[0]}={loading[unknown[0]]!r} is no option of {method.name} or of loading.")

@@ -1,0 +1,82 @@
+"""What a call of `build` asks for: arguments, recipe and defaults as one value. Read without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from .methods import DEFAULT, OPTIONS, Method
+from .recipe import Recipe, recipe_for
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# A name is a folder, a Hub id or a GGUF file.
+Base: TypeAlias = "str | os.PathLike[str] | PreTrainedModel"
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """A base, the method, and how the base is loaded.
+
+    Args:
+        base: The name of a base, never of a recipe; or a loaded model.
+        method: The method, all its options set.
+        loading: Options of `build` that are none of the method's.
+        is_default_method: The caller named neither a method nor what is read of the layers.
+    """
+
+    base: Base
+    method: Method
+    loading: Options
+    is_default_method: bool = False
+
+    @classmethod
+    def read(cls, base: Base, method: str | Method | None, options: Options) -> BuildRequest:
+        """Read the arguments of `build`; most of its errors are raised here, before torch is imported."""
+        method_options, loading = split_options(options)
+        is_default_method = method is None and "read" not in method_options
+        recipe = _read_recipe(base, method, options)
+        if recipe is not None:
+            base = recipe.base
+            loading = {**recipe.loading, **loading}
+            if method in (None, recipe.method["name"]):
+                method_options = {**recipe.method, **method_options}
+                method = method_options.pop("name")
+        _check_prompts(loading.get("prompts"))
+        if isinstance(method, Method):
+            method = replace(method, **method_options)
+        else:
+            method = Method.parse(method or DEFAULT, **method_options)
+        return cls(base, method, loading, is_default_method)
+
+
+def split_options(options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of the method, and those of loading."""
+    method_options: dict[str, Any] = {}
+    loading: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in OPTIONS:
+            method_options[name] = value
+        else:
+            loading[name] = value
+    return method_options, loading
+
+
+def _read_recipe(base: Base, method: str | Method | None, options: Options) -> Recipe | None:
+    if not isinstance(base, (str, os.PathLike)):
+        return None
+    if method is not None:
+        options = {**options, "method": method}
+    return recipe_for(base, options)
+
+
+def _check_prompts(prompts: Any) -> None:
+    if prompts is None:
+        return
+    if isinstance(prompts, Mapping) and all(isinstance(text, str) for text in (*prompts, *prompts.values())):
+        return
+    raise ValueError(f"prompts={prompts!r:.80} must map names to texts, as {{'query': 'Query: '}}.")
