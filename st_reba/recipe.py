@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -18,9 +18,24 @@ from .methods import DEFAULT, OPTIONS, Method
 LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
 # Facts for people: of the base as the Hub writes them (parameters as 7B), the paper that ran it and its scores, scores
 # measured with this recipe, and a note on its status or on how it was chosen.
-ABOUT = ("language", "licence", "licence_link", "parameters", "paper", "scores", "measured", "status", "note")
+ABOUT = (
+    "language",
+    "licence",
+    "licence_link",
+    "parameters",
+    "paper",
+    "scores",
+    "measured",
+    "status",
+    "note",
+)
 # Of a base: it runs; needs code of its own; does not run on new versions; or lacks numbers of layers.
 STATUSES = ("ready", "remote-code", "old-transformers", "tune")
+_REMEDIES = {
+    "remote-code": "If you trust it: trust_remote_code=True.",
+    "old-transformers": "Use another base.",
+    "tune": "Give k=…, as evaluation.nosink.choose_k finds it.",
+}
 _MOST_CHARACTERS = 1 << 16  # far more than any recipe needs; a file from elsewhere becomes memory and time
 
 
@@ -30,7 +45,7 @@ class Recipe:
 
     Args:
         base: What `build` takes: a folder, a Hub id, ``mini`` or a GGUF file.
-        loading: What loads the base: those of ``LOADING`` that are given.
+        loading: What loads the base: those of ``LOADING`` that are set.
         method: Name and options of the method; ``Method(**method)`` reads it.
         about: Facts; see ``ABOUT``.
         name: Of the zoo, or of the file.
@@ -49,59 +64,87 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """The flat keys of the file."""
-        method = {"method" if key == "name" else key: value for key, value in self.method.items()}
-        return {"base": self.base, **self.loading, **method, **({"about": dict(self.about)} if self.about else {})}
+        values: dict[str, Any] = {"base": self.base, **self.loading}
+        for key, value in self.method.items():
+            values["method" if key == "name" else key] = value
+        if self.about:
+            values["about"] = dict(self.about)
+        return values
+
+    def check_status(self, options: Mapping[str, Any]) -> None:
+        """Refuse a recipe that a call of `build` with these options cannot build."""
+        status = self.status
+        is_allowed = status == "ready"
+        if status == "remote-code":
+            is_allowed = options.get("trust_remote_code") is True
+        if status == "tune":
+            is_allowed = not options.keys().isdisjoint({"k", "k0", "method"})
+        if not is_allowed:
+            problem = f"zoo:{self.name} ({self.base}): {self.about.get('note')}"
+            raise ValueError(f"{problem} {_REMEDIES[status]}")
 
 
-def recipe_for(base: str | os.PathLike[str], given: Mapping[str, Any]) -> Recipe | None:
-    """The recipe that ``base`` names, of the zoo or as a file, and ``given`` allows to build; None: it is a model."""
-    text = os.fspath(base)
-    if not text.startswith("zoo:"):
-        return read_recipe(text) if text.endswith((".yaml", ".yml")) else None
-    found = recipe(text.removeprefix("zoo:"))
-    remedy = {
-        "old-transformers": "Use another base.",
-        "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
-        "tune": None if given.keys() & {"k", "k0", "method"} else "Give k=…, as evaluation.nosink.choose_k finds it.",
-    }.get(found.status)
-    if remedy:
-        raise ValueError(f"{text} ({found.base}): {found.about.get('note')} {remedy}")
-    return found
+def recipe_for(base: str | os.PathLike[str], options: Mapping[str, Any]) -> Recipe | None:
+    """The recipe that a base names, of the zoo or as a file; None: it is a model.
+
+    Args:
+        base: The name.
+        options: Of `build`; a ValueError where they do not allow to build the recipe.
+    """
+    name = os.fspath(base)
+    if name.startswith("zoo:"):
+        zoo_recipe = recipe(name.removeprefix("zoo:"))
+        zoo_recipe.check_status(options)
+        return zoo_recipe
+    return read_recipe(name) if name.endswith((".yaml", ".yml")) else None
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
     """Read a recipe's file; a filter's file is relative to it."""
     file = Path(path)
-    found = recipe_of(read_yaml(file), str(path), file.stem)
-    if filter := found.method.get("filter"):
-        found.method["filter"] = str(file.parent / filter)  # type: ignore[index]
-    return found
+    file_recipe = recipe_of(read_yaml(file), str(path), file.stem)
+    filter_name = file_recipe.method.get("filter")
+    if not filter_name:
+        return file_recipe
+    method = {**file_recipe.method, "filter": str(file.parent / filter_name)}
+    return replace(file_recipe, method=method)
 
 
 def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
     """A recipe from the values of its file; ``file`` is for messages."""
     if not isinstance(values, Mapping) or not isinstance(values.get("base"), str):
         raise ValueError(f"{file!r} is no recipe: it must be a mapping with a base, as 'base: mini'.")
-    if other := [key for key in values if key not in ("base", "method", "about", *LOADING, *OPTIONS)]:
-        raise ValueError(f"{file!r}: {other[0]!r:.80} is no key of a recipe. Pass it to build, or drop it.")
-    about = {} if values.get("about") is None else values["about"]
+    keys = {"base", "method", "about", *LOADING, *OPTIONS}
+    for key in values:
+        if key not in keys:
+            raise ValueError(f"{file!r}: {key!r:.80} is no key of a recipe. Pass it to build, or drop it.")
+    about = _read_about(values.get("about"), file)
+    loading = {key: values[key] for key in LOADING if values.get(key) is not None}
+    for key, value in loading.items():
+        if key != "prompts" and not isinstance(value, str):
+            raise ValueError(f"{file!r}: {key}={value!r:.80} must be a text.")
+    method = {"name": values["method"]} if "method" in values else Method.parse(DEFAULT).to_dict()
+    for option in OPTIONS:
+        if option in values:
+            method[option] = values[option]
+    if about.get("status", "ready") == "ready":  # others may lack numbers of layers, which the caller gives
+        try:
+            Method(**method)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{file!r}: {str(error)[:500]}") from None
+    return Recipe(values["base"], loading, method, about, name)
+
+
+def _read_about(about: Any, file: str) -> Mapping[str, Any]:
+    if about is None:
+        return {}
     for key in about if isinstance(about, Mapping) else ("about",):
         if key not in ABOUT:
             raise ValueError(f"{file!r}: about: {key!r:.80} is not known. Choose from {', '.join(ABOUT)}.")
-    loading = {key: values[key] for key in LOADING if values.get(key) is not None}
-    method = {key: values[key] for key in OPTIONS if key in values}
-    named = {"name": values["method"]} if "method" in values else Method.parse(DEFAULT).to_dict()
-    found = Recipe(values["base"], loading, {**named, **method}, about, name)
-    if found.status not in STATUSES or (found.status != "ready" and not about.get("note")):
-        raise ValueError(f"{file!r}: status={found.status!r:.80} must be one of {', '.join(STATUSES)}, with a note.")
-    if other := [key for key, value in loading.items() if key != "prompts" and not isinstance(value, str)]:
-        raise ValueError(f"{file!r}: {other[0]}={loading[other[0]]!r:.80} must be a text.")
-    if found.status == "ready":  # others may lack numbers of layers, which the caller gives
-        try:
-            Method(**found.method)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{file!r}: {str(error)[:500]}") from None
-    return found
+    status = about.get("status", "ready")
+    if status not in STATUSES or (status != "ready" and not about.get("note")):
+        raise ValueError(f"{file!r}: status={status!r:.80} must be one of {', '.join(STATUSES)}, with a note.")
+    return about  # type: ignore[no-any-return]
 
 
 def save_recipe(
@@ -123,8 +166,11 @@ def save_recipe(
     values = method.to_dict()
     if method.filter is not None:
         values["filter"] = os.path.relpath(method.filter, Path(path).parent)
-    written = recipe_of(Recipe(base, loading, values, about or {}).to_dict(), str(path)).to_dict()
-    text = yaml.safe_dump(written, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    unchecked_recipe = Recipe(base, loading, values, about or {})
+    checked_recipe = recipe_of(unchecked_recipe.to_dict(), str(path))
+    text = yaml.safe_dump(
+        checked_recipe.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
+    )
     Path(path).write_text(text, encoding="utf-8")
 
 
@@ -167,34 +213,52 @@ def zoo() -> list[str]:
 
 def recipe(name: str) -> Recipe:
     """The recipe of a model of the zoo."""
-    if name not in _models():
-        near = " or ".join(get_close_matches(name, zoo(), n=3, cutoff=0.3))
-        meant = f" Did you mean {near}?" if near else ""
-        raise ValueError(f"zoo:{name:.80} is not known.{meant} All names: st-reba zoo")
-    return recipe_of(_models()[name], f"zoo:{name}", name)
+    models = _models()
+    if name in models:
+        return recipe_of(models[name], f"zoo:{name}", name)
+    near_names = get_close_matches(name, zoo(), n=3, cutoff=0.3)
+    question = f" Did you mean {' or '.join(near_names)}?" if near_names else ""
+    raise ValueError(f"zoo:{name:.80} is not known.{question} All names: st-reba zoo")
 
 
 @cache
 def _models() -> dict[str, dict[str, Any]]:
-    known = read_yaml(Path(__file__).with_name("zoo.yaml"))
-    models = {}
-    for name, base in known["bases"].items():
-        own = {key: value for key, value in base.items() if key not in ("sets", "about", "scores")}
-        for methods in (known["sets"][each] for each in base["sets"]):
+    """The values of each recipe of the zoo: of every base, by each method of its sets."""
+    zoo_values = read_yaml(Path(__file__).with_name("zoo.yaml"))
+    models: dict[str, dict[str, Any]] = {}
+    for base_name, base in zoo_values["bases"].items():
+        for set_name in base["sets"]:
+            methods = dict(zoo_values["sets"][set_name])
+            about_set = methods.pop("about", {})
             for ending, method in methods.items():
-                if ending != "about":
-                    about = {**methods.get("about", {}), **method.get("about", {}), **base["about"]}
-                    if scores := _scores(base.get("scores", {}), ending):
-                        about["scores"] = scores
-                    models[f"{name}-{ending}"] = {**method, **own, "about": about}
+                models[f"{base_name}-{ending}"] = _model_values(base, method, about_set, ending)
     return models
 
 
+def _model_values(
+    base: Mapping[str, Any],
+    method: Mapping[str, Any],
+    about_set: Mapping[str, Any],
+    ending: str,
+) -> dict[str, Any]:
+    values = {**method, **base}
+    scores = _scores(values.pop("scores", {}), ending)
+    del values["sets"]
+    values["about"] = {**about_set, **method.get("about", {}), **base["about"]}
+    if scores:
+        values["about"]["scores"] = scores
+    return values
+
+
 def _scores(tables: Mapping[str, Mapping[str, list[Any]]], ending: str) -> list[dict[str, Any]]:
-    found = []
+    """The papers' scores of a method; a table's first row names the methods."""
+    scores: list[dict[str, Any]] = []
     for table, rows in tables.items():
-        (_, endings), *rest = rows.items()
-        for row, values in rest if ending in endings else ():
-            task, _, metric = row.rpartition(" ")
-            found.append({"task": task, "metric": metric, "value": values[endings.index(ending)], "table": table})
-    return found
+        (_, endings), *score_rows = rows.items()
+        if ending not in endings:
+            continue
+        column = endings.index(ending)
+        for row_name, values in score_rows:
+            task, _, metric = row_name.rpartition(" ")
+            scores.append({"task": task, "metric": metric, "value": values[column], "table": table})
+    return scores

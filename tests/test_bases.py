@@ -26,7 +26,7 @@ from tiny import tiny_model
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import st_reba
-from st_reba import RepeatTransformer, assembly, bases
+from st_reba import RepeatTransformer, bases, named_base
 from st_reba.modules.selfcheck import is_causal
 
 
@@ -102,7 +102,7 @@ def test_gguf_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file = gguf_file(tmp_path, "Q8_0")
     whole = file.read_bytes()
     with monkeypatch.context() as patch, pytest.raises(ImportError):
-        patch.setattr(assembly, "transformers", object())
+        patch.setattr(named_base, "transformers", object())
         build(file)
     many = whole[:8] + (1 << 60).to_bytes(8, "little") + whole[16:]  # tensors
     for content in (many, whole[:-5000], whole[:4000], whole[:30]):
@@ -248,7 +248,7 @@ def test_packed_weights_are_unpacked_once(llama: Path, tmp_path: Path, monkeypat
     """Into a folder of the model's name, with all files beside them; another for other files."""
     monkeypatch.setattr(bases, "cached_assets_path", partial(bases.cached_assets_path, assets_dir=tmp_path))
     monkeypatch.setitem(bases.EMBEDDED, "mini", packed := shutil.copytree(llama, tmp_path / "packed"))
-    assert bases.place_of("mini") == str(packed) and bases.place_of("other/mini") == "other/mini"
+    assert bases.resolve_embedded("mini") == str(packed) and bases.resolve_embedded("other/mini") == "other/mini"
     weights = packed / "model.safetensors"
     (packed / "model.safetensors.xz").write_bytes(lzma.compress(weights.read_bytes()))
     weights.unlink()
@@ -257,9 +257,9 @@ def test_packed_weights_are_unpacked_once(llama: Path, tmp_path: Path, monkeypat
     (place,) = tmp_path.glob("st_reba/*/mini")
     assert {path.name for path in place.iterdir()} == {path.name for path in llama.iterdir()}
     (place / "config.json").write_text("kept")
-    assert bases.place_of("mini") == str(place) and (place / "config.json").read_text() == "kept"
+    assert bases.resolve_embedded("mini") == str(place) and (place / "config.json").read_text() == "kept"
     (packed / "config.json").write_text("new")
-    assert (Path(bases.place_of("mini")) / "config.json").read_text() == "new"
+    assert (Path(bases.resolve_embedded("mini")) / "config.json").read_text() == "new"
     monkeypatch.setattr(bases, "cached_assets_path", Mock(side_effect=PermissionError("no")))
     with pytest.raises(OSError, match="HF_HOME"):
         st_reba.build("mini")

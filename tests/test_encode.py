@@ -26,7 +26,6 @@ from st_reba.encode import (
     MAX_PADDING,
     encode_texts,
     measure_lengths,
-    positions,
     token_batches,
 )
 
@@ -169,8 +168,8 @@ def test_counted_positions(path: str) -> None:
     several = st_reba.build(path, "prompteol", template="contrastive", check=False)
     for model in (echo, several, plain(path)):
         counts = [model.preprocess([text], prompt="Query: ")["attention_mask"].numel() for text in TEXTS]
-        assert positions(model, TEXTS, prompt="Query: ") == counts
-    assert positions(tiny_model(), TEXTS) == [len(text) for text in TEXTS]
+        assert measure_lengths(model, TEXTS, prompt="Query: ").positions == counts
+    assert measure_lengths(tiny_model(), TEXTS).positions == [len(text) for text in TEXTS]
 
 
 @pytest.mark.parametrize("values", [pa.array(SOME), pa.chunked_array([SOME]), pl.Series(SOME), np.array(SOME, object)])

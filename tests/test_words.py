@@ -17,7 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 import st_reba
 from st_reba import encode_words
-from st_reba.words import _tokens, encode_tokens, words_of
+from st_reba.words import encode_tokens, tokens_of_span, words_of
 
 ITEMS = [
     item("他在银行取了钱，then went home.", "银行"), item("The bank of the river is steep.", "river"), item("天", "天"),
@@ -133,7 +133,7 @@ def test_no_token(capsys: pytest.CaptureFixture[str]) -> None:
         encode_tokens(model, text)
     with pytest.raises(ValueError, match="^Item 1: .* no token"):
         encode_words(model, [GOOD, (text, (4, 5))])
-    assert _tokens(0, "a  b", (0, 4), [(0, 1), (2, 2), (2, 4)], 3) == [0, 2]
+    assert tokens_of_span(0, "a  b", (0, 4), [(0, 1), (2, 2), (2, 4)], 3) == [0, 2]
     model.train()
     capsys.readouterr()
     np.testing.assert_array_equal(*encode_words(model, [(text, (0, 5)), (text, (0, 4))]))

@@ -177,7 +177,7 @@ def shared(methods: Sequence[Method], depth: int) -> dict[Method, list[Method]]:
 
 def _input(method: Method) -> tuple[Any, ...]:
     """Key of the input: methods with equal keys see the same tokens."""
-    layout = method.layout
+    layout = method.full_template
     copies = None if layout is not None else method.repeats or 2 if method.name in ("reba", "echo") else 1
     joined = None if method.templates is None else (method.template_weights, method.equal_norms)
     m = 1 if method.setting is None else method.m

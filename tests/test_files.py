@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from st_reba.storage.files import make_folder, remove_leftovers, sole_writer, whole_file, whole_path, write_npy
+from st_reba.files import make_folder, remove_leftovers, sole_writer, whole_file, whole_path, write_npy
 
 
 def names(folder: Path) -> list[str]:

@@ -1,0 +1,226 @@
+"""Probe of a model: its vectors of a few fixed texts, which tell whether it made the vectors of an index."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from .comparison import PROBE_TEXTS, dtype_name, model_tolerance, relative_distance
+from .encode import naming_pipeline, unreported_cuts
+from .methods import method_of
+from .safety import load
+
+_REMEDY = "name its folder or Hub id, as model='my_model'"
+_SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]{40})")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Vectors of a few fixed texts, which are compared, and what is known of the model that gave them.
+
+    Args:
+        vectors: Document vectors of ``PROBE_TEXTS``, [texts, d].
+        dtype: Number type of the weights.
+        name: Name of the model.
+        revision: Commit of its repository.
+        method: Short form of its method, or its modules.
+        source: Folder or Hub id of the saved model, if it is known.
+    """
+
+    vectors: NDArray[np.float32] = field(repr=False, compare=False)
+    dtype: str | None = None
+    name: str | None = None
+    revision: str | None = None
+    method: str | None = None
+    source: str | None = None
+
+    @property
+    def dimension(self) -> int:
+        """Number of values in a vector."""
+        return int(self.vectors.shape[1])
+
+    def __str__(self) -> str:
+        details = [self.method, self.dtype, f"{self.dimension} dimensions"]
+        return f"{self.name or 'an unnamed model'} ({', '.join(filter(None, details))})"
+
+    def to_json(self) -> dict[str, Any]:
+        """The probe as JSON values; vectors as base64 of little-endian float32."""
+        vector_bytes = self.vectors.astype("<f4").tobytes()
+        values = dict(vars(self))
+        values["vectors"] = base64.b64encode(vector_bytes).decode("ascii")
+        values["dimension"] = self.dimension
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Probe:
+        """Read what `to_json` wrote."""
+        try:
+            remaining = dict(values)
+            vector_bytes = base64.b64decode(remaining.pop("vectors"), validate=True)
+            dimension = int(remaining.pop("dimension"))
+            vectors = np.frombuffer(vector_bytes, "<f4").reshape(len(PROBE_TEXTS), dimension)
+            return cls(vectors.astype(np.float32), **remaining)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the probe of the model is damaged ({error})") from None
+
+    def check_same(self, model: SentenceTransformer | Probe, holder: str = "the index") -> None:
+        """Refuse a model, in any number type, that did not make the vectors of what holds this probe.
+
+        Args:
+            model: The model, or its probe.
+            holder: What holds this probe, for the message.
+        """
+        current = model if isinstance(model, Probe) else take_probe(model)
+        tolerance = model_tolerance(self.dtype, current.dtype)
+        distance = relative_distance(self.vectors, current.vectors)
+        if distance > tolerance:
+            raise ValueError(
+                f"{holder} was built with {self} and cannot be used with {current}: vectors of {len(PROBE_TEXTS)} "
+                f"texts differ by {distance:.2g} of their spread; at most {tolerance} is allowed. Load that model, or "
+                f"build {holder} again"
+            )
+
+    def seen_from(self, folder: str | os.PathLike[str], model: SentenceTransformer | str | os.PathLike[str]) -> Probe:
+        """The probe to store in a folder, to which the source is relative, beginning with a dot, if it is a folder.
+
+        Args:
+            folder: The folder.
+            model: What the caller gave: a name is the source.
+        """
+        source = os.fspath(model) if isinstance(model, (str, os.PathLike)) else self.source
+        if source is not None and os.path.isdir(source):
+            source = os.path.relpath(os.path.realpath(source), os.path.realpath(folder))
+            if not source.startswith("."):
+                source = os.path.join(".", source)
+        return replace(self, source=source)
+
+    def find_source(self, folder: str | os.PathLike[str]) -> str:
+        """Folder or Hub id of the model; ``folder`` holds the probe."""
+        if self.source is None:
+            raise ValueError(f"the place of the model, {self}, is not known; {_REMEDY}")
+        if not self.source.startswith("."):
+            return self.source
+        path = os.path.normpath(os.path.join(os.path.realpath(folder), self.source))
+        if not os.path.isdir(path):
+            # Not passed on: the name of a missing folder could be somebody's repository on the Hub.
+            raise ValueError(f"the folder of the model, {path!r}, is gone; {_REMEDY}")
+        return path
+
+    def load_model(self, folder: str | os.PathLike[str], options: Mapping[str, Any]) -> SentenceTransformer:
+        """Load the model, with options of `st_reba.load`; ``folder`` holds the probe."""
+        source = self.find_source(folder)
+        loading = dict(options)
+        if source == self.source and self.revision:  # of a repository on the Hub
+            loading.setdefault("revision", self.revision)
+        return load(source, **loading)
+
+
+class _Measurement(NamedTuple):
+    """The probe of a version of a model, and the seconds that encoding the texts took."""
+
+    version: int
+    probe: Probe
+    seconds: float
+
+
+_measurements: WeakKeyDictionary[SentenceTransformer, _Measurement] = WeakKeyDictionary()
+
+
+def take_probe(model: SentenceTransformer) -> Probe:
+    """Take the probe of a model, or give the last one if neither weights nor settings changed since."""
+    return _measure(model).probe
+
+
+def encoding_rate(model: SentenceTransformer) -> float:
+    """Short texts a second, as measured by the probe."""
+    return len(PROBE_TEXTS) / max(_measure(model).seconds, 1e-3)
+
+
+def _measure(model: SentenceTransformer) -> _Measurement:
+    version = version_of(model)
+    measurement = _measurements.get(model)
+    if measurement is not None and measurement.version == version:
+        return measurement
+    with unreported_cuts(model), naming_pipeline(model):
+        model.encode_document(PROBE_TEXTS[0], show_progress_bar=False)  # the first call of a process takes long
+        start = time.perf_counter()
+        vectors = np.asarray(model.encode_document(list(PROBE_TEXTS), show_progress_bar=False), np.float32)
+        seconds = time.perf_counter() - start
+    if not np.isfinite(vectors).all() or not vectors.any(axis=1).all():
+        raise ValueError("the model gives NaN, infinite or zero vectors; load it in another dtype")
+    measurement = _Measurement(version, _describe(model, vectors), seconds)
+    _measurements[model] = measurement
+    return measurement
+
+
+def version_of(model: SentenceTransformer) -> int:
+    """A number that changes when weights or settings of a loaded model change."""
+    configs: list[Any] = []
+    for module in model.children():
+        get_config: Any = getattr(module, "get_config_dict", dict)
+        configs.append((type(module).__name__, get_config()))
+    settings = [model.max_seq_length, model.truncate_dim, model.prompts, model.default_prompt_name]
+    weights = [(weight.data_ptr(), weight._version, weight.device) for weight in model.parameters()]
+    return hash((json.dumps([configs, settings], default=repr), tuple(weights)))
+
+
+def _describe(model: SentenceTransformer, vectors: NDArray[np.float32]) -> Probe:
+    """The probe, with what is known of the model."""
+    source = model.model_card_data.base_model  # of the Hub, if sentence-transformers could ask for it
+    revision = model.model_card_data.base_model_revision
+    is_saved = isinstance(source, str)
+    if not isinstance(source, str):
+        source = next(_loaded_paths(model), "")
+        is_saved = os.path.isfile(os.path.join(source, "modules.json"))
+    snapshot = _SNAPSHOT.search(source)
+    if snapshot is not None:
+        source, revision = snapshot[1].replace("--", "/", 1), snapshot[2]
+    module_names = " → ".join(type(module).__name__ for module in model.children())
+    return Probe(
+        vectors,
+        dtype=dtype_name(model),
+        name=os.path.basename(os.path.normpath(source)) if source else None,
+        revision=revision,
+        method=str(method_of(model) or module_names),
+        source=source if is_saved else None,
+    )
+
+
+def _loaded_paths(model: SentenceTransformer) -> Iterator[str]:
+    """Folders and Hub ids that transformers loaded modules from."""
+    for module in model.modules():
+        path = getattr(getattr(module, "config", None), "_name_or_path", None)
+        if path:
+            yield path
+
+
+def resolve_model(
+    model: SentenceTransformer | str | os.PathLike[str],
+    options: Mapping[str, Any] | None = None,
+) -> SentenceTransformer:
+    """A model, loaded by `st_reba.load` if only its folder or Hub id is given.
+
+    Args:
+        model: The model, or its folder or Hub id.
+        options: Of `st_reba.load`: only where it is called.
+    """
+    options = options or {}
+    if isinstance(model, (str, os.PathLike)):
+        return load(model, **options)
+    if not hasattr(model, "encode_document"):
+        raise TypeError(f"model={model!r:.80}: give a SentenceTransformer, or its folder or Hub id")
+    set_options = {name: value for name, value in options.items() if value not in (None, False)}
+    if set_options:
+        raise TypeError(f"{set_options}: the model is loaded already; drop these options")
+    return model
