@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .bases import Options
 from .optional import required
 
 
@@ -26,11 +27,11 @@ class Adapter:
 
     path: str
     name: str
-    hub_options: Mapping[str, Any]
+    hub_options: Options
     base_path: str
 
     @classmethod
-    def find(cls, path: str, name: str, hub_options: Mapping[str, Any]) -> Adapter | None:
+    def find(cls, path: str, name: str, hub_options: Options) -> Adapter | None:
         """The adapter that a base is; None: it is none."""
         from transformers.utils.peft_utils import find_adapter_config_file
 

@@ -219,7 +219,7 @@ def _without(options: Options, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in names}
 
 
-def _plan_reading(method: Method, loaded: RepeatTransformer) -> dict[str, Any] | None:
+def _plan_reading(method: Method, loaded: RepeatTransformer) -> dict[str, object] | None:
     """What is read in place of the last layer's states; the layers above it are cut off."""
     reads_attention = method.read == "attention"
     if method.layer is None and not reads_attention:
@@ -227,7 +227,7 @@ def _plan_reading(method: Method, loaded: RepeatTransformer) -> dict[str, Any] |
     first, last = _read_layers(method, loaded.depth)
     model: PreTrainedModel = loaded.model
     cut_layers(model, last)
-    reading: dict[str, Any] = {"of": method.read, "first": first, "last": last}
+    reading: dict[str, object] = {"of": method.read, "first": first, "last": last}
     if reads_attention:
         return reading
     if first == last > 0 and method.final_norm:

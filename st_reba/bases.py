@@ -178,7 +178,7 @@ def requested_dtype(dtype: DType, loading: Options) -> DType:
     Raises:
         ValueError: A value is not known, or two of them differ.
     """
-    values: dict[str, Any] = {"dtype": dtype}
+    values: dict[str, object] = {"dtype": dtype}
     for option in _OPTIONS_WITH_DTYPE:
         for name in DTYPE_NAMES:
             values[f"{option}[{name!r}]"] = (loading.get(option) or {}).get(name)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .modules.transformer import RepeatTransformer
 
 logger = logging.getLogger(__name__)
+Options = Mapping[str, Any]
 Task = Literal["query", "document"]
 
 # Where encode_query and encode_document look for their prompt.
@@ -93,7 +94,7 @@ def encode_texts(
     return in_order(encoded_batches, batches)
 
 
-def _check_options(task: Task | None, options: Mapping[str, Any]) -> None:
+def _check_options(task: Task | None, options: Options) -> None:
     if task not in (None, "query", "document"):
         raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     for name in ("output_value", "pool", "precision"):
@@ -167,7 +168,7 @@ def describe_truncation(truncated: int, total: int) -> str:
 @contextmanager
 def unreported_cuts(model: SentenceTransformer) -> Iterator[None]:
     """Within the ``with`` block, the model does not tell of a text that it cuts: the texts are not the user's."""
-    transformer: Any = model[0]
+    transformer = model[0]
     was_reported = getattr(transformer, "has_reported_cut", False)
     transformer.has_reported_cut = True
     try:
@@ -220,7 +221,7 @@ def measure_lengths(
     return _cut_lengths([*map(len, token_ids)], model.max_seq_length or tokenizer.model_max_length)
 
 
-def _input_options(model: SentenceTransformer, options: Mapping[str, Any]) -> dict[str, Any]:
+def _input_options(model: SentenceTransformer, options: Options) -> dict[str, Any]:
     """The options that change the input; others are none of its concern, or are refused when the model is called."""
     names = {*model.get_model_kwargs(), "processing_kwargs"}
     return {name: value for name, value in options.items() if name in names}
@@ -282,7 +283,7 @@ def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[lis
 def computed_positions(
     transformer: RepeatTransformer,
     texts: Sequence[str],
-    input_options: Mapping[str, Any],
+    input_options: Options,
 ) -> list[int]:
     """Positions that a RepeatTransformer computes for each text: what work, cost and progress count.
 
@@ -303,7 +304,7 @@ def computed_positions(
 def batch_positions(
     transformer: RepeatTransformer,
     texts: Sequence[str],
-    input_options: Mapping[str, Any],
+    input_options: Options,
     *,
     whole: bool = False,
 ) -> list[int]:
@@ -317,7 +318,7 @@ def batch_positions(
 def _batch_lengths(
     transformer: RepeatTransformer,
     texts: Sequence[str],
-    input_options: Mapping[str, Any],
+    input_options: Options,
     *,
     whole: bool,
 ) -> TextLengths:
@@ -394,7 +395,7 @@ def _rows_by_beginning(layouts: Sequence[RowLayout]) -> Counter[tuple[tuple[int,
 def _lengths_of_texts(
     transformer: RepeatTransformer,
     texts: Sequence[str],
-    input_options: Mapping[str, Any],
+    input_options: Options,
     count: PositionCount,
 ) -> TextLengths:
     token_counts: list[int] = []

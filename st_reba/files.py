@@ -59,9 +59,9 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 def write_npy(path: str | os.PathLike[str], array: NDArray[Any]) -> None:
     """Write an array as ``.npy``, whole or not at all."""
     with whole_file(path) as stream:
-        # np.save would not tell of a full disk.
-        described = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
-        np.lib.format.write_array_header_1_0(stream, described)
+        # np.save reports no full disk.
+        header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+        np.lib.format.write_array_header_1_0(stream, header)
         stream.write(np.ascontiguousarray(array).data)
 
 
@@ -114,18 +114,18 @@ def sync(path: Path) -> None:
 
 def refuse_links(folder: Path) -> None:
     """Raise if a link is in a folder of ours: what is written or removed through it would be somebody else's."""
-    for place, folders, files in os.walk(folder):
-        if links := [path for name in (*folders, *files) if os.path.islink(path := os.path.join(place, name))]:
-            raise ValueError(f"{links[0]}: a link, through which nothing is written; remove it, or put the file there")
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            raise ValueError(f"{path}: a link, through which nothing is written; remove it, or put the file there")
 
 
 @contextmanager
-def sole_writer(folder: Path, kept: str, *, patience: float | None = None) -> Iterator[None]:
+def sole_writer(folder: Path, finished_pattern: str, *, patience: float | None = None) -> Iterator[None]:
     """Make a folder and keep other writers out of it; the system releases the lock when the process ends.
 
     Args:
         folder: The folder; if it was made here, it is removed again after an error.
-        kept: Pattern of a file; if one in the folder matches, the folder stays.
+        finished_pattern: Pattern of a file; if one in the folder matches, the folder stays.
         patience: Seconds to wait for another writer; None: ``WRITER_PATIENCE``.
 
     Raises:
@@ -134,13 +134,13 @@ def sole_writer(folder: Path, kept: str, *, patience: float | None = None) -> It
         ValueError: A link is in the folder.
     """
     with naming_full_disk(folder):
-        made = make_folder(folder)
+        is_new = make_folder(folder)
         refuse_links(folder)
         with _lock(folder, WRITER_PATIENCE if patience is None else patience):
             try:
                 yield
             except BaseException:
-                if made and not any(folder.glob(kept)):
+                if is_new and not any(folder.glob(finished_pattern)):
                     shutil.rmtree(folder, ignore_errors=True)
                 raise
 
@@ -164,7 +164,7 @@ def _lock(folder: Path, patience: float) -> Iterator[None]:
         lock.release()
 
 
-def waited_for(what: str, folder: Path, patience: float | None = None) -> str:
+def waited_for(activity: str, folder: Path, patience: float | None = None) -> str:
     """The message about a writer that did not end in time."""
     seconds = WRITER_PATIENCE if patience is None else patience
-    return f"{folder}: {what} here, and did not end within {seconds:g} s; when it has ended, run the same again"
+    return f"{folder}: {activity} here, and did not end within {seconds:g} s; when it has ended, run the same again"

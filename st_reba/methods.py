@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Wordings: TypeAlias = "str | Mapping[str, str]"
 Template: TypeAlias = "Wordings | Sequence[Wordings]"
 
+Options: TypeAlias = dict[str, Any]
+
 METHODS = {
     "reba": "Backward attention over a repeated text (ReBA, section 3).",
     "echo": "The last copy of a repeated text (Echo, section 3).",
@@ -264,9 +266,9 @@ class Method:
         """The declaration of the pooling, or of the method's default."""
         return find_pooling(self.name, self.pooling or pooling_names(self.name)[0])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Options:
         """The name and what is not at its default, JSON-serializable; ``Method(**values)`` reads it."""
-        values: dict[str, Any] = {}
+        values: Options = {}
         for key, value in vars(self).items():
             if key == "name" or value != _DEFAULTS[key]:
                 values[key] = list(value) if isinstance(value, tuple) else value
@@ -295,7 +297,7 @@ class Method:
         return cls(name.strip(), **options)
 
 
-_DEFAULTS: dict[str, Any] = {}
+_DEFAULTS: Options = {}
 OPTIONS: dict[str, str] = {}
 for _field in fields(Method):
     _DEFAULTS[_field.name] = _field.default
@@ -321,12 +323,14 @@ def method_of(model: SentenceTransformer) -> Method | None:
 
 
 def _template_of_name(template: Any) -> Any:
-    return TEMPLATES.get(template, template) if isinstance(template, str) else template
+    if isinstance(template, str):
+        return TEMPLATES.get(template, template)
+    return template
 
 
-def _parse_options(short_form: str, text: str) -> dict[str, Any]:
+def _parse_options(short_form: str, text: str) -> Options:
     """The options of a short form; ``text`` is the whole, for messages."""
-    options: dict[str, Any] = {}
+    options: Options = {}
     while short_form:
         key, equals, short_form = short_form.partition("=")
         if not equals:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from .bases import Options
 from .comparison import PROBE_TEXTS, dtype_name, model_tolerance, relative_distance
 from .encode import naming_pipeline, unreported_cuts
 from .methods import method_of
@@ -63,7 +64,7 @@ class Probe:
         return values
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Probe:
+    def from_json(cls, values: Options) -> Probe:
         """Read what `to_json` wrote."""
         try:
             remaining = dict(values)
@@ -117,7 +118,7 @@ class Probe:
             raise ValueError(f"the folder of the model, {path!r}, is gone; {_REMEDY}")
         return path
 
-    def load_model(self, folder: str | os.PathLike[str], options: Mapping[str, Any]) -> SentenceTransformer:
+    def load_model(self, folder: str | os.PathLike[str], options: Options) -> SentenceTransformer:
         """Load the model, with options of `st_reba.load`; ``folder`` holds the probe."""
         source = self.find_source(folder)
         loading = dict(options)
@@ -166,13 +167,13 @@ def _measure(model: SentenceTransformer) -> _Measurement:
 
 def version_of(model: SentenceTransformer) -> int:
     """A number that changes when weights or settings of a loaded model change."""
-    configs: list[Any] = []
+    module_configs: list[object] = []
     for module in model.children():
-        get_config: Any = getattr(module, "get_config_dict", dict)
-        configs.append((type(module).__name__, get_config()))
-    settings = [model.max_seq_length, model.truncate_dim, model.prompts, model.default_prompt_name]
+        get_config = getattr(module, "get_config_dict", dict)
+        module_configs.append((type(module).__name__, get_config()))
+    model_settings = [model.max_seq_length, model.truncate_dim, model.prompts, model.default_prompt_name]
     weights = [(weight.data_ptr(), weight._version, weight.device) for weight in model.parameters()]
-    return hash((json.dumps([configs, settings], default=repr), tuple(weights)))
+    return hash((json.dumps([module_configs, model_settings], default=repr), tuple(weights)))
 
 
 def _describe(model: SentenceTransformer, vectors: NDArray[np.float32]) -> Probe:
@@ -207,7 +208,7 @@ def _loaded_paths(model: SentenceTransformer) -> Iterator[str]:
 
 def resolve_model(
     model: SentenceTransformer | str | os.PathLike[str],
-    options: Mapping[str, Any] | None = None,
+    options: Options | None = None,
 ) -> SentenceTransformer:
     """A model, loaded by `st_reba.load` if only its folder or Hub id is given.
 

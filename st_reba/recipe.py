@@ -11,9 +11,13 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from .methods import DEFAULT, OPTIONS, Method
+
+# What YAML holds: texts, numbers, lists and mappings.
+Values: TypeAlias = Mapping[str, Any]
+MutableValues: TypeAlias = dict[str, Any]
 
 LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
 # Facts for people: of the base as the Hub writes them (parameters as 7B), the paper that ran it and its scores, scores
@@ -52,9 +56,9 @@ class Recipe:
     """
 
     base: str
-    loading: Mapping[str, Any]
-    method: Mapping[str, Any]
-    about: Mapping[str, Any]
+    loading: Values
+    method: Values
+    about: Values
     name: str = ""
 
     @property
@@ -62,16 +66,16 @@ class Recipe:
         """One of ``STATUSES``."""
         return str(self.about.get("status", "ready"))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> MutableValues:
         """The flat keys of the file."""
-        values: dict[str, Any] = {"base": self.base, **self.loading}
+        values: MutableValues = {"base": self.base, **self.loading}
         for key, value in self.method.items():
             values["method" if key == "name" else key] = value
         if self.about:
             values["about"] = dict(self.about)
         return values
 
-    def check_status(self, options: Mapping[str, Any]) -> None:
+    def check_status(self, options: Values) -> None:
         """Refuse a recipe that a call of `build` with these options cannot build."""
         status = self.status
         is_allowed = status == "ready"
@@ -84,7 +88,7 @@ class Recipe:
             raise ValueError(f"{problem} {_REMEDIES[status]}")
 
 
-def recipe_for(base: str | os.PathLike[str], options: Mapping[str, Any]) -> Recipe | None:
+def recipe_for(base: str | os.PathLike[str], options: Values) -> Recipe | None:
     """The recipe that a base names, of the zoo or as a file; None: it is a model.
 
     Args:
@@ -110,7 +114,7 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
     return replace(file_recipe, method=method)
 
 
-def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
+def recipe_of(values: object, file: str, name: str = "") -> Recipe:
     """A recipe from the values of its file; ``file`` is for messages."""
     if not isinstance(values, Mapping) or not isinstance(values.get("base"), str):
         raise ValueError(f"{file!r} is no recipe: it must be a mapping with a base, as 'base: mini'.")
@@ -135,20 +139,22 @@ def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
     return Recipe(values["base"], loading, method, about, name)
 
 
-def _read_about(about: Any, file: str) -> Mapping[str, Any]:
+def _read_about(about: object, file: str) -> Values:
     if about is None:
         return {}
-    for key in about if isinstance(about, Mapping) else ("about",):
+    if not isinstance(about, Mapping):
+        raise ValueError(f"{file!r}: about={about!r:.80} must be a mapping of {', '.join(ABOUT)}.")
+    for key in about:
         if key not in ABOUT:
             raise ValueError(f"{file!r}: about: {key!r:.80} is not known. Choose from {', '.join(ABOUT)}.")
     status = about.get("status", "ready")
     if status not in STATUSES or (status != "ready" and not about.get("note")):
         raise ValueError(f"{file!r}: status={status!r:.80} must be one of {', '.join(STATUSES)}, with a note.")
-    return about  # type: ignore[no-any-return]
+    return about
 
 
 def save_recipe(
-    path: str | os.PathLike[str], base: str, method: Method, *, about: Mapping[str, Any] | None = None, **loading: Any
+    path: str | os.PathLike[str], base: str, method: Method, *, about: Values | None = None, **loading: Any
 ) -> None:
     """Write a recipe, so that ``build(path)`` builds this base by this method.
 
@@ -179,12 +185,12 @@ def read_yaml(path: Path) -> Any:
     import yaml  # here, as a model alone does not need it
 
     class Loader(yaml.SafeLoader):
-        def compose_node(self, parent: Any, index: Any) -> Any:
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
             if self.check_event(yaml.AliasEvent):  # a few lines of them can stand for gigabytes
                 raise ValueError(f"{str(path)!r} holds an alias (*). Write out what it stands for.")
             return super().compose_node(parent, index)
 
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
             values = super().construct_mapping(node, deep)
             if len(values) < len(node.value):  # YAML's own reader takes the last one and says nothing
                 raise ValueError(f"{str(path)!r}: one of the keys {str(list(values)):.80} stands twice. Keep one.")
@@ -222,10 +228,10 @@ def recipe(name: str) -> Recipe:
 
 
 @cache
-def _models() -> dict[str, dict[str, Any]]:
+def _models() -> dict[str, MutableValues]:
     """The values of each recipe of the zoo: of every base, by each method of its sets."""
     zoo_values = read_yaml(Path(__file__).with_name("zoo.yaml"))
-    models: dict[str, dict[str, Any]] = {}
+    models: dict[str, MutableValues] = {}
     for base_name, base in zoo_values["bases"].items():
         for set_name in base["sets"]:
             methods = dict(zoo_values["sets"][set_name])
@@ -236,11 +242,11 @@ def _models() -> dict[str, dict[str, Any]]:
 
 
 def _model_values(
-    base: Mapping[str, Any],
-    method: Mapping[str, Any],
-    about_set: Mapping[str, Any],
+    base: Values,
+    method: Values,
+    about_set: Values,
     ending: str,
-) -> dict[str, Any]:
+) -> MutableValues:
     values = {**method, **base}
     scores = _scores(values.pop("scores", {}), ending)
     del values["sets"]
@@ -250,9 +256,9 @@ def _model_values(
     return values
 
 
-def _scores(tables: Mapping[str, Mapping[str, list[Any]]], ending: str) -> list[dict[str, Any]]:
+def _scores(tables: Mapping[str, Mapping[str, list[float | str]]], ending: str) -> list[MutableValues]:
     """The papers' scores of a method; a table's first row names the methods."""
-    scores: list[dict[str, Any]] = []
+    scores: list[MutableValues] = []
     for table, rows in tables.items():
         (_, endings), *score_rows = rows.items()
         if ending not in endings:

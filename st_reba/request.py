@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 # A name is a folder, a Hub id or a GGUF file.
 Base: TypeAlias = "str | os.PathLike[str] | PreTrainedModel"
-Options = Mapping[str, Any]
+Options: TypeAlias = Mapping[str, Any]
+MutableOptions: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,10 @@ class BuildRequest:
         return cls(base, method, loading, is_default_method)
 
 
-def split_options(options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_options(options: Options) -> tuple[MutableOptions, MutableOptions]:
     """The options of the method, and those of loading."""
-    method_options: dict[str, Any] = {}
-    loading: dict[str, Any] = {}
+    method_options: MutableOptions = {}
+    loading: MutableOptions = {}
     for name, value in options.items():
         if name in OPTIONS:
             method_options[name] = value
@@ -74,7 +75,7 @@ def _read_recipe(base: Base, method: str | Method | None, options: Options) -> R
     return recipe_for(base, options)
 
 
-def _check_prompts(prompts: Any) -> None:
+def _check_prompts(prompts: object) -> None:
     if prompts is None:
         return
     if isinstance(prompts, Mapping) and all(isinstance(text, str) for text in (*prompts, *prompts.values())):
