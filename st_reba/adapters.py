@@ -42,12 +42,12 @@ class Adapter:
         if config_file is None:
             return None
         peft: Any = required("peft", "train", f"base={name!r} is an adapter of peft")
-        config = peft.PeftConfig.from_pretrained(path, **hub_options)
-        if config.is_prompt_learning or config.is_adaption_prompt:
+        adapter_config = peft.PeftConfig.from_pretrained(path, **hub_options)
+        if adapter_config.is_prompt_learning or adapter_config.is_adaption_prompt:
             raise ValueError(f"base={name!r} is an adapter of positions, which are no text. Use an adapter of weights.")
-        if not config.base_model_name_or_path:
+        if not adapter_config.base_model_name_or_path:
             raise ValueError(f"base={name!r}: adapter_config.json names no base_model_name_or_path. Add it.")
-        return cls(path, name, hub_options, str(config.base_model_name_or_path))
+        return cls(path, name, hub_options, str(adapter_config.base_model_name_or_path))
 
     def merge(
         self,
@@ -68,11 +68,11 @@ class Adapter:
                 f"base={self.name!r}: merged into quantized weights, an adapter is rounded. Load them unquantized."
             )
         peft: Any = required("peft", "train")
-        config = peft.PeftConfig.from_pretrained(self.path, **self.hub_options)
-        config.task_type = None  # it says what a head is for
+        adapter_config = peft.PeftConfig.from_pretrained(self.path, **self.hub_options)
+        adapter_config.task_type = None  # it says what a head is for
         row_count = count_embeddings(model)
-        weights = peft.utils.load_peft_weights(self.path, device="cpu", **self.hub_options)
-        self._resize_embeddings(model, tokenizer, weights, config)
+        adapter_weights = peft.utils.load_peft_weights(self.path, device="cpu", **self.hub_options)
+        self._resize_embeddings(model, tokenizer, adapter_weights, adapter_config)
         new_row_count = count_embeddings(model)
         if new_row_count > row_count and not has_new_tokens:
             raise ValueError(
@@ -84,10 +84,10 @@ class Adapter:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", "Found missing adapter keys")
-                adapted = peft.PeftModel.from_pretrained(
-                    model, self.path, config=config, key_mapping=key_mapping, **self.hub_options
+                adapted_model = peft.PeftModel.from_pretrained(
+                    model, self.path, config=adapter_config, key_mapping=key_mapping, **self.hub_options
                 )
-            adapted.merge_and_unload()
+            adapted_model.merge_and_unload()
         except (ValueError, TypeError, KeyError, RuntimeError, UserWarning) as error:
             problem = " ".join(str(error).split())[:500]
             raise ValueError(f"base={self.name!r}: peft cannot merge the adapter. {problem}") from error
@@ -98,16 +98,16 @@ class Adapter:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        weights: Mapping[str, Tensor],
-        config: Any,
+        adapter_weights: Mapping[str, Tensor],
+        adapter_config: Any,
     ) -> None:
         """Give a model an embedding for each id of the tokenizer, where the adapter holds those that are new."""
         row_count = count_embeddings(model)
         id_count = count_ids(tokenizer)
-        new_row_count = _count_saved_embeddings(weights, _embedding_name(model))
+        new_row_count = _count_saved_embeddings(adapter_weights, _embedding_name(model))
         if new_row_count is None:
             new_row_count = max(row_count, id_count)
-            if not _trained_tokens(config).issuperset(range(row_count, new_row_count)):
+            if not _trained_tokens(adapter_config).issuperset(range(row_count, new_row_count)):
                 raise ValueError(
                     f"base={self.name!r}: its tokenizer has {new_row_count} ids, its base {row_count} embeddings, and "
                     "the adapter holds none for the others. Save it again with save_embedding_layers=True."
@@ -125,7 +125,7 @@ def _embedding_name(model: PreTrainedModel) -> str:
     embeddings = model.get_input_embeddings()
     for name, module in model.named_modules():
         if module is embeddings:
-            return name.rpartition(".")[2]
+            return str(name).rpartition(".")[2]
     raise ValueError(f"{type(model).__name__} has no embeddings. Use another base.")
 
 
@@ -141,12 +141,12 @@ def _count_saved_embeddings(weights: Mapping[str, Tensor], embedding_name: str) 
     return None
 
 
-def _trained_tokens(config: Any) -> set[int]:
+def _trained_tokens(adapter_config: Any) -> set[int]:
     """Token ids whose embeddings an adapter holds."""
-    trained = config.to_dict().get("trainable_token_indices") or ()
-    if isinstance(trained, Mapping):
-        return set().union(*trained.values())
-    return set(trained)
+    token_ids = adapter_config.to_dict().get("trainable_token_indices") or ()
+    if isinstance(token_ids, Mapping):
+        return set().union(*token_ids.values())
+    return set(token_ids)
 
 
 def count_ids(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -156,4 +156,4 @@ def count_ids(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def count_embeddings(model: PreTrainedModel) -> int:
     """The number of a model's input embeddings."""
-    return len(model.get_input_embeddings().weight)
+    return len(model.get_input_embeddings().weight)  # type: ignore[arg-type]

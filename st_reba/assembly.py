@@ -68,9 +68,11 @@ class Assembly:
         self.check = check
         self.may_read_states = request.is_default_method
         loading = request.loading
-        for name in sorted(loading.keys() - _CONSTRUCTOR_OPTIONS):
-            if name not in _OWN_OPTIONS:
-                raise ValueError(f"{name}={loading[name]!r} is no option of {self.method.name} or of loading.")
+        for option_name in sorted(loading.keys() - _CONSTRUCTOR_OPTIONS):
+            if option_name not in _OWN_OPTIONS:
+                raise ValueError(
+                    f"{option_name}={loading[option_name]!r} is no option of {self.method.name} or of loading."
+                )
         check_loading(request.base, loading)
         check_device(loading.get("device"))
         self.base: NamedBase | LoadedBase
@@ -94,9 +96,9 @@ class Assembly:
         """A model of sentence-transformers with its own input and pooling, whose layers have other masks."""
         fixed_options = {**self.method.to_dict(), "tokenizer": base.tokenizer}
         fixed_options |= {"quantization": base.quantization, "gguf_file": base.gguf_name}
-        for name in sorted(fixed_options.keys() - _OPTIONS_OF_MASKS):
-            if fixed_options[name] is not None:
-                problem = f"{name}={fixed_options[name]!r:.80}: the base keeps its own"
+        for option_name in sorted(fixed_options.keys() - _OPTIONS_OF_MASKS):
+            if fixed_options[option_name] is not None:
+                problem = f"{option_name}={fixed_options[option_name]!r:.80}: the base keeps its own"
                 raise ValueError(f"{problem}. Drop it, or give pooling=….")
         model = load(base.path, dtype=base.dtype, **_without(base.options, _OWN_OPTIONS))
         transformer: Any = model[0]
@@ -108,9 +110,9 @@ class Assembly:
         if base.find_file("config.json"):
             # Loaded as other bases are, which tells what weights are missing, and of which type they are.
             transformer.model = None
-            loaded = base.load()
-            transformer.model = loaded.model.to(base.device or get_device_name())
-            transformer.stored_dtype = loaded.stored_dtype
+            loaded_transformer = base.load()
+            transformer.model = loaded_transformer.model.to(base.device or get_device_name())
+            transformer.stored_dtype = loaded_transformer.stored_dtype
         check_backbone(transformer.model, base.name)
         model[0] = self._wrap(transformer, own_input=True)
         return model
@@ -123,10 +125,10 @@ class Assembly:
             transformer.shares_prefix = can_share_prefix(transformer)
         # Some models project their last hidden state to another size than their configuration's.
         following_modules = self._make_following_modules(plain_states.shape[-1])
-        options = _without(self.base.options, (*_OWN_OPTIONS, *_OPTIONS_OF_BASE))
+        constructor_options = _without(self.base.options, (*_OWN_OPTIONS, *_OPTIONS_OF_BASE))
         if self.base.keeps_device:
-            options["device"] = str(transformer.model.device)
-        model = SentenceTransformer(modules=[transformer, *following_modules], **options)
+            constructor_options["device"] = str(transformer.model.device)
+        model = SentenceTransformer(modules=[transformer, *following_modules], **constructor_options)
         if isinstance(following_modules[0], modules.ReBAPooling):
             check_capture(transformer, plain_states)
         for task in transformer.templates[0]:
@@ -136,20 +138,23 @@ class Assembly:
     def _check_task(self, model: SentenceTransformer, transformer: RepeatTransformer, task: str) -> None:
         """Refuse a template that leaves no room, and templates whose vectors cancel each other."""
         # Fields may get their values with the text: here any will do.
-        fields: dict[str, Any] = dict.fromkeys(transformer.fields(task), "-")
-        token_budget = transformer.budget(task=task, **fields)
-        copies, chunk = self.method.repeats or 2, self.method.chunk
-        if token_budget is not None and chunk is not None and copies * chunk > token_budget:
-            raise ValueError(f"chunk={chunk}: {copies} copies do not fit. Give {token_budget // copies} at most.")
-        if self.method.templates is not None and not model.encode(["A text."], **fields).any():
+        field_values: dict[str, Any] = dict.fromkeys(transformer.fields(task), "-")
+        token_budget = transformer.budget(task=task, **field_values)
+        chunk = self.method.chunk
+        if token_budget is not None and chunk is not None:
+            copy_count = self.method.repeats or 2
+            largest_chunk = token_budget // copy_count
+            if chunk > largest_chunk:
+                raise ValueError(f"chunk={chunk}: {copy_count} copies do not fit. Give {largest_chunk} at most.")
+        if self.method.templates is not None and not model.encode(["A text."], **field_values).any():
             raise ValueError(f"weights={self.method.weights}: the vectors of the templates cancel each other.")
 
     def _make_transformer(self) -> RepeatTransformer:
         """The first module: the base, with a template, what is read of its layers, and their masks."""
-        loaded = self.base.load()
-        self._place_on_device(loaded)
+        loaded_transformer = self.base.load()
+        self._place_on_device(loaded_transformer)
         reads_attention = self.method.read == "attention"
-        if self.may_read_states and reads_attention and not shows_attention(loaded.model):
+        if self.may_read_states and reads_attention and not shows_attention(loaded_transformer.model):
             logger.warning(
                 "The attention outputs of %s cannot be read. Its states are: read='states'.",
                 self.base.name,
@@ -157,8 +162,8 @@ class Assembly:
             self.method = replace(self.method, read="states")
         method = self.method
         transformer = self._wrap(
-            loaded,
-            reading=_plan_reading(method, loaded),
+            loaded_transformer,
+            reading=_plan_reading(method, loaded_transformer),
             template=method.full_template,
             repeats=1 if method.reads_once else method.repeats or 2,
             pooled=method.pooled or method.pooling_spec.positions,
@@ -170,27 +175,27 @@ class Assembly:
         _check_template(method, transformer)
         return transformer
 
-    def _place_on_device(self, loaded: RepeatTransformer) -> None:
-        model, device = loaded.model, self.base.device
+    def _place_on_device(self, loaded_transformer: RepeatTransformer) -> None:
+        model, device = loaded_transformer.model, self.base.device
         if not self.base.keeps_device:
             if getattr(model, "hf_quantizer", None) is None:
-                loaded.to(device or get_device_name())
+                loaded_transformer.to(device or get_device_name())
         elif device and torch.device(device) not in (model.device, torch.device(model.device.type)):
             raise ValueError(f"device={device!r}: the base is on {model.device}. Move it, or drop device.")
 
-    def _wrap(self, transformer: Transformer, **options: Any) -> RepeatTransformer:
+    def _wrap(self, transformer: Transformer, **module_options: Any) -> RepeatTransformer:
         """Our module around a Transformer's model, with the method's masks."""
         method = self.method
-        recipe = method.to_dict()
-        recipe.pop("filter", None)
-        options |= {
-            "recipe": recipe,
+        method_recipe = method.to_dict()
+        method_recipe.pop("filter", None)
+        module_options |= {
+            "recipe": method_recipe,
             "base_model": self.base.name,
             "base_revision": self.base.options.get("revision"),
             "causal": is_causal(transformer.model),
         }
         if method.setting is None:
-            return RepeatTransformer(transformer, **options)
+            return RepeatTransformer(transformer, **module_options)
         layer_plan = plan_layers(
             method.setting,
             transformer.config.get_text_config().num_hidden_layers,
@@ -199,7 +204,7 @@ class Assembly:
             m=method.m,
             implementation=method.implementation,
         )
-        nosink_transformer = modules.NoSinkTransformer(transformer, **layer_plan._asdict(), **options)
+        nosink_transformer = modules.NoSinkTransformer(transformer, **layer_plan._asdict(), **module_options)
         if self.check:
             check_masks(nosink_transformer)
         return nosink_transformer
@@ -215,25 +220,25 @@ class Assembly:
         return following_modules
 
 
-def _without(options: Options, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in names}
+def _without(options: Options, dropped_names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in dropped_names}
 
 
-def _plan_reading(method: Method, loaded: RepeatTransformer) -> dict[str, object] | None:
+def _plan_reading(method: Method, loaded_transformer: RepeatTransformer) -> dict[str, object] | None:
     """What is read in place of the last layer's states; the layers above it are cut off."""
     reads_attention = method.read == "attention"
     if method.layer is None and not reads_attention:
         return None
-    first, last = _read_layers(method, loaded.depth)
-    model: PreTrainedModel = loaded.model
-    cut_layers(model, last)
-    reading: dict[str, object] = {"of": method.read, "first": first, "last": last}
+    first_layer, last_layer = _read_layers(method, loaded_transformer.depth)
+    model: PreTrainedModel = loaded_transformer.model
+    cut_layers(model, last_layer)
+    layer_reading: dict[str, object] = {"of": method.read, "first": first_layer, "last": last_layer}
     if reads_attention:
-        return reading
-    if first == last > 0 and method.final_norm:
+        return layer_reading
+    if first_layer == last_layer > 0 and method.final_norm:
         return None  # the last of the layers that are left
-    reading |= {"join": method.join, "final_norm": method.final_norm}
-    return reading
+    layer_reading |= {"join": method.join, "final_norm": method.final_norm}
+    return layer_reading
 
 
 def _read_layers(method: Method, depth: int) -> tuple[int, int]:
@@ -242,22 +247,22 @@ def _read_layers(method: Method, depth: int) -> tuple[int, int]:
     layer = method.layer
     if layer is None:
         layer = (depth // 2 + 1, depth)
-    ends = layer if isinstance(layer, tuple) else (layer, layer)
+    end_layers = layer if isinstance(layer, tuple) else (layer, layer)
     # -1 is the topmost.
-    first, last = (end % (depth + 1) for end in ends)
-    are_layers = -depth - 1 <= min(ends) and max(ends) <= depth
-    if not are_layers or not lowest <= first <= last:
+    first_layer, last_layer = (end_layer % (depth + 1) for end_layer in end_layers)
+    are_layers = -depth - 1 <= min(end_layers) and max(end_layers) <= depth
+    if not are_layers or not lowest <= first_layer <= last_layer:
         raise ValueError(f"layer={layer!r}: give {lowest} to {depth}, or -1 (= {depth}) downwards, lower first.")
-    return first, last
+    return first_layer, last_layer
 
 
 def _check_template(method: Method, transformer: RepeatTransformer) -> None:
     """Refuse options that do not go with the template."""
-    copies = transformer.copies
-    if method.reads_once and copies > 1:
-        raise ValueError(f"template has {copies} {{text}} slots, {method.name} has one. Use method='echo'.")
+    copy_count = transformer.copies
+    if method.reads_once and copy_count > 1:
+        raise ValueError(f"template has {copy_count} {{text}} slots, {method.name} has one. Use method='echo'.")
     is_counted = method.template is not None and method.chunk is None
-    if is_counted and method.repeats not in (None, copies):
-        raise ValueError(f"repeats={method.repeats}: the template has {copies} {{text}} slots. Drop it.")
+    if is_counted and method.repeats not in (None, copy_count):
+        raise ValueError(f"repeats={method.repeats}: the template has {copy_count} {{text}} slots. Drop it.")
     if method.instruction and "instruction" not in transformer.forward_kwargs:
         raise ValueError(f"instruction={method.instruction!r}: the template has no {{instruction}}. Add it.")

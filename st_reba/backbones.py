@@ -30,10 +30,10 @@ def check_backbone(model: PreTrainedModel, name: str) -> None:
 
 
 def _find_problem(model: PreTrainedModel) -> str | None:
-    config = model.config
-    if config.is_encoder_decoder:
+    model_config = model.config
+    if model_config.is_encoder_decoder:
         return "is an encoder-decoder. Use a decoder-only base"
-    depth = getattr(config.get_text_config(), "num_hidden_layers", None)
+    depth = getattr(model_config.get_text_config(), "num_hidden_layers", None)
     if not isinstance(depth, int):
         return "is no single stack of layers. Use a decoder-only base"
     if model.get_output_embeddings() is not None:  # type: ignore[no-untyped-call]
@@ -49,16 +49,16 @@ def _find_problem(model: PreTrainedModel) -> str | None:
 
 
 def _find_quantization_problem(model: PreTrainedModel) -> str | None:
-    settings: Any = getattr(model.config, "quantization_config", None) or {}
-    if not isinstance(settings, dict):
-        settings = settings.to_dict()
-    quant_method = settings.get("quant_method", "gguf")
+    quantization_settings: Any = getattr(model.config, "quantization_config", None) or {}
+    if not isinstance(quantization_settings, dict):
+        quantization_settings = quantization_settings.to_dict()
+    quant_method = quantization_settings.get("quant_method", "gguf")
     if quant_method != "gguf" and getattr(model, "hf_quantizer", None) is None:
         return f"was loaded without its quantization {quant_method!r}. Use another base"
-    is_8bit = settings.get("load_in_8bit", settings.get("_load_in_8bit"))
-    threshold = settings.get("llm_int8_threshold")
-    if is_8bit and threshold:
-        return f"llm_int8_threshold={threshold} makes vectors depend on their batch. Set it to 0"
+    is_8bit = quantization_settings.get("load_in_8bit", quantization_settings.get("_load_in_8bit"))
+    int8_threshold = quantization_settings.get("llm_int8_threshold")
+    if is_8bit and int8_threshold:
+        return f"llm_int8_threshold={int8_threshold} makes vectors depend on their batch. Set it to 0"
     return None
 
 
@@ -72,10 +72,11 @@ def share_backbone(model: PreTrainedModel) -> PreTrainedModel:
     device_map = getattr(model, "hf_device_map", None) or {}
     if len(set(device_map.values())) > 1:
         raise ValueError("base: the loaded model lies on several devices. Give its folder or Hub id.")
-    backbone = model.base_model
+    backbone: Any = model.base_model
     # deepcopy takes what it finds here in place of copying it.
     shared_tensors = {id(tensor): tensor for tensor in (*backbone.parameters(), *backbone.buffers())}
-    return copy.deepcopy(backbone, shared_tensors)
+    shared: PreTrainedModel = copy.deepcopy(backbone, shared_tensors)
+    return shared
 
 
 def cut_layers(model: PreTrainedModel, layer: int) -> None:
@@ -83,24 +84,24 @@ def cut_layers(model: PreTrainedModel, layer: int) -> None:
 
     Layer 0, the embeddings, is what enters the first, which stays.
     """
-    layers = layers_of(model)
-    depth = len(layers)
+    decoder_layers = layers_of(model)
+    depth = len(decoder_layers)
     if layer == depth:
         return
     model_name = type(model).__name__
     if decoder_of(model).config is not model.config:
         raise ValueError(f"layer={layer}: {model_name} has towers beside its decoder. Save that alone.")
     remaining_count = max(1, layer)
-    last_layer = layers[remaining_count - 1]
+    last_layer = decoder_layers[remaining_count - 1]
     expected_states = _run_through(model, last_layer)
-    del layers[remaining_count:]
+    del decoder_layers[remaining_count:]
     _shorten_config(model.config, depth, remaining_count)
     try:
-        states = _run_through(model, last_layer)
+        hidden_states = _run_through(model, last_layer)
     except (RuntimeError, ValueError) as error:
         problem = " ".join(str(error).split())
         raise ValueError(f"layer={layer}: {model_name} cannot run without those above. {problem}") from error
-    difference = float((states - expected_states).abs().max() / expected_states.abs().max())
+    difference = float((hidden_states - expected_states).abs().max() / expected_states.abs().max())
     if not difference <= _LEAST_DIFFERENCE:  # or not a number
         raise ValueError(f"layer={layer}: without those above, hidden states change by {difference:.1%}. Drop it.")
 
@@ -117,10 +118,10 @@ def _run_through(model: PreTrainedModel, layer: nn.Module) -> Tensor:
     return layer_outputs[0]
 
 
-def _shorten_config(config: PretrainedConfig, depth: int, remaining_count: int) -> None:
+def _shorten_config(model_config: PretrainedConfig, depth: int, remaining_count: int) -> None:
     """Shorten all settings that hold a value for each layer."""
-    for name, value in dict(vars(config)).items():
-        is_list_of_layers = isinstance(value, (list, tuple)) and len(value) == depth
-        if is_list_of_layers and not name.endswith(_OTHER_LISTS):
-            setattr(config, name, value[:remaining_count])
-    config.num_hidden_layers = remaining_count
+    for setting_name, setting_value in dict(vars(model_config)).items():
+        is_list_of_layers = isinstance(setting_value, (list, tuple)) and len(setting_value) == depth
+        if is_list_of_layers and not setting_name.endswith(_OTHER_LISTS):
+            setattr(model_config, setting_name, setting_value[:remaining_count])
+    model_config.num_hidden_layers = remaining_count

@@ -66,27 +66,27 @@ class BaseLocation(NamedTuple):
 
 def resolve_embedded(name: str) -> str:
     """The folder of an embedded model, unpacked where its weights are packed; another name as it is."""
-    folder = EMBEDDED.get(name)
-    if folder is None or (folder / "model.safetensors").exists():
-        return str(folder or name)
+    model_folder = EMBEDDED.get(name)
+    if model_folder is None or (model_folder / "model.safetensors").exists():
+        return str(model_folder or name)
     try:
-        return _unpack(name, folder)
+        return _unpack(name, model_folder)
     except OSError as error:
         raise OSError(f"base={name!r} is unpacked in the Hub's cache: {error}. Set HF_HOME to a folder.") from error
 
 
-def _unpack(name: str, folder: Path) -> str:
+def _unpack(name: str, packed_folder: Path) -> str:
     """Copy a packed model (see setup.py) into a cache, under a digest of its files."""
     import lzma  # not every Python has it
 
-    contents = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
-    digest = hashlib.sha256(b"".join(contents.values())).hexdigest()
-    packed_weights = contents.pop("model.safetensors.xz")
+    file_contents = {file.name: file.read_bytes() for file in sorted(packed_folder.iterdir())}
+    digest = hashlib.sha256(b"".join(file_contents.values())).hexdigest()
+    packed_weights = file_contents.pop("model.safetensors.xz")
     cache_folder = cached_assets_path("st_reba", namespace=digest[:16], subfolder=name)
     # The weights are written last: where they are, all files are.
     if not (cache_folder / "model.safetensors").exists():
-        contents["model.safetensors"] = lzma.decompress(packed_weights)
-        for file_name, content in contents.items():
+        file_contents["model.safetensors"] = lzma.decompress(packed_weights)
+        for file_name, content in file_contents.items():
             with whole_file(cache_folder / file_name) as stream:
                 stream.write(content)
     return str(cache_folder)
@@ -94,28 +94,28 @@ def _unpack(name: str, folder: Path) -> str:
 
 def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> BaseLocation:
     """Find a base, or its GGUF file; a packaged one is downloaded, and a Hub id is taken as it is."""
-    path = os.fspath(base)
+    base_path = os.fspath(base)
     if gguf_file is None:
-        if path in EMBEDDED:
-            return BaseLocation(resolve_embedded(path), path)
-        if is_packaged(path):
-            gguf_path = str(packaged_gguf(path))
-            folder, gguf_file = os.path.split(gguf_path)
-            return BaseLocation(folder, _gguf_name(path, gguf_path), gguf_file)
-        if path.endswith(".gguf"):
-            if not os.path.isfile(path):
-                raise FileNotFoundError(f"base={path!r}: there is no such file.")
-            path, gguf_file = os.path.split(os.path.abspath(path))
-    if os.path.isfile(path):
-        raise ValueError(f"base={path!r} is a file. Name the folder that holds the model, or a .gguf file.")
-    is_folder = os.path.isdir(path)
+        if base_path in EMBEDDED:
+            return BaseLocation(resolve_embedded(base_path), base_path)
+        if is_packaged(base_path):
+            gguf_path = str(packaged_gguf(base_path))
+            gguf_folder, gguf_file = os.path.split(gguf_path)
+            return BaseLocation(gguf_folder, _gguf_name(base_path, gguf_path), gguf_file)
+        if base_path.endswith(".gguf"):
+            if not os.path.isfile(base_path):
+                raise FileNotFoundError(f"base={base_path!r}: there is no such file.")
+            base_path, gguf_file = os.path.split(os.path.abspath(base_path))
+    if os.path.isfile(base_path):
+        raise ValueError(f"base={base_path!r} is a file. Name the folder that holds the model, or a .gguf file.")
+    is_folder = os.path.isdir(base_path)
     if is_folder and gguf_file is None:
-        gguf_file = _only_gguf_file(path)
-    name = os.path.basename(os.path.abspath(path)) if is_folder else path
+        gguf_file = _only_gguf_file(base_path)
+    recorded_name = os.path.basename(os.path.abspath(base_path)) if is_folder else base_path
     if gguf_file is not None:
-        shown_name = gguf_file if is_folder else f"{name}/{gguf_file}"
-        name = _gguf_name(shown_name, os.path.join(path, gguf_file))
-    return BaseLocation(path, name, gguf_file)
+        shown_name = gguf_file if is_folder else f"{recorded_name}/{gguf_file}"
+        recorded_name = _gguf_name(shown_name, os.path.join(base_path, gguf_file))
+    return BaseLocation(base_path, recorded_name, gguf_file)
 
 
 def _gguf_name(name: str, gguf_path: str) -> str:
@@ -124,16 +124,16 @@ def _gguf_name(name: str, gguf_path: str) -> str:
     return f"{name} (GGUF, {read_gguf(gguf_path).quantization})"
 
 
-def _only_gguf_file(folder: str) -> str | None:
+def _only_gguf_file(base_folder: str) -> str | None:
     """The GGUF file of a folder that holds nothing else to load; None: it holds a model of another kind."""
-    file_names = sorted(os.listdir(folder))
+    file_names = sorted(os.listdir(base_folder))
     if _MODEL_FILES.intersection(file_names):
         return None
     gguf_files = [name for name in file_names if name.endswith(".gguf")]
     if not gguf_files:
-        raise ValueError(f"base={folder!r} holds no config.json and no .gguf file, so it is no model.")
+        raise ValueError(f"base={base_folder!r} holds no config.json and no .gguf file, so it is no model.")
     if len(gguf_files) > 1:
-        raise ValueError(f"base={folder!r} holds several GGUF files. Choose one, as gguf_file={gguf_files[0]!r}.")
+        raise ValueError(f"base={base_folder!r} holds several GGUF files. Choose one, as gguf_file={gguf_files[0]!r}.")
     return gguf_files[0]
 
 
@@ -149,19 +149,19 @@ def check_loading(base: object, loading: Options) -> None:
     """Refuse options of loading whose values are of the wrong type, before anything is loaded."""
     if base is None:
         raise ValueError("base=None: give a folder, a Hub id, a GGUF file, a recipe or a loaded model.")
-    for name, (types, description) in _TYPES_OF_OPTIONS.items():
-        value = loading.get(name)
-        if value is not None and not isinstance(value, types):
-            raise ValueError(f"{name}={value!r:.80} must be {description}.")
+    for option_name, (types, description) in _TYPES_OF_OPTIONS.items():
+        option_value = loading.get(option_name)
+        if option_value is not None and not isinstance(option_value, types):
+            raise ValueError(f"{option_name}={option_value!r:.80} must be {description}.")
     _check_size("truncate_dim", loading.get("truncate_dim"))
     processor_kwargs = loading.get("processor_kwargs") or {}
     _check_size("processor_kwargs['model_max_length']", processor_kwargs.get("model_max_length"))
 
 
-def _check_size(name: str, size: object) -> None:
+def _check_size(option_name: str, size: object) -> None:
     is_whole_number = isinstance(size, Integral) and not isinstance(size, bool)
     if size is not None and not (is_whole_number and int(size) > 0):  # type: ignore[call-overload]
-        raise ValueError(f"{name}={size!r:.80} must be a whole number from 1 on.")
+        raise ValueError(f"{option_name}={size!r:.80} must be a whole number from 1 on.")
 
 
 def requested_dtype(dtype: DType, loading: Options) -> DType:
@@ -178,40 +178,40 @@ def requested_dtype(dtype: DType, loading: Options) -> DType:
     Raises:
         ValueError: A value is not known, or two of them differ.
     """
-    values: dict[str, object] = {"dtype": dtype}
-    for option in _OPTIONS_WITH_DTYPE:
+    option_values: dict[str, object] = {"dtype": dtype}
+    for kwargs_option in _OPTIONS_WITH_DTYPE:
         for name in DTYPE_NAMES:
-            values[f"{option}[{name!r}]"] = (loading.get(option) or {}).get(name)
-    requested: dict[str, DType] = {}
-    for name, value in values.items():
+            option_values[f"{kwargs_option}[{name!r}]"] = (loading.get(kwargs_option) or {}).get(name)
+    requested_types: dict[str, DType] = {}
+    for name, value in option_values.items():
         if value is not None:
-            requested[name] = _parse_dtype(name, value)
-    if len(set(requested.values())) > 1:
-        names = " and ".join(f"{name}={values[name]!r}" for name in requested)
-        raise ValueError(f"{names} differ. Give one of them.")
-    return next(iter(requested.values()), None)
+            requested_types[name] = _parse_dtype(name, value)
+    if len(set(requested_types.values())) > 1:
+        written_options = " and ".join(f"{name}={option_values[name]!r}" for name in requested_types)
+        raise ValueError(f"{written_options} differ. Give one of them.")
+    return next(iter(requested_types.values()), None)
 
 
 def without_dtype(loading: Options) -> dict[str, Any]:
     """Options of loading, but for the number type, which `requested_dtype` reads."""
-    remaining = dict(loading)
-    for option in _OPTIONS_WITH_DTYPE:
-        if loading.get(option):
-            kwargs = dict(loading[option])
+    remaining_options = dict(loading)
+    for kwargs_option in _OPTIONS_WITH_DTYPE:
+        if loading.get(kwargs_option):
+            kwargs = dict(loading[kwargs_option])
             for name in DTYPE_NAMES:
                 kwargs.pop(name, None)
-            remaining[option] = kwargs
-    return remaining
+            remaining_options[kwargs_option] = kwargs
+    return remaining_options
 
 
-def _parse_dtype(name: str, value: object) -> torch.dtype | str:
+def _parse_dtype(option_name: str, value: object) -> torch.dtype | str:
     if value == "auto" or isinstance(value, torch.dtype):
-        return value  # type: ignore[return-value]
+        return value
     short_name = str(value).removeprefix("torch.")
-    if short_name not in _DTYPES:
-        raise ValueError(f"{name}={value!r} is not known. Choose from {', '.join(_DTYPES)}.")
-    parsed: torch.dtype = getattr(torch, short_name)
-    return parsed
+    parsed_type = getattr(torch, short_name, None)
+    if short_name not in _DTYPES or not isinstance(parsed_type, torch.dtype):
+        raise ValueError(f"{option_name}={value!r} is not known. Choose from {', '.join(_DTYPES)}.")
+    return parsed_type
 
 
 def weights_dtype(dtype: DType, device: str | None) -> torch.dtype | str:

@@ -66,9 +66,9 @@ def build(
         (192,)
     """
     named_options = {"tokenizer": tokenizer, "dtype": dtype, "quantization": quantization, "gguf_file": gguf_file}
-    for name, value in named_options.items():
-        if value is not None:
-            options[name] = value
+    for option_name, option_value in named_options.items():
+        if option_value is not None:
+            options[option_name] = option_value
     if method == "auto":
         return _build_automatic(base, texts, purpose or "similarity", check=check, **options)
     if texts is not None or purpose is not None:

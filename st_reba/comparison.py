@@ -70,9 +70,8 @@ def relative_distance(stored_vectors: ArrayLike, vectors: ArrayLike) -> float:
 
 def text_distances(stored_vectors: NDArray[np.float64], vectors: NDArray[np.float64]) -> NDArray[np.float64]:
     """Distance of each text's two vectors, relative to the length of the stored one, [texts]."""
-    stored_lengths = np.linalg.norm(stored_vectors, axis=1)
-    distances: NDArray[np.float64] = np.linalg.norm(vectors - stored_vectors, axis=1)
-    return distances / np.maximum(stored_lengths, _TINY)
+    stored_lengths = np.maximum(np.linalg.norm(stored_vectors, axis=1), _TINY)
+    return np.asarray(np.linalg.norm(vectors - stored_vectors, axis=1) / stored_lengths)
 
 
 def model_tolerance(stored_dtype: str | None, dtype: str | None) -> float:

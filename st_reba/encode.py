@@ -76,13 +76,13 @@ def encode_texts(
     lengths = measure_lengths(model, texts, task=task, is_batched=True, **options)
     batches = token_batches(lengths.positions, batch_tokens)
     bfloat16_hint.give(model, sum(lengths.positions))
-    encode: Any = getattr(model, f"encode_{task}") if task else model.encode
+    encode_batch: Any = getattr(model, f"encode_{task}") if task else model.encode
     options = {"show_progress_bar": False, **options, "convert_to_tensor": True}
     encoded_batches: list[NDArray[np.float32]] = []
     for batch in batches:
         batch_options = {"batch_size": len(batch), **options}
         with naming_pipeline(model):
-            vectors = encode([texts[index] for index in batch], **batch_options)
+            vectors = encode_batch([texts[index] for index in batch], **batch_options)
         encoded_batches.append(vectors.float().cpu().numpy())
         if progress is not None:
             progress(len(batch))
@@ -113,22 +113,22 @@ def naming_pipeline(model: SentenceTransformer) -> Iterator[None]:
 
 def describe_pipeline_fault(model: SentenceTransformer, error: Exception) -> str:
     """Which modules fail at a text, and how."""
-    modules = ", ".join(type(module).__name__ for module in model.children())
+    module_names = ", ".join(type(module).__name__ for module in model.children())
     problem = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return f"A pipeline of {modules} does not encode a text ({problem})."
+    return f"A pipeline of {module_names} does not encode a text ({problem})."
 
 
 def _list_of_texts(texts: Iterable[str]) -> list[str]:
     """The texts by position: to index a pandas Series would take its labels."""
-    kind = type(texts).__name__
+    type_name = type(texts).__name__
     if isinstance(texts, str):
         raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
     if isinstance(texts, (Mapping, set, frozenset)):
-        raise TypeError(f"texts is a {kind}, whose values have no order. Give a list.")
+        raise TypeError(f"texts is a {type_name}, whose values have no order. Give a list.")
     if hasattr(texts, "columns") or hasattr(texts, "column_names"):  # to iterate over it may give their names
-        raise TypeError(f"texts is a {kind}, a table. Give one of its columns.")
+        raise TypeError(f"texts is a {type_name}, a table. Give one of its columns.")
     if not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
-        raise TypeError(f"texts is a {kind}. Give a list of texts.")
+        raise TypeError(f"texts is a {type_name}. Give a list of texts.")
     return list(python_values(texts))
 
 
@@ -168,7 +168,7 @@ def describe_truncation(truncated: int, total: int) -> str:
 @contextmanager
 def unreported_cuts(model: SentenceTransformer) -> Iterator[None]:
     """Within the ``with`` block, the model does not tell of a text that it cuts: the texts are not the user's."""
-    transformer = model[0]
+    transformer: Any = model[0]
     was_reported = getattr(transformer, "has_reported_cut", False)
     transformer.has_reported_cut = True
     try:
@@ -205,10 +205,11 @@ def measure_lengths(
     if prompt is None:
         prompt_name = options.get("prompt_name")
         prompt = saved_prompt(model, task) if prompt_name is None else model.prompts.get(prompt_name)
-    if hasattr(model[0], "budget"):
+    transformer: Any = model[0]
+    if hasattr(transformer, "budget"):
         input_options = _input_options(model, options) | {"prompt": prompt, "task": task}
         input_options = {name: value for name, value in input_options.items() if value is not None}
-        return _batch_lengths(model[0], texts, input_options, whole=not is_batched)
+        return _batch_lengths(transformer, texts, input_options, whole=not is_batched)
     from transformers import PreTrainedTokenizerBase
 
     tokenizer = getattr(model, "tokenizer", None)
@@ -281,7 +282,7 @@ def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[lis
 
 
 def computed_positions(
-    transformer: RepeatTransformer,
+    transformer: Any,
     texts: Sequence[str],
     input_options: Options,
 ) -> list[int]:
@@ -292,7 +293,7 @@ def computed_positions(
     so little is shared that a stage of its own would cost more (``STAGE_COST``).
 
     Args:
-        transformer: The module.
+        transformer: The module, ``model[0]``.
         texts: The texts.
         input_options: ``prompt``, ``task`` and fields, as its ``preprocess`` takes them.
     """
@@ -302,7 +303,7 @@ def computed_positions(
 
 
 def batch_positions(
-    transformer: RepeatTransformer,
+    transformer: Any,
     texts: Sequence[str],
     input_options: Options,
     *,

@@ -35,9 +35,9 @@ class LoadedBase:
     keeps_device = True
 
     def __init__(self, model: PreTrainedModel, loading: Options) -> None:
-        for name in _REFUSED_OPTIONS:
-            if loading.get(name) is not None:
-                raise ValueError(f"{name}={loading[name]!r}: a loaded model is taken as it is. Drop it.")
+        for option_name in _REFUSED_OPTIONS:
+            if loading.get(option_name) is not None:
+                raise ValueError(f"{option_name}={loading[option_name]!r}: a loaded model is taken as it is. Drop it.")
         self.model = model
         self.tokenizer: Any = loading.get("tokenizer")
         self.options = dict(loading)
@@ -59,8 +59,8 @@ class LoadedBase:
             def _load_model(self, *args: object, **kwargs: object) -> PreTrainedModel:
                 return backbone
 
-        trust = {"trust_remote_code": bool(self.options.get("trust_remote_code"))}
-        with tempfile.TemporaryDirectory() as folder:
-            backbone.config.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
-            return SharingTransformer(folder, config_kwargs=trust, processor_kwargs=trust)
+        trust_options = {"trust_remote_code": bool(self.options.get("trust_remote_code"))}
+        with tempfile.TemporaryDirectory() as config_folder:
+            backbone.config.save_pretrained(config_folder)
+            self.tokenizer.save_pretrained(config_folder)
+            return SharingTransformer(config_folder, config_kwargs=trust_options, processor_kwargs=trust_options)

@@ -69,15 +69,15 @@ def _option(default: Any, description: str) -> Any:
 
 def _methods_of_options() -> dict[str, tuple[str, ...]]:
     """The methods of the options that only some have; a pooling's options stand in its declaration."""
-    methods: dict[str, tuple[str, ...]] = {
+    methods_by_option: dict[str, tuple[str, ...]] = {
         "repeats": ("reba", "echo"),
         "compute_matched": ("reba", "echo"),
         "pooled": ("echo", *_ONCE),
     }
     for spec in POOLINGS:
         for option in spec.options:
-            methods[option] = methods_with_option(option)
-    return methods
+            methods_by_option[option] = methods_with_option(option)
+    return methods_by_option
 
 
 @dataclass(frozen=True)
@@ -110,24 +110,20 @@ class Method:
     normalize_weights: bool = _option(False, "divide each token's weights by their sum")
     chunk: int | None = _option(None, "for long texts: repeat only pieces of so many tokens")
     setting: str | None = _option(None, f"masks of the layers: {', '.join(SETTINGS)}")
-    k: int | str | Sequence[int] | None = _option(
-        None, "converted layers from the top: a number, all, or a list of layers, -1 being the topmost"
-    )
+    k: Any = _option(None, "converted layers from the top: a number, all, or a list of layers, -1 being the topmost")
     k0: int | None = _option(None, "the topmost of the converted layers that hide the sink")
     m: int = _option(1, "sink tokens that are hidden")
-    layer: int | Sequence[int] | None = _option(
-        None, "layer to read, 0 (embeddings) to L or -1 (L) downwards; or first and last of several"
-    )
+    layer: Any = _option(None, "layer to read, 0 (embeddings) to L or -1 (L) downwards; or first and last of several")
     read: str = _option("states", "states, or attention: mean of the layers' attention outputs, default: upper half")
     join: str = _option("mean", "of several layers' states: mean, or concat")
     final_norm: bool = _option(True, "read states after the model's final norm")
     filter: str | None = _option(None, "file of a fitted filter")
 
     def __post_init__(self) -> None:
-        for name in ("weights", "template", "k", "layer"):
-            value = getattr(self, name)
-            if isinstance(value, list):
-                object.__setattr__(self, name, tuple(value))
+        for option_name in ("weights", "template", "k", "layer"):
+            option_value = getattr(self, option_name)
+            if isinstance(option_value, list):
+                object.__setattr__(self, option_name, tuple(option_value))
         if isinstance(self.filter, os.PathLike):
             object.__setattr__(self, "filter", os.fspath(self.filter))
         self._check_choices()
@@ -142,34 +138,42 @@ class Method:
     def _check_choices(self) -> None:
         if self.name not in METHODS:
             raise ValueError(f"method={self.name!r} is not known. Choose from {', '.join(METHODS)}.")
-        for option, choices in (("pooling", pooling_names(self.name)), *_CHOICES.items()):
-            value = getattr(self, option)
-            if value != _DEFAULTS[option] and value not in tuple(choices):
-                raise ValueError(f"{self.name}: {option}={value!r} is not known. Choose from {', '.join(choices)}.")
+        for option_name, choices in (("pooling", pooling_names(self.name)), *_CHOICES.items()):
+            option_value = getattr(self, option_name)
+            if option_value != _DEFAULTS[option_name] and option_value not in tuple(choices):
+                raise ValueError(
+                    f"{self.name}: {option_name}={option_value!r} is not known. Choose from {', '.join(choices)}."
+                )
 
     def _check_numbers(self) -> None:
-        for name, least in _LEAST_VALUES.items():
-            value = getattr(self, name)
-            most = _MOST_REPEATS if name == "repeats" else _MOST_OF_OTHERS
-            if value is not None and (type(value) is not int or not least <= value <= most):
-                raise ValueError(f"{name}={value!r} must be a whole number from {least} to {most}.")
+        for option_name, least_value in _LEAST_VALUES.items():
+            option_value = getattr(self, option_name)
+            most_value = _MOST_REPEATS if option_name == "repeats" else _MOST_OF_OTHERS
+            if option_value is not None and (
+                type(option_value) is not int or not least_value <= option_value <= most_value
+            ):
+                raise ValueError(
+                    f"{option_name}={option_value!r} must be a whole number from {least_value} to {most_value}."
+                )
 
     def _check_types(self) -> None:
         if not isinstance(self.filter, str | None):
             raise ValueError(f"filter={self.filter!r} must be a file's name.")
         if not isinstance(self.instruction, str):
             raise ValueError(f"instruction={self.instruction!r} must be a text.")
-        for name, default in _DEFAULTS.items():
-            value = getattr(self, name)
-            if isinstance(default, bool) and not isinstance(value, bool):
-                raise ValueError(f"{name}={value!r} must be True or False.")
+        for option_name, default in _DEFAULTS.items():
+            option_value = getattr(self, option_name)
+            if isinstance(default, bool) and not isinstance(option_value, bool):
+                raise ValueError(f"{option_name}={option_value!r} must be True or False.")
 
     def _check_method(self) -> None:
         """Refuse options of other methods, and of other implementations."""
-        for option, methods in _methods_of_options().items():
-            value = getattr(self, option)
-            if value not in (None, False) and self.name not in methods:
-                raise ValueError(f"{option}={value!r} belongs to {', '.join(methods)}, not to {self.name}.")
+        for option_name, method_names in _methods_of_options().items():
+            option_value = getattr(self, option_name)
+            if option_value not in (None, False) and self.name not in method_names:
+                raise ValueError(
+                    f"{option_name}={option_value!r} belongs to {', '.join(method_names)}, not to {self.name}."
+                )
         if self.chunk is not None and self.compute_matched:
             raise ValueError(f"chunk={self.chunk} does not go with compute_matched.")
         if self.implementation != "authors":
@@ -199,8 +203,8 @@ class Method:
 
     def _check_layers(self) -> None:
         if self.layer is not None:
-            ends = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
-            if [*map(type, ends)] != [int, int]:
+            end_layers = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
+            if [*map(type, end_layers)] != [int, int]:
                 raise ValueError(
                     f"layer={self.layer!r} must be a layer's number, or the first and the last of several."
                 )
@@ -217,10 +221,10 @@ class Method:
                 numbers = f"k={self.k!r}, k0={self.k0!r}, m={self.m!r}"
                 raise ValueError(f"{numbers} need setting=…, as setting='mask0-bidir'.")
             return
-        plan = plan_layers(self.setting, None, k=self.k, k0=self.k0, m=self.m)
-        has_two_streams = plan.architecture == "extra" and self.implementation == "paper"
+        layer_plan = plan_layers(self.setting, None, k=self.k, k0=self.k0, m=self.m)
+        has_two_streams = layer_plan.architecture == "extra" and self.implementation == "paper"
         reads_two_streams = has_two_streams and isinstance(self.layer, tuple)
-        if plan.second and (self.read != "states" or reads_two_streams):
+        if layer_plan.second and (self.read != "states" or reads_two_streams):
             raise ValueError(f"setting={self.setting!r}: layers run twice, which goes with no such read or layer.")
 
     def __hash__(self) -> int:
@@ -268,19 +272,19 @@ class Method:
 
     def to_dict(self) -> Options:
         """The name and what is not at its default, JSON-serializable; ``Method(**values)`` reads it."""
-        values: Options = {}
-        for key, value in vars(self).items():
-            if key == "name" or value != _DEFAULTS[key]:
-                values[key] = list(value) if isinstance(value, tuple) else value
-        return values
+        changed_values: Options = {}
+        for option_name, option_value in vars(self).items():
+            if option_name == "name" or option_value != _DEFAULTS[option_name]:
+                changed_values[option_name] = list(option_value) if isinstance(option_value, tuple) else option_value
+        return changed_values
 
     def __str__(self) -> str:
-        options = self.to_dict()
-        name = options.pop("name")
-        if not options:
-            return str(name)
-        written_options = [f"{key}={_write_value(value)}" for key, value in options.items()]
-        return f"{name}:{','.join(written_options)}"
+        changed_options = self.to_dict()
+        method_name = changed_options.pop("name")
+        if not changed_options:
+            return str(method_name)
+        written_options = [f"{key}={_write_value(value)}" for key, value in changed_options.items()]
+        return f"{method_name}:{','.join(written_options)}"
 
     @classmethod
     def parse(cls, text: str, **options: Any) -> Method:
@@ -290,11 +294,11 @@ class Method:
             text: The text.
             **options: Options by name, which come before those of the text.
         """
-        name, _, short_form = str(text).partition(":")
+        method_name, _, short_form = str(text).partition(":")
         options = _parse_options(short_form, text) | options
-        for option in sorted(options.keys() - OPTIONS.keys()):
-            raise ValueError(f"{option}={options[option]!r} is not known. Choose from {', '.join(OPTIONS)}.")
-        return cls(name.strip(), **options)
+        for option_name in sorted(options.keys() - OPTIONS.keys()):
+            raise ValueError(f"{option_name}={options[option_name]!r} is not known. Choose from {', '.join(OPTIONS)}.")
+        return cls(method_name.strip(), **options)
 
 
 _DEFAULTS: Options = {}
@@ -322,29 +326,29 @@ def method_of(model: SentenceTransformer) -> Method | None:
         return None
 
 
-def _template_of_name(template: Any) -> Any:
+def _template_of_name(template: Any) -> Wordings:
     if isinstance(template, str):
-        return TEMPLATES.get(template, template)
-    return template
+        template = TEMPLATES.get(template, template)
+    return template  # type: ignore[no-any-return]
 
 
 def _parse_options(short_form: str, text: str) -> Options:
     """The options of a short form; ``text`` is the whole, for messages."""
-    options: Options = {}
+    parsed_options: Options = {}
     while short_form:
-        key, equals, short_form = short_form.partition("=")
-        if not equals:
-            raise ValueError(f"method={text!r}: {key!r} must be written option=value.")
+        option_name, equals_sign, short_form = short_form.partition("=")
+        if not equals_sign:
+            raise ValueError(f"method={text!r}: {option_name!r} must be written option=value.")
         if short_form.startswith(('"', "[", "{")):
             try:
-                options[key.strip()], end = json.JSONDecoder().raw_decode(short_form)
+                parsed_options[option_name.strip()], value_end = json.JSONDecoder().raw_decode(short_form)
             except ValueError as error:
-                raise ValueError(f"method={text!r}: the value of {key} is no JSON ({error}).") from error
-            short_form = short_form[end:].lstrip(" ,")
+                raise ValueError(f"method={text!r}: the value of {option_name} is no JSON ({error}).") from error
+            short_form = short_form[value_end:].lstrip(" ,")
         else:
             value, _, short_form = short_form.partition(",")
-            options[key.strip()] = read_value(value.strip())
-    return options
+            parsed_options[option_name.strip()] = read_value(value.strip())
+    return parsed_options
 
 
 def read_value(text: str) -> Any:
@@ -355,7 +359,11 @@ def read_value(text: str) -> Any:
         return text
 
 
-def _write_value(value: object) -> str:
-    if isinstance(value, str) and not _SPECIAL_CHARACTERS.search(value) and isinstance(read_value(value), str):
-        return value
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+def _write_value(option_value: object) -> str:
+    if (
+        isinstance(option_value, str)
+        and not _SPECIAL_CHARACTERS.search(option_value)
+        and isinstance(read_value(option_value), str)
+    ):
+        return option_value
+    return json.dumps(option_value, ensure_ascii=False, separators=(",", ":"))

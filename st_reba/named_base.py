@@ -36,19 +36,19 @@ class NamedBase:
         loading: Options of `build` that load it.
     """
 
-    def __init__(self, base: str | os.PathLike[str], loading: bases.Options) -> None:
-        self.dtype = bases.requested_dtype(loading.get("dtype"), loading)
-        self.options = bases.without_dtype(loading)
-        self.device: str | None = loading.get("device")
-        self.tokenizer: str | None = loading.get("tokenizer")
-        self.quantization: str | None = loading.get("quantization")
+    def __init__(self, base: str | os.PathLike[str], loading_options: bases.Options) -> None:
+        self.dtype = bases.requested_dtype(loading_options.get("dtype"), loading_options)
+        self.options = bases.without_dtype(loading_options)
+        self.device: str | None = loading_options.get("device")
+        self.tokenizer: str | None = loading_options.get("tokenizer")
+        self.quantization: str | None = loading_options.get("quantization")
         # How sentence-transformers finds files on the Hub, and how transformers does.
         self.st_hub_options: dict[str, Any] = {}
         self.hf_hub_options: dict[str, Any] = {}
         for st_name, hf_name in bases.HUB.items():
-            if loading.get(st_name) is not None:
-                self.st_hub_options[st_name] = self.hf_hub_options[hf_name] = loading[st_name]
-        self.path, self.name, self.gguf_name = bases.locate(base, loading.get("gguf_file"))
+            if loading_options.get(st_name) is not None:
+                self.st_hub_options[st_name] = self.hf_hub_options[hf_name] = loading_options[st_name]
+        self.path, self.name, self.gguf_name = bases.locate(base, loading_options.get("gguf_file"))
         self.adapter: Adapter | None = None
         if self.gguf_name is None:
             check_base(self.path, **self.st_hub_options)
@@ -74,15 +74,15 @@ class NamedBase:
 
     def load(self) -> RepeatTransformer:
         """Load weights and tokenizer; a ValueError or OSError where they are not whole."""
-        kwargs = self._make_kwargs()
-        self._set_weights_type(kwargs["model_kwargs"])
+        transformer_kwargs = self._make_kwargs()
+        self._set_weights_type(transformer_kwargs["model_kwargs"])
         gguf_file = None
         if self.gguf_name is not None:
-            gguf_file = self._set_gguf_file(kwargs)
-        tokenizer_path = self._set_tokenizer(kwargs["processor_kwargs"])
+            gguf_file = self._set_gguf_file(transformer_kwargs)
+        tokenizer_path = self._set_tokenizer(transformer_kwargs["processor_kwargs"])
         path = self.path if self.adapter is None else self.adapter.base_path
         with self._explained_errors(), limit_numbers(self.path, **self.st_hub_options), panics_as_errors():
-            transformer = RepeatTransformer(path, tokenizer_name_or_path=tokenizer_path, **kwargs)
+            transformer = RepeatTransformer(path, tokenizer_name_or_path=tokenizer_path, **transformer_kwargs)
         if gguf_file is not None and self.tokenizer is None:
             complete_tokenizer(transformer.tokenizer, gguf_file)
         self._set_stored_dtype(transformer)
@@ -96,33 +96,33 @@ class NamedBase:
         shared_kwargs = {**self.hf_hub_options, "trust_remote_code": bool(self.options.get("trust_remote_code"))}
         if self.adapter is not None:
             shared_kwargs.pop("revision", None)  # it is the adapter's
-        kwargs: Kwargs = {}
+        transformer_kwargs: Kwargs = {}
         for option in KWARGS_OPTIONS:
-            kwargs[option] = shared_kwargs | dict(self.options.get(option) or {})
-        return kwargs
+            transformer_kwargs[option] = shared_kwargs | dict(self.options.get(option) or {})
+        return transformer_kwargs
 
     def _set_weights_type(self, model_kwargs: dict[str, Any]) -> None:
-        dtype = bases.weights_dtype(self.dtype, self.device)
+        weights_type = bases.weights_dtype(self.dtype, self.device)
         if self.quantization is not None:
-            requested_dtype = dtype if self.dtype else None
+            requested_dtype = weights_type if self.dtype else None
             model_kwargs["quantization_config"] = bases.quantization_config(self.quantization, requested_dtype)
-            dtype = requested_dtype or torch.bfloat16
-        model_kwargs["dtype"] = dtype
+            weights_type = requested_dtype or torch.bfloat16
+        model_kwargs["dtype"] = weights_type
 
-    def _set_gguf_file(self, kwargs: Kwargs) -> GgufFile:
+    def _set_gguf_file(self, transformer_kwargs: Kwargs) -> GgufFile:
         """Load from the GGUF file; it is refused where it cannot be read exactly."""
         if not hasattr(transformers, "GgufConfig"):
             raise ImportError(f"base={self.name!r} needs a newer transformers. Run: pip install -U transformers")
         required("gguf", "gguf", f"base={self.name!r}")
-        model_kwargs = kwargs["model_kwargs"]
+        model_kwargs = transformer_kwargs["model_kwargs"]
         if "quantization_config" in model_kwargs:
             raise ValueError(f"base={self.name!r}: a GGUF file is made dense. Drop quantization.")
-        path = self.find_file(str(self.gguf_name))
-        if path is None:
+        gguf_path = self.find_file(str(self.gguf_name))
+        if gguf_path is None:
             raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub: no such file.")
-        gguf_file = read_gguf(path)
+        gguf_file = read_gguf(gguf_path)
         check_gguf(gguf_file, has_other_tokenizer=self.tokenizer is not None)
-        for file_kwargs in kwargs.values():
+        for file_kwargs in transformer_kwargs.values():
             file_kwargs["gguf_file"] = self.gguf_name
         model_kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
         if model_kwargs["dtype"] == "auto":
@@ -138,11 +138,11 @@ class NamedBase:
             return self.path
         if not isinstance(self.tokenizer, (str, os.PathLike)) or os.path.isfile(self.tokenizer):
             raise ValueError(f"tokenizer={self.tokenizer!r:.80} must be a folder or Hub id.")
-        path = bases.resolve_embedded(os.fspath(self.tokenizer))
-        check_tokenizer(path)
+        tokenizer_path = bases.resolve_embedded(os.fspath(self.tokenizer))
+        check_tokenizer(tokenizer_path)
         processor_kwargs["revision"] = None
         processor_kwargs.pop("gguf_file", None)
-        return path
+        return tokenizer_path
 
     def _adapter_has_tokenizer(self) -> bool:
         return any(self.find_file(name) for name in _TOKENIZER_FILES)

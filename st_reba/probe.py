@@ -52,26 +52,26 @@ class Probe:
         return int(self.vectors.shape[1])
 
     def __str__(self) -> str:
-        details = [self.method, self.dtype, f"{self.dimension} dimensions"]
-        return f"{self.name or 'an unnamed model'} ({', '.join(filter(None, details))})"
+        known_details = [self.method, self.dtype, f"{self.dimension} dimensions"]
+        return f"{self.name or 'an unnamed model'} ({', '.join(filter(None, known_details))})"
 
     def to_json(self) -> dict[str, Any]:
         """The probe as JSON values; vectors as base64 of little-endian float32."""
         vector_bytes = self.vectors.astype("<f4").tobytes()
-        values = dict(vars(self))
-        values["vectors"] = base64.b64encode(vector_bytes).decode("ascii")
-        values["dimension"] = self.dimension
-        return values
+        json_values = dict(vars(self))
+        json_values["vectors"] = base64.b64encode(vector_bytes).decode("ascii")
+        json_values["dimension"] = self.dimension
+        return json_values
 
     @classmethod
-    def from_json(cls, values: Options) -> Probe:
+    def from_json(cls, json_values: Options) -> Probe:
         """Read what `to_json` wrote."""
         try:
-            remaining = dict(values)
-            vector_bytes = base64.b64decode(remaining.pop("vectors"), validate=True)
-            dimension = int(remaining.pop("dimension"))
+            description = dict(json_values)
+            vector_bytes = base64.b64decode(description.pop("vectors"), validate=True)
+            dimension = int(description.pop("dimension"))
             vectors = np.frombuffer(vector_bytes, "<f4").reshape(len(PROBE_TEXTS), dimension)
-            return cls(vectors.astype(np.float32), **remaining)
+            return cls(vectors.astype(np.float32), **description)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the probe of the model is damaged ({error})") from None
 
@@ -82,14 +82,14 @@ class Probe:
             model: The model, or its probe.
             holder: What holds this probe, for the message.
         """
-        current = model if isinstance(model, Probe) else take_probe(model)
-        tolerance = model_tolerance(self.dtype, current.dtype)
-        distance = relative_distance(self.vectors, current.vectors)
+        current_probe = model if isinstance(model, Probe) else take_probe(model)
+        tolerance = model_tolerance(self.dtype, current_probe.dtype)
+        distance = relative_distance(self.vectors, current_probe.vectors)
         if distance > tolerance:
             raise ValueError(
-                f"{holder} was built with {self} and cannot be used with {current}: vectors of {len(PROBE_TEXTS)} "
-                f"texts differ by {distance:.2g} of their spread; at most {tolerance} is allowed. Load that model, or "
-                f"build {holder} again"
+                f"{holder} was built with {self} and cannot be used with {current_probe}: "
+                f"vectors of {len(PROBE_TEXTS)} texts differ by {distance:.2g} of their spread; "
+                f"at most {tolerance} is allowed. Load that model, or build {holder} again"
             )
 
     def seen_from(self, folder: str | os.PathLike[str], model: SentenceTransformer | str | os.PathLike[str]) -> Probe:
@@ -99,12 +99,12 @@ class Probe:
             folder: The folder.
             model: What the caller gave: a name is the source.
         """
-        source = os.fspath(model) if isinstance(model, (str, os.PathLike)) else self.source
-        if source is not None and os.path.isdir(source):
-            source = os.path.relpath(os.path.realpath(source), os.path.realpath(folder))
-            if not source.startswith("."):
-                source = os.path.join(".", source)
-        return replace(self, source=source)
+        model_source = os.fspath(model) if isinstance(model, (str, os.PathLike)) else self.source
+        if model_source is not None and os.path.isdir(model_source):
+            model_source = os.path.relpath(os.path.realpath(model_source), os.path.realpath(folder))
+            if not model_source.startswith("."):
+                model_source = os.path.join(".", model_source)
+        return replace(self, source=model_source)
 
     def find_source(self, folder: str | os.PathLike[str]) -> str:
         """Folder or Hub id of the model; ``folder`` holds the probe."""
@@ -112,19 +112,19 @@ class Probe:
             raise ValueError(f"the place of the model, {self}, is not known; {_REMEDY}")
         if not self.source.startswith("."):
             return self.source
-        path = os.path.normpath(os.path.join(os.path.realpath(folder), self.source))
-        if not os.path.isdir(path):
+        model_folder = os.path.normpath(os.path.join(os.path.realpath(folder), self.source))
+        if not os.path.isdir(model_folder):
             # Not passed on: the name of a missing folder could be somebody's repository on the Hub.
-            raise ValueError(f"the folder of the model, {path!r}, is gone; {_REMEDY}")
-        return path
+            raise ValueError(f"the folder of the model, {model_folder!r}, is gone; {_REMEDY}")
+        return model_folder
 
     def load_model(self, folder: str | os.PathLike[str], options: Options) -> SentenceTransformer:
         """Load the model, with options of `st_reba.load`; ``folder`` holds the probe."""
-        source = self.find_source(folder)
-        loading = dict(options)
-        if source == self.source and self.revision:  # of a repository on the Hub
-            loading.setdefault("revision", self.revision)
-        return load(source, **loading)
+        model_source = self.find_source(folder)
+        loading_options = dict(options)
+        if model_source == self.source and self.revision:  # of a repository on the Hub
+            loading_options.setdefault("revision", self.revision)
+        return load(model_source, **loading_options)
 
 
 class _Measurement(NamedTuple):
@@ -149,18 +149,18 @@ def encoding_rate(model: SentenceTransformer) -> float:
 
 
 def _measure(model: SentenceTransformer) -> _Measurement:
-    version = version_of(model)
+    model_version = version_of(model)
     measurement = _measurements.get(model)
-    if measurement is not None and measurement.version == version:
+    if measurement is not None and measurement.version == model_version:
         return measurement
     with unreported_cuts(model), naming_pipeline(model):
         model.encode_document(PROBE_TEXTS[0], show_progress_bar=False)  # the first call of a process takes long
-        start = time.perf_counter()
-        vectors = np.asarray(model.encode_document(list(PROBE_TEXTS), show_progress_bar=False), np.float32)
-        seconds = time.perf_counter() - start
-    if not np.isfinite(vectors).all() or not vectors.any(axis=1).all():
+        start_time = time.perf_counter()
+        probe_vectors = np.asarray(model.encode_document(list(PROBE_TEXTS), show_progress_bar=False), np.float32)
+        encoding_seconds = time.perf_counter() - start_time
+    if not np.isfinite(probe_vectors).all() or not probe_vectors.any(axis=1).all():
         raise ValueError("the model gives NaN, infinite or zero vectors; load it in another dtype")
-    measurement = _Measurement(version, _describe(model, vectors), seconds)
+    measurement = _Measurement(model_version, _describe(model, probe_vectors), encoding_seconds)
     _measurements[model] = measurement
     return measurement
 
@@ -176,34 +176,34 @@ def version_of(model: SentenceTransformer) -> int:
     return hash((json.dumps([module_configs, model_settings], default=repr), tuple(weights)))
 
 
-def _describe(model: SentenceTransformer, vectors: NDArray[np.float32]) -> Probe:
+def _describe(model: SentenceTransformer, probe_vectors: NDArray[np.float32]) -> Probe:
     """The probe, with what is known of the model."""
-    source = model.model_card_data.base_model  # of the Hub, if sentence-transformers could ask for it
+    model_source = model.model_card_data.base_model  # of the Hub, if sentence-transformers could ask for it
     revision = model.model_card_data.base_model_revision
-    is_saved = isinstance(source, str)
-    if not isinstance(source, str):
-        source = next(_loaded_paths(model), "")
-        is_saved = os.path.isfile(os.path.join(source, "modules.json"))
-    snapshot = _SNAPSHOT.search(source)
-    if snapshot is not None:
-        source, revision = snapshot[1].replace("--", "/", 1), snapshot[2]
+    is_saved = isinstance(model_source, str)
+    if not isinstance(model_source, str):
+        model_source = next(_loaded_paths(model), "")
+        is_saved = os.path.isfile(os.path.join(model_source, "modules.json"))
+    cached_snapshot = _SNAPSHOT.search(model_source)
+    if cached_snapshot is not None:
+        model_source, revision = cached_snapshot[1].replace("--", "/", 1), cached_snapshot[2]
     module_names = " → ".join(type(module).__name__ for module in model.children())
     return Probe(
-        vectors,
+        probe_vectors,
         dtype=dtype_name(model),
-        name=os.path.basename(os.path.normpath(source)) if source else None,
+        name=os.path.basename(os.path.normpath(model_source)) if model_source else None,
         revision=revision,
         method=str(method_of(model) or module_names),
-        source=source if is_saved else None,
+        model_source=model_source if is_saved else None,
     )
 
 
 def _loaded_paths(model: SentenceTransformer) -> Iterator[str]:
     """Folders and Hub ids that transformers loaded modules from."""
     for module in model.modules():
-        path = getattr(getattr(module, "config", None), "_name_or_path", None)
-        if path:
-            yield path
+        loaded_path = getattr(getattr(module, "config", None), "_name_or_path", None)
+        if loaded_path:
+            yield loaded_path
 
 
 def resolve_model(

@@ -68,12 +68,12 @@ class Recipe:
 
     def to_dict(self) -> MutableValues:
         """The flat keys of the file."""
-        values: MutableValues = {"base": self.base, **self.loading}
+        flat_values: MutableValues = {"base": self.base, **self.loading}
         for key, value in self.method.items():
-            values["method" if key == "name" else key] = value
+            flat_values["method" if key == "name" else key] = value
         if self.about:
-            values["about"] = dict(self.about)
-        return values
+            flat_values["about"] = dict(self.about)
+        return flat_values
 
     def check_status(self, options: Values) -> None:
         """Refuse a recipe that a call of `build` with these options cannot build."""
@@ -95,22 +95,22 @@ def recipe_for(base: str | os.PathLike[str], options: Values) -> Recipe | None:
         base: The name.
         options: Of `build`; a ValueError where they do not allow to build the recipe.
     """
-    name = os.fspath(base)
-    if name.startswith("zoo:"):
-        zoo_recipe = recipe(name.removeprefix("zoo:"))
+    base_name = os.fspath(base)
+    if base_name.startswith("zoo:"):
+        zoo_recipe = recipe(base_name.removeprefix("zoo:"))
         zoo_recipe.check_status(options)
         return zoo_recipe
-    return read_recipe(name) if name.endswith((".yaml", ".yml")) else None
+    return read_recipe(base_name) if base_name.endswith((".yaml", ".yml")) else None
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
     """Read a recipe's file; a filter's file is relative to it."""
-    file = Path(path)
-    file_recipe = recipe_of(read_yaml(file), str(path), file.stem)
+    recipe_file = Path(path)
+    file_recipe = recipe_of(read_yaml(recipe_file), str(path), recipe_file.stem)
     filter_name = file_recipe.method.get("filter")
     if not filter_name:
         return file_recipe
-    method = {**file_recipe.method, "filter": str(file.parent / filter_name)}
+    method = {**file_recipe.method, "filter": str(recipe_file.parent / filter_name)}
     return replace(file_recipe, method=method)
 
 
@@ -118,39 +118,39 @@ def recipe_of(values: object, file: str, name: str = "") -> Recipe:
     """A recipe from the values of its file; ``file`` is for messages."""
     if not isinstance(values, Mapping) or not isinstance(values.get("base"), str):
         raise ValueError(f"{file!r} is no recipe: it must be a mapping with a base, as 'base: mini'.")
-    keys = {"base", "method", "about", *LOADING, *OPTIONS}
-    for key in values:
-        if key not in keys:
-            raise ValueError(f"{file!r}: {key!r:.80} is no key of a recipe. Pass it to build, or drop it.")
-    about = _read_about(values.get("about"), file)
-    loading = {key: values[key] for key in LOADING if values.get(key) is not None}
-    for key, value in loading.items():
-        if key != "prompts" and not isinstance(value, str):
-            raise ValueError(f"{file!r}: {key}={value!r:.80} must be a text.")
-    method = {"name": values["method"]} if "method" in values else Method.parse(DEFAULT).to_dict()
+    known_keys = {"base", "method", "about", *LOADING, *OPTIONS}
+    for key_name in values:
+        if key_name not in known_keys:
+            raise ValueError(f"{file!r}: {key_name!r:.80} is no key of a recipe. Pass it to build, or drop it.")
+    checked_about = _read_about(values.get("about"), file)
+    loading = {key_name: values[key_name] for key_name in LOADING if values.get(key_name) is not None}
+    for key_name, value in loading.items():
+        if key_name != "prompts" and not isinstance(value, str):
+            raise ValueError(f"{file!r}: {key_name}={value!r:.80} must be a text.")
+    method_values = {"name": values["method"]} if "method" in values else Method.parse(DEFAULT).to_dict()
     for option in OPTIONS:
         if option in values:
-            method[option] = values[option]
-    if about.get("status", "ready") == "ready":  # others may lack numbers of layers, which the caller gives
+            method_values[option] = values[option]
+    if checked_about.get("status", "ready") == "ready":  # others may lack numbers of layers, which the caller gives
         try:
-            Method(**method)
+            Method(**method_values)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{file!r}: {str(error)[:500]}") from None
-    return Recipe(values["base"], loading, method, about, name)
+    return Recipe(values["base"], loading, method_values, checked_about, name)
 
 
-def _read_about(about: object, file: str) -> Values:
-    if about is None:
+def _read_about(about_values: object, file: str) -> Values:
+    if about_values is None:
         return {}
-    if not isinstance(about, Mapping):
-        raise ValueError(f"{file!r}: about={about!r:.80} must be a mapping of {', '.join(ABOUT)}.")
-    for key in about:
+    if not isinstance(about_values, Mapping):
+        raise ValueError(f"{file!r}: about={about_values!r:.80} must be a mapping of {', '.join(ABOUT)}.")
+    for key in about_values:
         if key not in ABOUT:
             raise ValueError(f"{file!r}: about: {key!r:.80} is not known. Choose from {', '.join(ABOUT)}.")
-    status = about.get("status", "ready")
-    if status not in STATUSES or (status != "ready" and not about.get("note")):
+    status = about_values.get("status", "ready")
+    if status not in STATUSES or (status != "ready" and not about_values.get("note")):
         raise ValueError(f"{file!r}: status={status!r:.80} must be one of {', '.join(STATUSES)}, with a note.")
-    return about
+    return about_values
 
 
 def save_recipe(
@@ -169,10 +169,10 @@ def save_recipe(
     """
     import yaml
 
-    values = method.to_dict()
+    method_values = method.to_dict()
     if method.filter is not None:
-        values["filter"] = os.path.relpath(method.filter, Path(path).parent)
-    unchecked_recipe = Recipe(base, loading, values, about or {})
+        method_values["filter"] = os.path.relpath(method.filter, Path(path).parent)
+    unchecked_recipe = Recipe(base, loading, method_values, about or {})
     checked_recipe = recipe_of(unchecked_recipe.to_dict(), str(path))
     text = yaml.safe_dump(
         checked_recipe.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
@@ -198,10 +198,10 @@ def read_yaml(path: Path) -> Any:
 
     try:
         with path.open(encoding="utf-8") as stream:
-            text = stream.read(_MOST_CHARACTERS + 1)
-        if len(text) > _MOST_CHARACTERS:
+            yaml_text = stream.read(_MOST_CHARACTERS + 1)
+        if len(yaml_text) > _MOST_CHARACTERS:
             raise ValueError(f"{str(path)!r} is too large: at most {_MOST_CHARACTERS:,} characters.")
-        return yaml.load(text, Loader)
+        return yaml.load(yaml_text, Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is not YAML: {str(error)[:500]}") from error
 
@@ -219,9 +219,9 @@ def zoo() -> list[str]:
 
 def recipe(name: str) -> Recipe:
     """The recipe of a model of the zoo."""
-    models = _models()
-    if name in models:
-        return recipe_of(models[name], f"zoo:{name}", name)
+    zoo_models = _models()
+    if name in zoo_models:
+        return recipe_of(zoo_models[name], f"zoo:{name}", name)
     near_names = get_close_matches(name, zoo(), n=3, cutoff=0.3)
     question = f" Did you mean {' or '.join(near_names)}?" if near_names else ""
     raise ValueError(f"zoo:{name:.80} is not known.{question} All names: st-reba zoo")
@@ -231,40 +231,40 @@ def recipe(name: str) -> Recipe:
 def _models() -> dict[str, MutableValues]:
     """The values of each recipe of the zoo: of every base, by each method of its sets."""
     zoo_values = read_yaml(Path(__file__).with_name("zoo.yaml"))
-    models: dict[str, MutableValues] = {}
-    for base_name, base in zoo_values["bases"].items():
-        for set_name in base["sets"]:
-            methods = dict(zoo_values["sets"][set_name])
-            about_set = methods.pop("about", {})
-            for ending, method in methods.items():
-                models[f"{base_name}-{ending}"] = _model_values(base, method, about_set, ending)
-    return models
+    zoo_models: dict[str, MutableValues] = {}
+    for base_name, base_values in zoo_values["bases"].items():
+        for set_name in base_values["sets"]:
+            method_sets = dict(zoo_values["sets"][set_name])
+            about_set = method_sets.pop("about", {})
+            for ending, method_values in method_sets.items():
+                zoo_models[f"{base_name}-{ending}"] = _model_values(base_values, method_values, about_set, ending)
+    return zoo_models
 
 
 def _model_values(
-    base: Values,
-    method: Values,
+    base_values: Values,
+    method_values: Values,
     about_set: Values,
     ending: str,
 ) -> MutableValues:
-    values = {**method, **base}
-    scores = _scores(values.pop("scores", {}), ending)
-    del values["sets"]
-    values["about"] = {**about_set, **method.get("about", {}), **base["about"]}
+    model_values = {**method_values, **base_values}
+    scores = _scores(model_values.pop("scores", {}), ending)
+    del model_values["sets"]
+    model_values["about"] = {**about_set, **method_values.get("about", {}), **base_values["about"]}
     if scores:
-        values["about"]["scores"] = scores
-    return values
+        model_values["about"]["scores"] = scores
+    return model_values
 
 
 def _scores(tables: Mapping[str, Mapping[str, list[float | str]]], ending: str) -> list[MutableValues]:
     """The papers' scores of a method; a table's first row names the methods."""
-    scores: list[MutableValues] = []
-    for table, rows in tables.items():
-        (_, endings), *score_rows = rows.items()
+    paper_scores: list[MutableValues] = []
+    for table, table_rows in tables.items():
+        (_, endings), *score_rows = table_rows.items()
         if ending not in endings:
             continue
         column = endings.index(ending)
-        for row_name, values in score_rows:
+        for row_name, row_values in score_rows:
             task, _, metric = row_name.rpartition(" ")
-            scores.append({"task": task, "metric": metric, "value": values[column], "table": table})
-    return scores
+            paper_scores.append({"task": task, "metric": metric, "value": row_values[column], "table": table})
+    return paper_scores

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from .methods import DEFAULT, OPTIONS, Method
 from .recipe import Recipe, recipe_for
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-# A name is a folder, a Hub id or a GGUF file.
-Base: TypeAlias = "str | os.PathLike[str] | PreTrainedModel"
+# A folder, a Hub id or a GGUF file; or a loaded model of transformers.
+Base: TypeAlias = str | os.PathLike[str] | Any
 Options: TypeAlias = Mapping[str, Any]
 MutableOptions: TypeAlias = dict[str, Any]
 
@@ -38,33 +35,33 @@ class BuildRequest:
     @classmethod
     def read(cls, base: Base, method: str | Method | None, options: Options) -> BuildRequest:
         """Read the arguments of `build`; most of its errors are raised here, before torch is imported."""
-        method_options, loading = split_options(options)
+        method_options, loading_options = split_options(options)
         is_default_method = method is None and "read" not in method_options
-        recipe = _read_recipe(base, method, options)
-        if recipe is not None:
-            base = recipe.base
-            loading = {**recipe.loading, **loading}
-            if method in (None, recipe.method["name"]):
-                method_options = {**recipe.method, **method_options}
+        base_recipe = _read_recipe(base, method, options)
+        if base_recipe is not None:
+            base = base_recipe.base
+            loading_options = {**base_recipe.loading, **loading_options}
+            if method in (None, base_recipe.method["name"]):
+                method_options = {**base_recipe.method, **method_options}
                 method = method_options.pop("name")
-        _check_prompts(loading.get("prompts"))
+        _check_prompts(loading_options.get("prompts"))
         if isinstance(method, Method):
             method = replace(method, **method_options)
         else:
             method = Method.parse(method or DEFAULT, **method_options)
-        return cls(base, method, loading, is_default_method)
+        return cls(base, method, loading_options, is_default_method)
 
 
 def split_options(options: Options) -> tuple[MutableOptions, MutableOptions]:
     """The options of the method, and those of loading."""
     method_options: MutableOptions = {}
-    loading: MutableOptions = {}
-    for name, value in options.items():
-        if name in OPTIONS:
-            method_options[name] = value
+    loading_options: MutableOptions = {}
+    for option_name, option_value in options.items():
+        if option_name in OPTIONS:
+            method_options[option_name] = option_value
         else:
-            loading[name] = value
-    return method_options, loading
+            loading_options[option_name] = option_value
+    return method_options, loading_options
 
 
 def _read_recipe(base: Base, method: str | Method | None, options: Options) -> Recipe | None:

@@ -98,16 +98,16 @@ class TokenEncoder:
         transformer, pooling = self.transformer, self._pooling
         if pooling is None:
             output = transformer(features)
-            start = copy_starts(output["copy_ids"], transformer.copies)
-            longest = max(span.length for span in output["spans"])
-            positions = start + torch.arange(longest, device=start.device)
-            vectors = torch.take_along_dim(output["token_embeddings"], positions[:, :, None], dim=1)
-            return vectors, torch.ones(vectors.shape[:2])
+            copy_start = copy_starts(output["copy_ids"], transformer.copies)
+            longest_span = max(span.length for span in output["spans"])
+            token_positions = copy_start + torch.arange(longest_span, device=copy_start.device)
+            token_vectors = torch.take_along_dim(output["token_embeddings"], token_positions[:, :, None], dim=1)
+            return token_vectors, torch.ones(token_vectors.shape[:2])
         output = transformer(features, capture=pooling.token_capture)
-        vectors = pooling.token_vectors(output, self.normalize)
+        token_vectors = pooling.token_vectors(output, self.normalize)
         if pooling.authors:
-            return vectors, pooling.row_sums(output)
-        return vectors, torch.ones(vectors.shape[:2])
+            return token_vectors, pooling.row_sums(output)
+        return token_vectors, torch.ones(token_vectors.shape[:2])
 
     @property
     def _pooling(self) -> ReBAPooling | None:
@@ -160,19 +160,19 @@ def encode_words(
     """
     input_options = {"prompt": prompt, "task": task, **fields}
     encoder = TokenEncoder(model, input_options, normalize, batch_tokens, show_progress_bar)
-    located_words = [_locate_word(index, item) for index, item in enumerate(items)]
+    located_words = [_locate_word(item_index, item) for item_index, item in enumerate(items)]
     items_of_text: dict[str, list[int]] = {}
-    for index, (text, _) in enumerate(located_words):
-        items_of_text.setdefault(text, []).append(index)
+    for item_index, (text, _) in enumerate(located_words):
+        items_of_text.setdefault(text, []).append(item_index)
     word_vectors = np.zeros((len(items), encoder.transformer.get_embedding_dimension()), np.float32)
     truncated_count = 0
-    for text, vectors, weights in encoder.encode(list(items_of_text)):
+    for text, token_vectors, token_weights in encoder.encode(list(items_of_text)):
         offsets = encoder.transformer.content([text], offsets=True)["offset_mapping"][0]
-        truncated_count += len(vectors) < len(offsets)
-        for index in items_of_text[text]:
-            tokens = tokens_of_span(index, text, located_words[index][1], offsets, len(vectors))
-            total_weight = max(weights[tokens].sum(), np.finfo(np.float32).tiny)
-            word_vectors[index] = weights[tokens] @ vectors[tokens] / total_weight
+        truncated_count += len(token_vectors) < len(offsets)
+        for item_index in items_of_text[text]:
+            word_tokens = tokens_of_span(item_index, text, located_words[item_index][1], offsets, len(token_vectors))
+            total_weight = max(token_weights[word_tokens].sum(), np.finfo(np.float32).tiny)
+            word_vectors[item_index] = token_weights[word_tokens] @ token_vectors[word_tokens] / total_weight
     if truncated_count:
         logger.warning("%s", describe_truncation(truncated_count, len(items_of_text)))
     return word_vectors
@@ -215,33 +215,33 @@ def encode_tokens(
     input_options = {"prompt": prompt, "task": task, **fields}
     encoder = TokenEncoder(model, input_options, normalize, batch_tokens, show_progress_bar)
     vectors_of_text: dict[str, NDArray[np.float32]] = {}
-    for text, vectors, _ in encoder.encode(list(dict.fromkeys(texts))):
-        vectors_of_text[text] = vectors
+    for text, token_vectors, _ in encoder.encode(list(dict.fromkeys(texts))):
+        vectors_of_text[text] = token_vectors
     return [vectors_of_text[text] for text in texts]
 
 
-def _locate_word(index: int, item: tuple[str, CharacterSpan | str]) -> tuple[str, CharacterSpan]:
+def _locate_word(item_index: int, item: tuple[str, CharacterSpan | str]) -> tuple[str, CharacterSpan]:
     """The text of an item, and its word's span."""
     try:
         text, word = item
         if not isinstance(text, str):
             raise TypeError(f"the text is a {type(text).__name__}")
         if isinstance(word, str):
-            start = text.index(word)
-            if start != text.rindex(word):
+            word_start = text.index(word)
+            if word_start != text.rindex(word):
                 raise ValueError("the word is in its text twice")
-            word = (start, start + len(word))
-        start, end = map(operator.index, word)
-        if not 0 <= start < end <= len(text):
-            raise ValueError(f"the span ({start}, {end}) is empty or outside the text")
+            word = (word_start, word_start + len(word))
+        word_start, word_end = map(operator.index, word)
+        if not 0 <= word_start < word_end <= len(text):
+            raise ValueError(f"the span ({word_start}, {word_end}) is empty or outside the text")
     except (TypeError, ValueError) as error:
-        problem = f"Item {index} is {item!r:.80}: {error}"
+        problem = f"Item {item_index} is {item!r:.80}: {error}"
         raise ValueError(f"{problem}. Give (text, word), or (text, (start, end)) in characters.") from None
-    return text, (start, end)
+    return text, (word_start, word_end)
 
 
 def tokens_of_span(
-    index: int,
+    item_index: int,
     text: str,
     span: CharacterSpan,
     offsets: Sequence[CharacterSpan],
@@ -250,7 +250,7 @@ def tokens_of_span(
     """The content tokens that share a character with a word.
 
     Args:
-        index: Number of the item, for messages.
+        item_index: Number of the item, for messages.
         text: The text.
         span: Characters of the word.
         offsets: Characters of each of the text's tokens.
@@ -259,19 +259,19 @@ def tokens_of_span(
     Raises:
         ValueError: The word is on no token, or past the cut.
     """
-    tokens: list[int] = []
-    for token, (start, end) in enumerate(offsets):
-        is_empty = start == end
-        if start < span[1] and end > span[0] and not is_empty:
-            tokens.append(token)
-    if tokens and tokens[-1] < max_tokens:
-        return tokens
+    span_tokens: list[int] = []
+    for token, (token_start, token_end) in enumerate(offsets):
+        is_empty = token_start == token_end
+        if token_start < span[1] and token_end > span[0] and not is_empty:
+            span_tokens.append(token)
+    if span_tokens and span_tokens[-1] < max_tokens:
+        return span_tokens
     problem = "falls on no token of"
-    if tokens:
+    if span_tokens:
         fitting_tokens = f"{max_tokens} of {len(offsets)} tokens fit a copy"
         problem = f"lies past the cut: {fitting_tokens}; raise model.max_seq_length, or shorten"
     word = text[slice(*span)]
-    raise ValueError(f"Item {index}: the word {word!r:.60} at {span} {problem} the text {text!r:.60}.")
+    raise ValueError(f"Item {item_index}: the word {word!r:.60} at {span} {problem} the text {text!r:.60}.")
 
 
 def words_of(text: str, word: str | None = None) -> list[tuple[str, CharacterSpan]]:
