@@ -194,7 +194,7 @@ def _describe(model: SentenceTransformer, probe_vectors: NDArray[np.float32]) ->
         name=os.path.basename(os.path.normpath(model_source)) if model_source else None,
         revision=revision,
         method=str(method_of(model) or module_names),
-        model_source=model_source if is_saved else None,
+        source=model_source if is_saved else None,
     )
 
 
