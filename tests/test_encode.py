@@ -76,6 +76,13 @@ def model_of_kind(base_path: str, kind: str) -> SentenceTransformer:
     return plain_model(base_path) if kind == "plain" else tiny_model()
 
 
+def texts_of_kind(kind: str) -> list[str]:
+    """The texts that a model can read: without a token, a plain one has nothing to run on, and a bag of words is 0."""
+    if kind in PIPELINES:
+        return TEXTS
+    return [text for text in TEXTS if text.strip()]
+
+
 def assert_near(vectors: np.ndarray, expected_vectors: np.ndarray, message: str = "") -> None:
     tolerance = 1e-5 * np.abs(expected_vectors).max()
     np.testing.assert_allclose(vectors, expected_vectors, rtol=0, atol=tolerance, err_msg=message)
@@ -89,10 +96,7 @@ def test_each_text_has_the_vector_that_it_has_alone(
     batch_tokens: int | None,
 ) -> None:
     model = model_of_kind(base_path, kind)
-    texts = TEXTS
-    if kind not in PIPELINES:
-        # Without a token, a plain model has nothing to run on, and a bag of words is zero.
-        texts = [text for text in TEXTS if text.strip()]
+    texts = texts_of_kind(kind)
     expected_vectors = np.stack([model.encode(text) for text in texts])
     batch_sizes: list[int] = []
     vectors = encode_texts(model, texts, batch_tokens=batch_tokens, progress=batch_sizes.append)
@@ -112,8 +116,7 @@ def test_no_batch_takes_more_positions_than_it_may(
     model = model_of_kind(base_path, kind)
     shapes = watch_shapes(model)
     batch_sizes: list[int] = []
-    texts = [text for text in TEXTS if text.strip()]
-    encode_texts(model, texts, batch_tokens=batch_tokens, progress=batch_sizes.append)
+    encode_texts(model, texts_of_kind(kind), batch_tokens=batch_tokens, progress=batch_sizes.append)
     assert [row_count for row_count, _ in shapes] == batch_sizes
     assert shapes[0][1] > 150 > 30 > shapes[-1][1]
     for row_count, length in shapes:
