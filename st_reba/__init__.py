@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-# Now, as its file bears the same name, and would take its place.
+# Imported eagerly: otherwise `st_reba.build` would be the submodule.
 from .build import build as build
 from .modules import registration as registration
 from .modules.version import __version__ as __version__
@@ -35,30 +35,35 @@ if TYPE_CHECKING:
     from .words import encode_tokens as encode_tokens
     from .words import encode_words as encode_words
 
-# Where the public names stand: imported on first use, so that importing the package takes no time.
-_HOMES = {
-    "methods": "Method method_of",
-    "safety": "load",
-    "words": "encode_words encode_tokens",
-    "filters": "fit_filter",
-    "linear_filter": "Filter",
-    "index": "Index",
-    "evaluation.tune": "tune",
-    "modules": (
-        "RepeatTransformer NoSinkTransformer ReBAPooling AuthorsReBAPooling ChunkedReBAPooling PromptEnsemble "
-        "QueryShift"
-    ),
+# The modules of the public names, imported on first use, so that importing the package takes no time.
+_MODULES = {
+    "AuthorsReBAPooling": "modules",
+    "ChunkedReBAPooling": "modules",
+    "Filter": "linear_filter",
+    "Index": "index",
+    "Method": "methods",
+    "NoSinkTransformer": "modules",
+    "PromptEnsemble": "modules",
+    "QueryShift": "modules",
+    "ReBAPooling": "modules",
+    "RepeatTransformer": "modules",
+    "encode_tokens": "words",
+    "encode_words": "words",
+    "fit_filter": "filters",
+    "load": "safety",
+    "method_of": "methods",
+    "tune": "evaluation.tune",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted([*_HOME, "build", "zoo"])
+__all__ = sorted([*_MODULES, "build", "zoo"])
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    return found
+    value: object = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

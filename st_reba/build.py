@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .methods import DEFAULT, OPTIONS, Method
-from .recipe import recipe_for
+from .methods import Method
+from .request import Base, BuildRequest, split_options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from sentence_transformers import SentenceTransformer
 
 
 def build(
-    base: str | os.PathLike[str] | Any,
+    base: Base,
     method: str | Method | None = None,
     *,
     tokenizer: Any = None,
@@ -24,7 +23,7 @@ def build(
     quantization: str | None = None,
     gguf_file: str | None = None,
     check: bool = True,
-    texts: Any = None,
+    texts: Sequence[str] | None = None,
     purpose: str | None = None,
     **options: Any,
 ) -> SentenceTransformer:
@@ -66,30 +65,33 @@ def build(
         >>> model.encode_query("天气怎么样？").shape
         (192,)
     """
-    named = {"tokenizer": tokenizer, "dtype": dtype, "quantization": quantization, "gguf_file": gguf_file}
-    loading = {**options, **{name: value for name, value in named.items() if value is not None}}
-    given = {name: loading.pop(name) for name in OPTIONS if name in loading}
+    named_options = {"tokenizer": tokenizer, "dtype": dtype, "quantization": quantization, "gguf_file": gguf_file}
+    for option_name, option_value in named_options.items():
+        if option_value is not None:
+            options[option_name] = option_value
     if method == "auto":
-        if texts is None or (other := sorted(given.keys() - {"max_seq_length"})):
-            what = "needs texts=…, like those to be embedded" if texts is None else f"chooses {other[0]}. Drop it"
-            raise ValueError(f"method='auto' {what}.")
-        from .evaluation.tune import auto
-
-        return auto(base, texts, purpose=purpose or "similarity", check=check, **given, **loading)
+        return _build_automatic(base, texts, purpose or "similarity", check=check, **options)
     if texts is not None or purpose is not None:
         raise ValueError("texts=… and purpose=… belong to method='auto'. Drop them.")
-    told = {**loading, **given, **({} if method is None else {"method": method})}
-    if isinstance(base, (str, os.PathLike)) and (recipe := recipe_for(base, told)) is not None:
-        base, loading = recipe.base, {**recipe.loading, **loading}
-        if method is None or method == recipe.method["name"]:
-            given = {**recipe.method, **given}
-            method = given.pop("name")
-    prompts = {} if loading.get("prompts") is None else loading["prompts"]
-    if not isinstance(prompts, Mapping) or any(not isinstance(each, str) for pair in prompts.items() for each in pair):
-        raise ValueError(f"prompts={prompts!r:.80} must map names to texts, as {{'query': 'Query: '}}.")
-    chosen = replace(method, **given) if isinstance(method, Method) else Method.parse(method or DEFAULT, **given)
-    # Here, so that most errors come before torch is imported.
-    from .assembly import Assembly
+    request = BuildRequest.read(base, method, options)
+    from .assembly import Assembly  # imports torch
 
-    takes_default = method is None and "read" not in given
-    return Assembly(base, chosen, loading, check=check, may_read_states=takes_default).run()
+    return Assembly(request, check=check).run()
+
+
+def _build_automatic(
+    base: Base,
+    texts: Sequence[str] | None,
+    purpose: str,
+    **options: Any,
+) -> SentenceTransformer:
+    """Build what suits texts best."""
+    if texts is None:
+        raise ValueError("method='auto' needs texts=…, like those to be embedded.")
+    method_options, _ = split_options(options)
+    chosen_options = sorted(method_options.keys() - {"max_seq_length"})
+    if chosen_options:
+        raise ValueError(f"method='auto' chooses {chosen_options[0]}. Drop it.")
+    from .evaluation.tune import auto  # imports torch
+
+    return auto(base, texts, purpose=purpose, **options)

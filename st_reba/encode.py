@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from .modules.layout import RowLayout
+    from .modules.transformer import RepeatTransformer
 
 logger = logging.getLogger(__name__)
+Options = Mapping[str, Any]
 Task = Literal["query", "document"]
 
 # Where encode_query and encode_document look for their prompt.
 PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 # Positions a forward pass: on a CPU more make nothing faster, only the activations larger (docs/results/speed.md).
 DEFAULT_BATCH_TOKENS = 4096
-# Share of a batch that may be padding, and positions of it that may be in any case: a further pass costs more.
-MAX_PADDING, FREE_PADDING = 0.05, 64
+# Padding that a batch may hold: this share of it, or this many positions if that is more.
+MAX_PADDING = 0.05
+FREE_PADDING = 64
+_TEXTS_AT_A_TIME = 64  # that are tokenized to be counted
 
 
 def encode_texts(
@@ -65,22 +69,21 @@ def encode_texts(
         (3, 192)
     """
     texts = _list_of_texts(texts)
-    if task not in (None, "query", "document"):
-        raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
-    if refused := {"output_value", "precision", "pool"} & options.keys():
-        raise ValueError(f"{min(refused)}= does not go with batches of so many positions. Call model.encode.")
+    _check_options(task, options)
     if not texts:
-        return np.zeros((0, options.get("truncate_dim") or model.get_embedding_dimension() or 0), dtype=np.float32)
+        width = options.get("truncate_dim") or model.get_embedding_dimension() or 0
+        return np.zeros((0, width), dtype=np.float32)
     lengths = measure_lengths(model, texts, task=task, is_batched=True, **options)
     batches = token_batches(lengths.positions, batch_tokens)
     bfloat16_hint.give(model, sum(lengths.positions))
-    method: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
-    rows: list[NDArray[np.float32]] = []
+    encode_batch: Any = getattr(model, f"encode_{task}") if task else model.encode
+    options = {"show_progress_bar": False, **options, "convert_to_tensor": True}
+    encoded_batches: list[NDArray[np.float32]] = []
     for batch in batches:
-        given = {"batch_size": len(batch), "show_progress_bar": False, **options, "convert_to_tensor": True}
+        batch_options = {"batch_size": len(batch), **options}
         with naming_pipeline(model):
-            vectors = method([texts[index] for index in batch], **given)
-        rows.append(vectors.float().cpu().numpy())
+            vectors = encode_batch([texts[index] for index in batch], **batch_options)
+        encoded_batches.append(vectors.float().cpu().numpy())
         if progress is not None:
             progress(len(batch))
     if lengths.truncated:
@@ -88,7 +91,15 @@ def encode_texts(
             logger.warning("%s", describe_truncation(len(lengths.truncated), len(texts)))
         else:
             on_truncated(lengths.truncated)
-    return in_order(rows, batches)
+    return in_order(encoded_batches, batches)
+
+
+def _check_options(task: Task | None, options: Options) -> None:
+    if task not in (None, "query", "document"):
+        raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
+    for name in ("output_value", "pool", "precision"):
+        if name in options:
+            raise ValueError(f"{name}= does not go with batches of so many positions. Call model.encode.")
 
 
 @contextmanager
@@ -102,22 +113,22 @@ def naming_pipeline(model: SentenceTransformer) -> Iterator[None]:
 
 def describe_pipeline_fault(model: SentenceTransformer, error: Exception) -> str:
     """Which modules fail at a text, and how."""
-    modules = ", ".join(type(module).__name__ for module in model.children())
+    module_names = ", ".join(type(module).__name__ for module in model.children())
     problem = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return f"A pipeline of {modules} does not encode a text ({problem})."
+    return f"A pipeline of {module_names} does not encode a text ({problem})."
 
 
 def _list_of_texts(texts: Iterable[str]) -> list[str]:
     """The texts by position: to index a pandas Series would take its labels."""
-    kind = type(texts).__name__
+    type_name = type(texts).__name__
     if isinstance(texts, str):
         raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
     if isinstance(texts, (Mapping, set, frozenset)):
-        raise TypeError(f"texts is a {kind}, whose values have no order. Give a list.")
+        raise TypeError(f"texts is a {type_name}, whose values have no order. Give a list.")
     if hasattr(texts, "columns") or hasattr(texts, "column_names"):  # to iterate over it may give their names
-        raise TypeError(f"texts is a {kind}, a table. Give one of its columns.")
+        raise TypeError(f"texts is a {type_name}, a table. Give one of its columns.")
     if not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
-        raise TypeError(f"texts is a {kind}. Give a list of texts.")
+        raise TypeError(f"texts is a {type_name}. Give a list of texts.")
     return list(python_values(texts))
 
 
@@ -166,22 +177,6 @@ def unreported_cuts(model: SentenceTransformer) -> Iterator[None]:
         transformer.has_reported_cut = was_reported
 
 
-def positions(
-    model: SentenceTransformer,
-    texts: Sequence[str],
-    task: Task | None = None,
-    *,
-    is_batched: bool = False,
-    **options: Any,
-) -> list[int]:
-    """Positions of each text's rows, without padding; arguments as for `encode_texts`.
-
-    With ``is_batched`` those that it counts for in a batch of bounded memory, whose rows may share a prefix.
-    For a model without a tokenizer of transformers: the number of each text's characters.
-    """
-    return measure_lengths(model, texts, task, is_batched=is_batched, **options).positions
-
-
 def measure_lengths(
     model: SentenceTransformer,
     texts: Sequence[str],
@@ -190,7 +185,15 @@ def measure_lengths(
     is_batched: bool = False,
     **options: Any,
 ) -> TextLengths:
-    """Tokenize texts once, for the positions that they take and for which of them are too long; else as `positions`.
+    """Tokenize texts once, for the positions of each and for which of them are too long.
+
+    Args:
+        model: Any SentenceTransformer. Without a tokenizer of transformers, characters are counted.
+        texts: The texts.
+        task: As for `encode_texts`.
+        is_batched: Positions are those that a text counts for in a batch of bounded memory, whose rows may share a
+            prefix; else those of its rows, without padding.
+        **options: As for `encode_texts`.
 
     Example:
         >>> import st_reba
@@ -198,33 +201,49 @@ def measure_lengths(
         >>> measure_lengths(model, ["short", "long " * 40]).truncated
         [1]
     """
-    prompt, name = options.get("prompt"), options.get("prompt_name")
+    prompt = options.get("prompt")
     if prompt is None:
-        prompt = saved_prompt(model, task) if name is None else model.prompts.get(name)
-    # Other options do not concern the input's layout, or are refused by the model's method.
-    fields = {key: options[key] for key in {*model.get_model_kwargs(), "processing_kwargs"} & set(options)}
-    layout = {name: each for name, each in {"prompt": prompt, "task": task, **fields}.items() if each is not None}
-    if hasattr(model[0], "budget"):
-        return _batch_lengths(model[0], texts, layout, whole=not is_batched)
+        prompt_name = options.get("prompt_name")
+        prompt = saved_prompt(model, task) if prompt_name is None else model.prompts.get(prompt_name)
+    transformer: Any = model[0]
+    if hasattr(transformer, "budget"):
+        input_options = _input_options(model, options) | {"prompt": prompt, "task": task}
+        input_options = {name: value for name, value in input_options.items() if value is not None}
+        return _batch_lengths(transformer, texts, input_options, whole=not is_batched)
     from transformers import PreTrainedTokenizerBase
 
     tokenizer = getattr(model, "tokenizer", None)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        return TextLengths([len(text) for text in texts])
-    prompted = [(prompt or "") + text for text in texts]
-    counts = [len(ids) for ids in tokenizer(prompted, truncation=False, verbose=False)["input_ids"]] if texts else []
-    return _cut_lengths(counts, model.max_seq_length or tokenizer.model_max_length)
+        return TextLengths(list(map(len, texts)))
+    if not texts:
+        return TextLengths([])
+    prompted_texts = [(prompt or "") + text for text in texts]
+    token_ids = tokenizer(prompted_texts, truncation=False, verbose=False)["input_ids"]
+    return _cut_lengths([*map(len, token_ids)], model.max_seq_length or tokenizer.model_max_length)
+
+
+def _input_options(model: SentenceTransformer, options: Options) -> dict[str, Any]:
+    """The options that change the input; others are none of its concern, or are refused when the model is called."""
+    names = {*model.get_model_kwargs(), "processing_kwargs"}
+    return {name: value for name, value in options.items() if name in names}
 
 
 def saved_prompt(model: SentenceTransformer, task: Task | None = None) -> str | None:
     """The prompt that a model puts in front of a task's texts; None: it has none."""
-    names = (*PROMPT_NAMES.get(task or "", ()), model.default_prompt_name)
-    return next((model.prompts[name] for name in names if name in model.prompts), None)
+    for name in (*PROMPT_NAMES.get(task or "", ()), model.default_prompt_name):
+        if name in model.prompts:
+            return model.prompts[name]
+    return None
 
 
-def in_order(rows: Sequence[NDArray[np.float32]], batches: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+def in_order(
+    encoded_batches: Sequence[NDArray[np.float32]],
+    batches: Sequence[Sequence[int]],
+) -> NDArray[np.float32]:
     """Vectors of batches, [texts, d], in the order of the texts, whose indices ``batches`` holds."""
-    return np.concatenate(rows)[np.argsort([index for batch in batches for index in batch])]
+    indices = [index for batch in batches for index in batch]
+    vectors: NDArray[np.float32] = np.concatenate(encoded_batches)[np.argsort(indices)]
+    return vectors
 
 
 def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[list[int]]:
@@ -245,20 +264,28 @@ def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[lis
     if type(budget) is not int or budget < 1:
         raise ValueError(f"batch_tokens={budget!r} must be a whole number from 1 on.")
     batches: list[list[int]] = []
-    longest = real = 0
+    batch_length = 0  # of its longest text
+    text_positions = 0  # without padding
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         length = max(1, lengths[index])  # a text without a position would fill no budget
-        padded = longest * (len(batches[-1]) + 1) if batches else budget + 1
-        if padded <= budget and padded - real - length <= max(FREE_PADDING, MAX_PADDING * padded):
-            batches[-1].append(index)
-            real += length
-        else:
-            batches.append([index])
-            longest = real = length
+        if batches:
+            padded_positions = batch_length * (len(batches[-1]) + 1)
+            padding = padded_positions - text_positions - length
+            allowed_padding = max(FREE_PADDING, MAX_PADDING * padded_positions)
+            if padded_positions <= budget and padding <= allowed_padding:
+                batches[-1].append(index)
+                text_positions += length
+                continue
+        batches.append([index])
+        batch_length = text_positions = length
     return batches
 
 
-def computed_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str, Any]) -> list[int]:
+def computed_positions(
+    transformer: Any,
+    texts: Sequence[str],
+    input_options: Options,
+) -> list[int]:
     """Positions that a RepeatTransformer computes for each text: what work, cost and progress count.
 
     Where rows share what they begin with, a prefix counts nothing, as a batch computes it once for all texts, and a
@@ -266,34 +293,42 @@ def computed_positions(transformer: Any, texts: Sequence[str], layout: Mapping[s
     so little is shared that a stage of its own would cost more (``STAGE_COST``).
 
     Args:
-        transformer: The module.
+        transformer: The module, ``model[0]``.
         texts: The texts.
-        layout: As its ``preprocess`` takes it.
+        input_options: ``prompt``, ``task`` and fields, as its ``preprocess`` takes them.
     """
-    frames = transformer.row_layouts(**layout)
-    count = shared_positions(frames) if transformer.can_share() else whole_positions(frames)
-    return _lengths_of_texts(transformer, texts, layout, count).positions
+    layouts = transformer.row_layouts(**input_options)
+    count = shared_positions(layouts) if transformer.can_share() else whole_positions(layouts)
+    return _lengths_of_texts(transformer, texts, input_options, count).positions
 
 
 def batch_positions(
-    transformer: Any, texts: Sequence[str], layout: Mapping[str, Any], *, whole: bool = False
+    transformer: Any,
+    texts: Sequence[str],
+    input_options: Options,
+    *,
+    whole: bool = False,
 ) -> list[int]:
     """Positions that each text counts for in a batch of bounded memory; ``whole``: rows share nothing.
 
     Arguments are those of `computed_positions`. Where rows share a prefix, they hold its states without computing them.
     """
-    return _batch_lengths(transformer, texts, layout, whole=whole).positions
+    return _batch_lengths(transformer, texts, input_options, whole=whole).positions
 
 
 def _batch_lengths(
-    transformer: Any, texts: Sequence[str], layout: Mapping[str, Any], *, whole: bool = False
+    transformer: RepeatTransformer,
+    texts: Sequence[str],
+    input_options: Options,
+    *,
+    whole: bool,
 ) -> TextLengths:
-    frames = transformer.row_layouts(**layout)
+    layouts = transformer.row_layouts(**input_options)
     if whole or not transformer.can_share():
-        count = whole_positions(frames)
+        count = whole_positions(layouts)
     else:
-        count = shared_positions(frames) + held_positions(frames)
-    return _lengths_of_texts(transformer, texts, layout, count)
+        count = shared_positions(layouts) + held_positions(layouts)
+    return _lengths_of_texts(transformer, texts, input_options, count)
 
 
 @dataclass(frozen=True)
@@ -307,13 +342,14 @@ class PositionCount:
         return PositionCount(self.fixed + other.fixed, self.per_token + other.per_token)
 
 
-def whole_positions(frames: Sequence[RowLayout]) -> PositionCount:
+def whole_positions(layouts: Sequence[RowLayout]) -> PositionCount:
     """Positions of a text's rows, which are padded to the longest."""
-    overhead = max(frame.overhead for frame in frames)
-    return PositionCount(len(frames) * overhead, len(frames) * frames[0].copies)
+    overhead = max(layout.overhead for layout in layouts)
+    row_count = len(layouts)
+    return PositionCount(row_count * overhead, row_count * layouts[0].copies)
 
 
-def shared_positions(frames: Sequence[RowLayout]) -> PositionCount:
+def shared_positions(layouts: Sequence[RowLayout]) -> PositionCount:
     """Positions that are computed for a text: what stands behind the prefixes, and content once behind each.
 
     Example:
@@ -322,45 +358,62 @@ def shared_positions(frames: Sequence[RowLayout]) -> PositionCount:
         >>> shared_positions(questions), whole_positions(questions)
         (PositionCount(fixed=3, per_token=1), PositionCount(fixed=8, per_token=2))
     """
-    behind_prefix = sum(frame.overhead - len(prefix_of(frame)) for frame in frames)
-    later_copies = sum(frame.copies - 1 for frame in frames)
-    return PositionCount(behind_prefix, later_copies + len(_rows_by_beginning(frames)))
+    fixed_positions = 0
+    later_copies = 0
+    for layout in layouts:
+        fixed_positions += layout.overhead - len(prefix_of(layout))
+        later_copies += layout.copies - 1
+    return PositionCount(fixed_positions, later_copies + len(_rows_by_beginning(layouts)))
 
 
-def held_positions(frames: Sequence[RowLayout]) -> PositionCount:
-    """Positions whose memory a text takes without computing them: a quarter of a prefix, and texts that are kept."""
-    prefixes = sum(len(prefix_of(frame)) for frame in frames)
-    kept_texts = [prefix for (prefix, _), row_count in _rows_by_beginning(frames).items() if row_count > 1]
-    kept_prefixes = sum(len(prefix) for prefix in kept_texts)
-    return PositionCount(prefixes // 4 + kept_prefixes, len(kept_texts))
+def held_positions(layouts: Sequence[RowLayout]) -> PositionCount:
+    """Positions whose memory a text takes without computing them: a quarter of a prefix, and texts that are held."""
+    prefix_positions = sum(len(prefix_of(layout)) for layout in layouts)
+    fixed_positions = prefix_positions // 4
+    held_texts = 0
+    for (prefix, _), row_count in _rows_by_beginning(layouts).items():
+        if row_count > 1:
+            fixed_positions += len(prefix)
+            held_texts += 1
+    return PositionCount(fixed_positions, held_texts)
 
 
-def prefix_of(frame: RowLayout) -> tuple[int, ...]:
+def prefix_of(layout: RowLayout) -> tuple[int, ...]:
     """Token ids before the first copy."""
-    first_copy = frame.segments.index(None)
-    return tuple(token for part in frame.segments[:first_copy] for token in part or ())
+    token_ids: list[int] = []
+    for segment in layout.segments:
+        if segment is None:
+            break
+        token_ids += segment
+    return tuple(token_ids)
 
 
-def _rows_by_beginning(frames: Sequence[RowLayout]) -> Counter[tuple[tuple[int, ...], bool]]:
+def _rows_by_beginning(layouts: Sequence[RowLayout]) -> Counter[tuple[tuple[int, ...], bool]]:
     """How many rows of a text have each prefix and each order of its words."""
-    return Counter((prefix_of(frame), frame.is_reversed) for frame in frames)
+    return Counter((prefix_of(layout), layout.is_reversed) for layout in layouts)
 
 
 def _lengths_of_texts(
-    transformer: Any, texts: Sequence[str], layout: Mapping[str, Any], count: PositionCount
+    transformer: RepeatTransformer,
+    texts: Sequence[str],
+    input_options: Options,
+    count: PositionCount,
 ) -> TextLengths:
     token_counts: list[int] = []
-    for start in range(0, len(texts), 64):  # not all tokens are held at once
-        token_ids = transformer.content(texts[start : start + 64])["input_ids"]
+    for start in range(0, len(texts), _TEXTS_AT_A_TIME):
+        token_ids = transformer.content(texts[start : start + _TEXTS_AT_A_TIME])["input_ids"]
         token_counts += [len(ids) or 1 for ids in token_ids]
-    lengths = _cut_lengths(token_counts, transformer.budget(**layout))
+    lengths = _cut_lengths(token_counts, transformer.budget(**input_options))
     lengths.positions = [count.fixed + count.per_token * length for length in lengths.positions]
     return lengths
 
 
-def _cut_lengths(counts: Sequence[int], limit: float | None) -> TextLengths:
-    """Lengths of texts of which a model reads so many tokens; None: all."""
-    if limit is None:
-        return TextLengths(list(counts))
-    truncated = [index for index, count in enumerate(counts) if count > limit]
-    return TextLengths([int(min(count, limit)) for count in counts], truncated)
+def _cut_lengths(token_counts: Sequence[int], limit: float | None) -> TextLengths:
+    """Lengths of texts of which a model reads as many tokens as ``limit``; None: all."""
+    lengths = TextLengths([])
+    for index, token_count in enumerate(token_counts):
+        if limit is not None and token_count > limit:
+            lengths.truncated.append(index)
+            token_count = int(limit)
+        lengths.positions.append(token_count)
+    return lengths

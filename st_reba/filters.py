@@ -19,7 +19,6 @@ from .modules import RepeatTransformer
 from .modules.extensions import extensions
 from .modules.layout import SIMILARITY, TASKS
 from .sentences import QUERY_SAMPLE, sample_sentences
-from .storage.probe import check
 
 Wordings = str | Mapping[str, str]
 Encoding = Mapping[str, Any]
@@ -104,7 +103,7 @@ def with_filter(model: SentenceTransformer, fitted_filter: Filter) -> SentenceTr
             f"The filter takes {filter_width} dimensions, but the model gives {vector_width}. Fit another."
         )
     if fitted_filter.probe is not None:
-        check(fitted_filter.probe, filtered_model, "the filter")
+        fitted_filter.probe.check_same(filtered_model, "the filter")
     transformer = copy.copy(_transformer_of(filtered_model))
     _keep_fitted_templates(transformer, fitted_filter)
     transformer.recipe = {**(transformer.recipe or {}), "filter": fitted_filter.description}

@@ -118,19 +118,19 @@ def _read_gguf(path: str, modified: int, size: int) -> GgufFile:
         reader = Reader(path)
     except (ValueError, IndexError, KeyError, RecursionError) as error:
         raise ValueError(f"base={path!r} is no whole GGUF file ({error}). Download it again.") from error
-    metadata = {}
+    file_metadata = {}
     for name, field in reader.fields.items():
         is_list = field.types[:1] == [gguf.GGUFValueType.ARRAY]
-        metadata[name] = len(field.data) if is_list else field.contents()
-    shapes = {tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors}
-    return GgufFile(path, _quantization(gguf, reader, path), metadata, shapes)
+        file_metadata[name] = len(field.data) if is_list else field.contents()
+    tensor_shapes = {tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors}
+    return GgufFile(path, _quantization(gguf, reader, path), file_metadata, tensor_shapes)
 
 
 def _quantization(gguf: Any, reader: Any, path: str) -> str:
     def is_readable(tensor_type: Any) -> bool:
         try:
-            block = np.zeros((1, gguf.GGML_QUANT_SIZES[tensor_type][1]), dtype=np.uint8)
-            gguf.quants.dequantize(block, tensor_type)
+            quantized_block = np.zeros((1, gguf.GGML_QUANT_SIZES[tensor_type][1]), dtype=np.uint8)
+            gguf.quants.dequantize(quantized_block, tensor_type)
         except (NotImplementedError, ValueError, KeyError):
             return False
         return True
@@ -183,12 +183,12 @@ def _check_metadata(file: GgufFile) -> None:
     required_names = list(_REQUIRED)
     if _has_attention(file):
         required_names += _REQUIRED_OF_ATTENTION
-    for name in required_names:
-        if f"{architecture}.{name}" not in file.metadata:
-            _refuse(file, f"its metadata lack {architecture}.{name}")
+    for field_name in required_names:
+        if f"{architecture}.{field_name}" not in file.metadata:
+            _refuse(file, f"its metadata lack {architecture}.{field_name}")
     if not _has_attention(file):
         return
-    if not any(f"{architecture}.{name}" in file.metadata for name in _NORM_EPSILONS):
+    if not any(f"{architecture}.{field_name}" in file.metadata for field_name in _NORM_EPSILONS):
         _refuse(file, f"its metadata lack {architecture}.{_NORM_EPSILONS[0]}")
     # transformers' own default is another number of heads, not as many as there are queries.
     query_shape = file.shapes.get("blk.0.attn_q.weight")
@@ -217,9 +217,9 @@ def _refuse(file: GgufFile, problem: str) -> None:
 
 def _check_tokenizer(file: GgufFile) -> None:
     remedy = "Give tokenizer=, the folder or Hub id of the original model"
-    for name in ("model", "tokens"):
-        if f"tokenizer.ggml.{name}" not in file.metadata:
-            raise ValueError(f"base={file.path!r} holds no tokenizer.ggml.{name}. {remedy}.")
+    for field_name in ("model", "tokens"):
+        if f"tokenizer.ggml.{field_name}" not in file.metadata:
+            raise ValueError(f"base={file.path!r} holds no tokenizer.ggml.{field_name}. {remedy}.")
     if file.metadata["tokenizer.ggml.model"] != "gpt2":
         return  # only byte-level tokenizers are split by a rule
     if "tokenizer.ggml.merges" not in file.metadata:
@@ -233,11 +233,11 @@ def complete_tokenizer(tokenizer: Any, file: GgufFile) -> None:
     """Make the tokenizer that transformers read from a file split texts as the file says."""
     backend = tokenizer.backend_tokenizer
     if file.metadata["tokenizer.ggml.model"] == "gpt2":
-        rule = str(file.pre_tokenizer)
-        steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[rule]]
+        split_rule = str(file.pre_tokenizer)
+        split_steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[split_rule]]
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, byte_level])
-        if rule in _WHOLE_PIECES:
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*split_steps, byte_level])
+        if split_rule in _WHOLE_PIECES:
             backend.model.ignore_merges = True
             if "tokenizer.ggml.add_bos_token" not in file.metadata:
                 tokenizer.add_bos_token = True

@@ -16,10 +16,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from .encode import Task
+from .files import whole_file
 from .filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN, FULL_POWER, SEARCH_POWER, FilterOptions, Kind
 from .modules import QueryShift
-from .storage.files import whole_file
-from .storage.probe import Probe, probe
+from .probe import Probe, take_probe
 
 Vectors = NDArray[np.floating]
 Array = NDArray[np.float64]
@@ -321,7 +321,7 @@ def _principal_directions(covariance: Array, count: int) -> tuple[Array, Array]:
 def _probe_without_truncation(model: SentenceTransformer) -> Probe:
     whole_model = copy.copy(model)
     whole_model.truncate_dim = None
-    return probe(whole_model)
+    return take_probe(whole_model)
 
 
 def _metadata_of(content: bytes) -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .modules.settings import SETTINGS, plan_layers
 from .poolings import (
@@ -24,6 +24,12 @@ from .prompts import ENSEMBLES, TEMPLATES
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+# One wording, or one for each task; and a template for each row of a text.
+Wordings: TypeAlias = "str | Mapping[str, str]"
+Template: TypeAlias = "Wordings | Sequence[Wordings]"
+
+Options: TypeAlias = dict[str, Any]
+
 METHODS = {
     "reba": "Backward attention over a repeated text (ReBA, section 3).",
     "echo": "The last copy of a repeated text (Echo, section 3).",
@@ -33,23 +39,45 @@ METHODS = {
 }
 # Where none is named: on real bases, the best of those that need no texts and no numbers (docs/results).
 DEFAULT = "prompteol:template=prompteol-search,read=attention"
-# Options that only some methods have; those of a pooling stand in its declaration.
-_METHODS_WITH_OPTION: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("repeats", "compute_matched"), ("reba", "echo")),
-    **{option: methods_with_option(option) for spec in POOLINGS for option in spec.options},
-    "pooled": ("echo", "classical", "prompteol", "nosink"),
+_ONCE = ("classical", "prompteol", "nosink")
+# The least values of whole numbers.
+_LEAST_VALUES = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}
+_MOST_REPEATS = 64
+_MOST_OF_OTHERS = 1 << 30
+_CHOICES: dict[str, Iterable[str]] = {
+    "pooled": POSITIONS,
+    "setting": SETTINGS,
+    "implementation": ("paper", "authors"),
+    "join": ("mean", "concat"),
+    "read": ("states", "attention"),
 }
-_NUMBERS = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}  # whole numbers: the least
-_CHOICES = {"implementation": ("paper", "authors"), "join": ("mean", "concat"), "read": ("states", "attention")}
 # Arguments that encode takes for itself: a field of such a name could never get a value.
-_RESERVED = (
-    "self|inputs|sentences|prompt|prompt_name|batch_size|show_progress_bar|output_value|precision|convert_to_numpy|"
-    "convert_to_tensor|device|normalize_embeddings|truncate_dim|pool|chunk_size|processing_kwargs|task"
+_RESERVED_FIELDS = (
+    "self|inputs|sentences|prompt|prompt_name|batch_size|show_progress_bar|output_value|precision|"
+    "convert_to_numpy|convert_to_tensor|device|normalize_embeddings|truncate_dim|pool|chunk_size|"
+    "processing_kwargs|task"
 )
+_RESERVED_FIELD = re.compile(rf"(?<!{{){{({_RESERVED_FIELDS})}}")
+_CONTRASTIVE_WEIGHTS = (1.0, -0.25)
+# Characters that mean something in the short form.
+_SPECIAL_CHARACTERS = re.compile(r'[,="\[\]{}]|^\s|\s$')
 
 
-def _option(default: Any, about: str) -> Any:
-    return field(default=default, metadata={"help": about})
+def _option(default: Any, description: str) -> Any:
+    return field(default=default, metadata={"help": description})
+
+
+def _methods_of_options() -> dict[str, tuple[str, ...]]:
+    """The methods of the options that only some have; a pooling's options stand in its declaration."""
+    methods_by_option: dict[str, tuple[str, ...]] = {
+        "repeats": ("reba", "echo"),
+        "compute_matched": ("reba", "echo"),
+        "pooled": ("echo", *_ONCE),
+    }
+    for spec in POOLINGS:
+        for option in spec.options:
+            methods_by_option[option] = methods_with_option(option)
+    return methods_by_option
 
 
 @dataclass(frozen=True)
@@ -69,7 +97,7 @@ class Method:
     name: str = _option("prompteol", "one of " + ", ".join(METHODS))
     pooling: str | None = _option(None, f"sentence vector: {describe_poolings()}; default: last, mean for nosink")
     repeats: int | None = _option(None, "copies of the text; default: 2, or the template's {text} slots")
-    template: Any = _option(None, "text with a {text} slot a copy, a name, a mapping by task, or a list")
+    template: Template | None = _option(None, "text with a {text} slot a copy, a name, a mapping by task, or a list")
     weights: tuple[float, ...] | None = _option(None, "one for each template of a list; default: their average")
     equal_norms: bool = _option(True, "of several templates: divide each vector by its length first")
     instruction: str = _option("", "value of the template's {instruction} where no prompt is given")
@@ -92,136 +120,193 @@ class Method:
     filter: str | None = _option(None, "file of a fitted filter")
 
     def __post_init__(self) -> None:
-        for name in ("weights", "template", "k", "layer"):
-            if isinstance(value := getattr(self, name), list):
-                object.__setattr__(self, name, tuple(value))
-        if not isinstance(self.filter, str | os.PathLike | None):
-            raise ValueError(f"filter={self.filter!r} must be a file's name.")
-        object.__setattr__(self, "filter", self.filter and os.fspath(self.filter))
+        for option_name in ("weights", "template", "k", "layer"):
+            option_value = getattr(self, option_name)
+            if isinstance(option_value, list):
+                object.__setattr__(self, option_name, tuple(option_value))
+        if isinstance(self.filter, os.PathLike):
+            object.__setattr__(self, "filter", os.fspath(self.filter))
+        self._check_choices()
+        self._check_numbers()
+        self._check_types()
+        self._check_method()
+        self._check_template()
+        self._check_weights()
+        self._check_layers()
+        self._check_masks()
+
+    def _check_choices(self) -> None:
         if self.name not in METHODS:
             raise ValueError(f"method={self.name!r} is not known. Choose from {', '.join(METHODS)}.")
-        choices: dict[str, Iterable[str]] = {
-            "pooling": pooling_names(self.name),
-            "pooled": POSITIONS,
-            "setting": SETTINGS,
-            **_CHOICES,
-        }
-        for option, known in choices.items():
-            if (value := getattr(self, option)) not in (_DEFAULTS[option], *known):
-                raise ValueError(f"{self.name}: {option}={value!r} is not known. Choose from {', '.join(known)}.")
-        for name, least in _NUMBERS.items():
-            value, most = getattr(self, name), 64 if name == "repeats" else 1 << 30
-            if value is not None and (type(value) is not int or not least <= value <= most):
-                raise ValueError(f"{name}={value!r} must be a whole number from {least} to {most}.")
-        for name, default in _DEFAULTS.items():
-            if isinstance(default, bool | str) and not isinstance(value := getattr(self, name), type(default)):
-                raise ValueError(f"{name}={value!r} must be {'a text' if default == '' else 'True or False'}.")
-        templates = self.template if isinstance(self.template, tuple) else (self.template,)
-        texts = [text for each in templates for text in (each.values() if isinstance(each, Mapping) else (each,))]
-        if self.template is not None and not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"template={self.template!r} must be a text, a mapping of texts, or a list of these.")
-        layers = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
-        if self.layer is not None and [type(each) for each in layers] != [int, int]:
-            raise ValueError(f"layer={self.layer!r} must be a layer's number, or the first and the last of several.")
-        for option, methods in _METHODS_WITH_OPTION.items():
-            if (value := getattr(self, option)) not in (None, False) and self.name not in methods:
-                raise ValueError(f"{option}={value!r} belongs to {', '.join(methods)}, not to {self.name}.")
-        if self.name == "nosink" and self.setting is None:
-            raise ValueError("nosink needs setting=…, as setting='mask0-bidir', k=4.")
-        if self.implementation == "authors" and (self.chunk or self.include_special or self.normalize_weights):
-            raise ValueError("implementation='authors': drop chunk, include_special and normalize_weights.")
+        for option_name, choices in (("pooling", pooling_names(self.name)), *_CHOICES.items()):
+            option_value = getattr(self, option_name)
+            if option_value != _DEFAULTS[option_name] and option_value not in tuple(choices):
+                raise ValueError(
+                    f"{self.name}: {option_name}={option_value!r} is not known. Choose from {', '.join(choices)}."
+                )
+
+    def _check_numbers(self) -> None:
+        for option_name, least_value in _LEAST_VALUES.items():
+            option_value = getattr(self, option_name)
+            most_value = _MOST_REPEATS if option_name == "repeats" else _MOST_OF_OTHERS
+            if option_value is not None and (
+                type(option_value) is not int or not least_value <= option_value <= most_value
+            ):
+                raise ValueError(
+                    f"{option_name}={option_value!r} must be a whole number from {least_value} to {most_value}."
+                )
+
+    def _check_types(self) -> None:
+        if not isinstance(self.filter, str | None):
+            raise ValueError(f"filter={self.filter!r} must be a file's name.")
+        if not isinstance(self.instruction, str):
+            raise ValueError(f"instruction={self.instruction!r} must be a text.")
+        for option_name, default in _DEFAULTS.items():
+            option_value = getattr(self, option_name)
+            if isinstance(default, bool) and not isinstance(option_value, bool):
+                raise ValueError(f"{option_name}={option_value!r} must be True or False.")
+
+    def _check_method(self) -> None:
+        """Refuse options of other methods, and of other implementations."""
+        for option_name, method_names in _methods_of_options().items():
+            option_value = getattr(self, option_name)
+            if option_value not in (None, False) and self.name not in method_names:
+                raise ValueError(
+                    f"{option_name}={option_value!r} belongs to {', '.join(method_names)}, not to {self.name}."
+                )
         if self.chunk is not None and self.compute_matched:
             raise ValueError(f"chunk={self.chunk} does not go with compute_matched.")
-        if re.search(rf"(?<!{{){{({_RESERVED})}}", str(self.layout)):
-            raise ValueError(f"template={self.template!r}: a field may not bear the name of an argument of encode.")
-        if self.setting is not None:
-            plan = plan_layers(self.setting, None, k=self.k, k0=self.k0, m=self.m)
-            is_apart = plan.architecture == "extra" and self.implementation == "paper"
-            apart = is_apart and isinstance(self.layer, tuple)
-            if plan.second and (self.read != "states" or apart):
-                raise ValueError(f"setting={self.setting!r}: layers run twice, which goes with no such read or layer.")
-        elif (self.k, self.k0, self.m) != (None, None, 1):
-            raise ValueError(f"k={self.k!r}, k0={self.k0!r}, m={self.m!r} need setting=…, as setting='mask0-bidir'.")
-        if (self.read != "states" or self.layer is None) and (self.join, self.final_norm) != ("mean", True):
-            raise ValueError("join and final_norm belong to layer=… with read='states'. Drop them.")
-        if self.implementation == "authors" and self.name != "reba" and self.setting is None:
+        if self.implementation != "authors":
+            return
+        if self.name != "reba" and self.setting is None:
             raise ValueError(f"implementation='authors' belongs to reba and to setting=…, not to {self.name}.")
-        if not self.equal_norms and self.templates is None:
+        if self.chunk or self.include_special or self.normalize_weights:
+            raise ValueError("implementation='authors': drop chunk, include_special and normalize_weights.")
+
+    def _check_template(self) -> None:
+        templates = self.template if isinstance(self.template, tuple) else (self.template,)
+        for template in templates:
+            wordings = template.values() if isinstance(template, Mapping) else (template,)
+            if self.template is not None and not all(isinstance(wording, str) for wording in wordings):
+                raise ValueError(f"template={self.template!r} must be a text, a mapping of texts, or a list of these.")
+        if _RESERVED_FIELD.search(str(self.full_template)):
+            raise ValueError(f"template={self.template!r}: a field may not bear the name of an argument of encode.")
+
+    def _check_weights(self) -> None:
+        if self.templates is None and not self.equal_norms:
             raise ValueError("equal_norms=False needs several templates: template=[…, …].")
-        kinds = [type(each) for each in self.weights] if isinstance(self.weights, tuple) else [None]
-        if self.weights is not None and (not 0 < len(kinds) == len(self.templates or ()) or {*kinds} - {int, float}):
+        if self.weights is None:
+            return
+        are_numbers = isinstance(self.weights, tuple) and {*map(type, self.weights)} <= {int, float}
+        if not are_numbers or not 0 < len(self.weights) == len(self.templates or ()):
             raise ValueError(f"weights={self.weights!r} must be numbers, one for each of template=[…, …].")
+
+    def _check_layers(self) -> None:
+        if self.layer is not None:
+            end_layers = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
+            if [*map(type, end_layers)] != [int, int]:
+                raise ValueError(
+                    f"layer={self.layer!r} must be a layer's number, or the first and the last of several."
+                )
+        if self.layer is not None and self.read == "states":
+            return
+        if self.join != "mean" or not self.final_norm:
+            raise ValueError("join and final_norm belong to layer=… with read='states'. Drop them.")
+
+    def _check_masks(self) -> None:
+        if self.setting is None:
+            if self.name == "nosink":
+                raise ValueError("nosink needs setting=…, as setting='mask0-bidir', k=4.")
+            if (self.k, self.k0, self.m) != (None, None, 1):
+                numbers = f"k={self.k!r}, k0={self.k0!r}, m={self.m!r}"
+                raise ValueError(f"{numbers} need setting=…, as setting='mask0-bidir'.")
+            return
+        layer_plan = plan_layers(self.setting, None, k=self.k, k0=self.k0, m=self.m)
+        has_two_streams = layer_plan.architecture == "extra" and self.implementation == "paper"
+        reads_two_streams = has_two_streams and isinstance(self.layer, tuple)
+        if layer_plan.second and (self.read != "states" or reads_two_streams):
+            raise ValueError(f"setting={self.setting!r}: layers run twice, which goes with no such read or layer.")
 
     def __hash__(self) -> int:
         return hash(str(self))  # a template may be a mapping
 
     @property
-    def templates(self) -> tuple[Any, ...] | None:
-        """The templates of an ensemble; None: there is one at most."""
-        found = ENSEMBLES.get(self.template) if isinstance(self.template, str) else self.template
-        return found if isinstance(found, tuple) else None
+    def reads_once(self) -> bool:
+        """Whether the input holds one copy of a text."""
+        return self.name in _ONCE or self.chunk is not None
 
     @property
-    def layout(self) -> Any:
-        """The template as RepeatTransformer takes it: a text, a mapping, a list, or None."""
+    def templates(self) -> tuple[Any, ...] | None:
+        """The templates of an ensemble; None: there is one at most."""
+        template = self.template
+        if isinstance(template, str):
+            return ENSEMBLES.get(template)
+        return template if isinstance(template, tuple) else None
+
+    @property
+    def full_template(self) -> Template | None:
+        """The template as RepeatTransformer takes it, without names: a text, a mapping, a list, or None."""
         if self.templates is not None:
-            return [TEMPLATES.get(each, each) if isinstance(each, str) else each for each in self.templates]
-        named = "prompteol" if self.template is None and self.name == "prompteol" else self.template
-        if isinstance(named, str) and "{" not in named and named not in TEMPLATES:
-            raise ValueError(f"template={named!r} is no text with a {{text}} slot, and no template's name.")
-        return TEMPLATES.get(named, named) if isinstance(named, str) else named
+            return [_template_of_name(template) for template in self.templates]
+        if self.template is None and self.name == "prompteol":
+            return _template_of_name("prompteol")
+        template = _template_of_name(self.template)
+        if isinstance(template, str) and "{" not in template:
+            raise ValueError(f"template={template!r} is no text with a {{text}} slot, and no template's name.")
+        return template
 
     @property
     def template_weights(self) -> tuple[float, ...]:
         """The weights of an ensemble's templates."""
+        if self.weights:
+            return self.weights
+        if self.template == "contrastive":
+            return _CONTRASTIVE_WEIGHTS
         count = len(self.templates or ())
-        return self.weights or ((1.0, -0.25) if self.template == "contrastive" else (1 / count,) * count)
-
-    @property
-    def sentence_pooling(self) -> str:
-        """The pooling, its default filled in."""
-        return self.pooling or pooling_names(self.name)[0]
+        return (1 / count,) * count
 
     @property
     def pooling_spec(self) -> PoolingSpec:
-        """The declaration of the pooling."""
-        return find_pooling(self.name, self.sentence_pooling)
+        """The declaration of the pooling, or of the method's default."""
+        return find_pooling(self.name, self.pooling or pooling_names(self.name)[0])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Options:
         """The name and what is not at its default, JSON-serializable; ``Method(**values)`` reads it."""
-        changed = {key: value for key, value in vars(self).items() if key == "name" or value != _DEFAULTS[key]}
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in changed.items()}
+        changed_values: Options = {}
+        for option_name, option_value in vars(self).items():
+            if option_name == "name" or option_value != _DEFAULTS[option_name]:
+                changed_values[option_name] = list(option_value) if isinstance(option_value, tuple) else option_value
+        return changed_values
 
     def __str__(self) -> str:
-        written = ",".join(f"{key}={_written(value)}" for key, value in self.to_dict().items() if key != "name")
-        return f"{self.name}:{written}" if written else self.name
+        changed_options = self.to_dict()
+        method_name = changed_options.pop("name")
+        if not changed_options:
+            return str(method_name)
+        written_options = [f"{key}={_write_value(value)}" for key, value in changed_options.items()]
+        return f"{method_name}:{','.join(written_options)}"
 
     @classmethod
-    def parse(cls, text: str, **given: Any) -> Method:
-        """Read a name or the short form, ``name:option=value,option=[1,2],option="a text"``; what is given wins."""
-        name, _, rest = str(text).partition(":")
-        values: dict[str, Any] = {}
-        while rest:
-            key, equals, rest = rest.partition("=")
-            if not equals:
-                raise ValueError(f"method={text!r}: {key!r} must be written option=value.")
-            if rest[:1] in ('"', "[", "{"):
-                try:
-                    values[key.strip()], end = json.JSONDecoder().raw_decode(rest)
-                except ValueError as error:
-                    raise ValueError(f"method={text!r}: the value of {key} is no JSON ({error}).") from error
-                rest = rest[end:].lstrip(" ,")
-            else:
-                value, _, rest = rest.partition(",")
-                values[key.strip()] = read_value(value.strip())
-        values |= given
-        if unknown := sorted(values.keys() - OPTIONS.keys()):
-            raise ValueError(f"{unknown[0]}={values[unknown[0]]!r} is not known. Choose from {', '.join(OPTIONS)}.")
-        return cls(name.strip(), **values)
+    def parse(cls, text: str, **options: Any) -> Method:
+        """Read a name or the short form, ``name:option=value,option=[1,2],option="a text"``.
+
+        Args:
+            text: The text.
+            **options: Options by name, which come before those of the text.
+        """
+        method_name, _, short_form = str(text).partition(":")
+        options = _parse_options(short_form, text) | options
+        for option_name in sorted(options.keys() - OPTIONS.keys()):
+            raise ValueError(f"{option_name}={options[option_name]!r} is not known. Choose from {', '.join(OPTIONS)}.")
+        return cls(method_name.strip(), **options)
 
 
-_DEFAULTS = {each.name: each.default for each in fields(Method)}
-OPTIONS = {each.name: each.metadata["help"] for each in fields(Method) if each.name != "name"}
+_DEFAULTS: Options = {}
+OPTIONS: dict[str, str] = {}
+for _field in fields(Method):
+    _DEFAULTS[_field.name] = _field.default
+    if _field.name != "name":
+        OPTIONS[_field.name] = _field.metadata["help"]
 
 
 def method_of(model: SentenceTransformer) -> Method | None:
@@ -233,10 +318,37 @@ def method_of(model: SentenceTransformer) -> Method | None:
         echo:pooling=mean
     """
     recipe = getattr(model[0], "recipe", None)
+    if recipe is None:
+        return None
     try:
-        return None if recipe is None else Method(**recipe)
+        return Method(**recipe)
     except (TypeError, ValueError):
         return None
+
+
+def _template_of_name(template: Any) -> Wordings:
+    if isinstance(template, str):
+        template = TEMPLATES.get(template, template)
+    return template  # type: ignore[no-any-return]
+
+
+def _parse_options(short_form: str, text: str) -> Options:
+    """The options of a short form; ``text`` is the whole, for messages."""
+    parsed_options: Options = {}
+    while short_form:
+        option_name, equals_sign, short_form = short_form.partition("=")
+        if not equals_sign:
+            raise ValueError(f"method={text!r}: {option_name!r} must be written option=value.")
+        if short_form.startswith(('"', "[", "{")):
+            try:
+                parsed_options[option_name.strip()], value_end = json.JSONDecoder().raw_decode(short_form)
+            except ValueError as error:
+                raise ValueError(f"method={text!r}: the value of {option_name} is no JSON ({error}).") from error
+            short_form = short_form[value_end:].lstrip(" ,")
+        else:
+            value, _, short_form = short_form.partition(",")
+            parsed_options[option_name.strip()] = read_value(value.strip())
+    return parsed_options
 
 
 def read_value(text: str) -> Any:
@@ -247,7 +359,11 @@ def read_value(text: str) -> Any:
         return text
 
 
-def _written(value: Any) -> str:
-    special = r'[,="\[\]{}]|^\s|\s$'
-    plain = isinstance(value, str) and not re.search(special, value) and isinstance(read_value(value), str)
-    return value if plain else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+def _write_value(option_value: object) -> str:
+    if (
+        isinstance(option_value, str)
+        and not _SPECIAL_CHARACTERS.search(option_value)
+        and isinstance(read_value(option_value), str)
+    ):
+        return option_value
+    return json.dumps(option_value, ensure_ascii=False, separators=(",", ":"))

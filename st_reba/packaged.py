@@ -18,7 +18,7 @@ from pathlib import Path
 
 from huggingface_hub import cached_assets_path
 
-from .storage.files import whole_file
+from .files import whole_file
 
 logger = logging.getLogger(__name__)
 

@@ -7,20 +7,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from .methods import DEFAULT, OPTIONS, Method
+
+# What YAML holds: texts, numbers, lists and mappings.
+Values: TypeAlias = Mapping[str, Any]
+MutableValues: TypeAlias = dict[str, Any]
 
 LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
 # Facts for people: of the base as the Hub writes them (parameters as 7B), the paper that ran it and its scores, scores
 # measured with this recipe, and a note on its status or on how it was chosen.
-ABOUT = ("language", "licence", "licence_link", "parameters", "paper", "scores", "measured", "status", "note")
+ABOUT = (
+    "language",
+    "licence",
+    "licence_link",
+    "parameters",
+    "paper",
+    "scores",
+    "measured",
+    "status",
+    "note",
+)
 # Of a base: it runs; needs code of its own; does not run on new versions; or lacks numbers of layers.
 STATUSES = ("ready", "remote-code", "old-transformers", "tune")
+_REMEDIES = {
+    "remote-code": "If you trust it: trust_remote_code=True.",
+    "old-transformers": "Use another base.",
+    "tune": "Give k=…, as evaluation.nosink.choose_k finds it.",
+}
 _MOST_CHARACTERS = 1 << 16  # far more than any recipe needs; a file from elsewhere becomes memory and time
 
 
@@ -30,16 +49,16 @@ class Recipe:
 
     Args:
         base: What `build` takes: a folder, a Hub id, ``mini`` or a GGUF file.
-        loading: What loads the base: those of ``LOADING`` that are given.
+        loading: What loads the base: those of ``LOADING`` that are set.
         method: Name and options of the method; ``Method(**method)`` reads it.
         about: Facts; see ``ABOUT``.
         name: Of the zoo, or of the file.
     """
 
     base: str
-    loading: Mapping[str, Any]
-    method: Mapping[str, Any]
-    about: Mapping[str, Any]
+    loading: Values
+    method: Values
+    about: Values
     name: str = ""
 
     @property
@@ -47,65 +66,95 @@ class Recipe:
         """One of ``STATUSES``."""
         return str(self.about.get("status", "ready"))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> MutableValues:
         """The flat keys of the file."""
-        method = {"method" if key == "name" else key: value for key, value in self.method.items()}
-        return {"base": self.base, **self.loading, **method, **({"about": dict(self.about)} if self.about else {})}
+        flat_values: MutableValues = {"base": self.base, **self.loading}
+        for key, value in self.method.items():
+            flat_values["method" if key == "name" else key] = value
+        if self.about:
+            flat_values["about"] = dict(self.about)
+        return flat_values
+
+    def check_status(self, options: Values) -> None:
+        """Refuse a recipe that a call of `build` with these options cannot build."""
+        status = self.status
+        is_allowed = status == "ready"
+        if status == "remote-code":
+            is_allowed = options.get("trust_remote_code") is True
+        if status == "tune":
+            is_allowed = not options.keys().isdisjoint({"k", "k0", "method"})
+        if not is_allowed:
+            problem = f"zoo:{self.name} ({self.base}): {self.about.get('note')}"
+            raise ValueError(f"{problem} {_REMEDIES[status]}")
 
 
-def recipe_for(base: str | os.PathLike[str], given: Mapping[str, Any]) -> Recipe | None:
-    """The recipe that ``base`` names, of the zoo or as a file, and ``given`` allows to build; None: it is a model."""
-    text = os.fspath(base)
-    if not text.startswith("zoo:"):
-        return read_recipe(text) if text.endswith((".yaml", ".yml")) else None
-    found = recipe(text.removeprefix("zoo:"))
-    remedy = {
-        "old-transformers": "Use another base.",
-        "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
-        "tune": None if given.keys() & {"k", "k0", "method"} else "Give k=…, as evaluation.nosink.choose_k finds it.",
-    }.get(found.status)
-    if remedy:
-        raise ValueError(f"{text} ({found.base}): {found.about.get('note')} {remedy}")
-    return found
+def recipe_for(base: str | os.PathLike[str], options: Values) -> Recipe | None:
+    """The recipe that a base names, of the zoo or as a file; None: it is a model.
+
+    Args:
+        base: The name.
+        options: Of `build`; a ValueError where they do not allow to build the recipe.
+    """
+    base_name = os.fspath(base)
+    if base_name.startswith("zoo:"):
+        zoo_recipe = recipe(base_name.removeprefix("zoo:"))
+        zoo_recipe.check_status(options)
+        return zoo_recipe
+    return read_recipe(base_name) if base_name.endswith((".yaml", ".yml")) else None
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
     """Read a recipe's file; a filter's file is relative to it."""
-    file = Path(path)
-    found = recipe_of(read_yaml(file), str(path), file.stem)
-    if filter := found.method.get("filter"):
-        found.method["filter"] = str(file.parent / filter)  # type: ignore[index]
-    return found
+    recipe_file = Path(path)
+    file_recipe = recipe_of(read_yaml(recipe_file), str(path), recipe_file.stem)
+    filter_name = file_recipe.method.get("filter")
+    if not filter_name:
+        return file_recipe
+    method = {**file_recipe.method, "filter": str(recipe_file.parent / filter_name)}
+    return replace(file_recipe, method=method)
 
 
-def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
+def recipe_of(values: object, file: str, name: str = "") -> Recipe:
     """A recipe from the values of its file; ``file`` is for messages."""
     if not isinstance(values, Mapping) or not isinstance(values.get("base"), str):
         raise ValueError(f"{file!r} is no recipe: it must be a mapping with a base, as 'base: mini'.")
-    if other := [key for key in values if key not in ("base", "method", "about", *LOADING, *OPTIONS)]:
-        raise ValueError(f"{file!r}: {other[0]!r:.80} is no key of a recipe. Pass it to build, or drop it.")
-    about = {} if values.get("about") is None else values["about"]
-    for key in about if isinstance(about, Mapping) else ("about",):
-        if key not in ABOUT:
-            raise ValueError(f"{file!r}: about: {key!r:.80} is not known. Choose from {', '.join(ABOUT)}.")
-    loading = {key: values[key] for key in LOADING if values.get(key) is not None}
-    method = {key: values[key] for key in OPTIONS if key in values}
-    named = {"name": values["method"]} if "method" in values else Method.parse(DEFAULT).to_dict()
-    found = Recipe(values["base"], loading, {**named, **method}, about, name)
-    if found.status not in STATUSES or (found.status != "ready" and not about.get("note")):
-        raise ValueError(f"{file!r}: status={found.status!r:.80} must be one of {', '.join(STATUSES)}, with a note.")
-    if other := [key for key, value in loading.items() if key != "prompts" and not isinstance(value, str)]:
-        raise ValueError(f"{file!r}: {other[0]}={loading[other[0]]!r:.80} must be a text.")
-    if found.status == "ready":  # others may lack numbers of layers, which the caller gives
+    known_keys = {"base", "method", "about", *LOADING, *OPTIONS}
+    for key_name in values:
+        if key_name not in known_keys:
+            raise ValueError(f"{file!r}: {key_name!r:.80} is no key of a recipe. Pass it to build, or drop it.")
+    checked_about = _read_about(values.get("about"), file)
+    loading = {key_name: values[key_name] for key_name in LOADING if values.get(key_name) is not None}
+    for key_name, value in loading.items():
+        if key_name != "prompts" and not isinstance(value, str):
+            raise ValueError(f"{file!r}: {key_name}={value!r:.80} must be a text.")
+    method_values = {"name": values["method"]} if "method" in values else Method.parse(DEFAULT).to_dict()
+    for option in OPTIONS:
+        if option in values:
+            method_values[option] = values[option]
+    if checked_about.get("status", "ready") == "ready":  # others may lack numbers of layers, which the caller gives
         try:
-            Method(**found.method)
+            Method(**method_values)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{file!r}: {str(error)[:500]}") from None
-    return found
+    return Recipe(values["base"], loading, method_values, checked_about, name)
+
+
+def _read_about(about_values: object, file: str) -> Values:
+    if about_values is None:
+        return {}
+    if not isinstance(about_values, Mapping):
+        raise ValueError(f"{file!r}: about={about_values!r:.80} must be a mapping of {', '.join(ABOUT)}.")
+    for key in about_values:
+        if key not in ABOUT:
+            raise ValueError(f"{file!r}: about: {key!r:.80} is not known. Choose from {', '.join(ABOUT)}.")
+    status = about_values.get("status", "ready")
+    if status not in STATUSES or (status != "ready" and not about_values.get("note")):
+        raise ValueError(f"{file!r}: status={status!r:.80} must be one of {', '.join(STATUSES)}, with a note.")
+    return about_values
 
 
 def save_recipe(
-    path: str | os.PathLike[str], base: str, method: Method, *, about: Mapping[str, Any] | None = None, **loading: Any
+    path: str | os.PathLike[str], base: str, method: Method, *, about: Values | None = None, **loading: Any
 ) -> None:
     """Write a recipe, so that ``build(path)`` builds this base by this method.
 
@@ -120,11 +169,14 @@ def save_recipe(
     """
     import yaml
 
-    values = method.to_dict()
+    method_values = method.to_dict()
     if method.filter is not None:
-        values["filter"] = os.path.relpath(method.filter, Path(path).parent)
-    written = recipe_of(Recipe(base, loading, values, about or {}).to_dict(), str(path)).to_dict()
-    text = yaml.safe_dump(written, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+        method_values["filter"] = os.path.relpath(method.filter, Path(path).parent)
+    unchecked_recipe = Recipe(base, loading, method_values, about or {})
+    checked_recipe = recipe_of(unchecked_recipe.to_dict(), str(path))
+    text = yaml.safe_dump(
+        checked_recipe.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
+    )
     Path(path).write_text(text, encoding="utf-8")
 
 
@@ -133,12 +185,12 @@ def read_yaml(path: Path) -> Any:
     import yaml  # here, as a model alone does not need it
 
     class Loader(yaml.SafeLoader):
-        def compose_node(self, parent: Any, index: Any) -> Any:
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
             if self.check_event(yaml.AliasEvent):  # a few lines of them can stand for gigabytes
                 raise ValueError(f"{str(path)!r} holds an alias (*). Write out what it stands for.")
             return super().compose_node(parent, index)
 
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
             values = super().construct_mapping(node, deep)
             if len(values) < len(node.value):  # YAML's own reader takes the last one and says nothing
                 raise ValueError(f"{str(path)!r}: one of the keys {str(list(values)):.80} stands twice. Keep one.")
@@ -146,10 +198,10 @@ def read_yaml(path: Path) -> Any:
 
     try:
         with path.open(encoding="utf-8") as stream:
-            text = stream.read(_MOST_CHARACTERS + 1)
-        if len(text) > _MOST_CHARACTERS:
+            yaml_text = stream.read(_MOST_CHARACTERS + 1)
+        if len(yaml_text) > _MOST_CHARACTERS:
             raise ValueError(f"{str(path)!r} is too large: at most {_MOST_CHARACTERS:,} characters.")
-        return yaml.load(text, Loader)
+        return yaml.load(yaml_text, Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is not YAML: {str(error)[:500]}") from error
 
@@ -167,34 +219,52 @@ def zoo() -> list[str]:
 
 def recipe(name: str) -> Recipe:
     """The recipe of a model of the zoo."""
-    if name not in _models():
-        near = " or ".join(get_close_matches(name, zoo(), n=3, cutoff=0.3))
-        meant = f" Did you mean {near}?" if near else ""
-        raise ValueError(f"zoo:{name:.80} is not known.{meant} All names: st-reba zoo")
-    return recipe_of(_models()[name], f"zoo:{name}", name)
+    zoo_models = _models()
+    if name in zoo_models:
+        return recipe_of(zoo_models[name], f"zoo:{name}", name)
+    near_names = get_close_matches(name, zoo(), n=3, cutoff=0.3)
+    question = f" Did you mean {' or '.join(near_names)}?" if near_names else ""
+    raise ValueError(f"zoo:{name:.80} is not known.{question} All names: st-reba zoo")
 
 
 @cache
-def _models() -> dict[str, dict[str, Any]]:
-    known = read_yaml(Path(__file__).with_name("zoo.yaml"))
-    models = {}
-    for name, base in known["bases"].items():
-        own = {key: value for key, value in base.items() if key not in ("sets", "about", "scores")}
-        for methods in (known["sets"][each] for each in base["sets"]):
-            for ending, method in methods.items():
-                if ending != "about":
-                    about = {**methods.get("about", {}), **method.get("about", {}), **base["about"]}
-                    if scores := _scores(base.get("scores", {}), ending):
-                        about["scores"] = scores
-                    models[f"{name}-{ending}"] = {**method, **own, "about": about}
-    return models
+def _models() -> dict[str, MutableValues]:
+    """The values of each recipe of the zoo: of every base, by each method of its sets."""
+    zoo_values = read_yaml(Path(__file__).with_name("zoo.yaml"))
+    zoo_models: dict[str, MutableValues] = {}
+    for base_name, base_values in zoo_values["bases"].items():
+        for set_name in base_values["sets"]:
+            method_sets = dict(zoo_values["sets"][set_name])
+            about_set = method_sets.pop("about", {})
+            for ending, method_values in method_sets.items():
+                zoo_models[f"{base_name}-{ending}"] = _model_values(base_values, method_values, about_set, ending)
+    return zoo_models
 
 
-def _scores(tables: Mapping[str, Mapping[str, list[Any]]], ending: str) -> list[dict[str, Any]]:
-    found = []
-    for table, rows in tables.items():
-        (_, endings), *rest = rows.items()
-        for row, values in rest if ending in endings else ():
-            task, _, metric = row.rpartition(" ")
-            found.append({"task": task, "metric": metric, "value": values[endings.index(ending)], "table": table})
-    return found
+def _model_values(
+    base_values: Values,
+    method_values: Values,
+    about_set: Values,
+    ending: str,
+) -> MutableValues:
+    model_values = {**method_values, **base_values}
+    scores = _scores(model_values.pop("scores", {}), ending)
+    del model_values["sets"]
+    model_values["about"] = {**about_set, **method_values.get("about", {}), **base_values["about"]}
+    if scores:
+        model_values["about"]["scores"] = scores
+    return model_values
+
+
+def _scores(tables: Mapping[str, Mapping[str, list[float | str]]], ending: str) -> list[MutableValues]:
+    """The papers' scores of a method; a table's first row names the methods."""
+    paper_scores: list[MutableValues] = []
+    for table, table_rows in tables.items():
+        (_, endings), *score_rows = table_rows.items()
+        if ending not in endings:
+            continue
+        column = endings.index(ending)
+        for row_name, row_values in score_rows:
+            task, _, metric = row_name.rpartition(" ")
+            paper_scores.append({"task": task, "metric": metric, "value": row_values[column], "table": table})
+    return paper_scores

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import regex  # type: ignore[import-untyped, unused-ignore]
@@ -13,25 +15,111 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from .encode import batch_positions, describe_truncation, saved_prompt, token_batches
-from .modules.layout import copy_starts, reverses_text
+from .modules.layout import Features, copy_starts, reverses_text
 from .modules.pooling import ReBAPooling
 from .modules.transformer import RepeatTransformer
 
 logger = logging.getLogger(__name__)
 # Han and kana, which are written without spaces; other letters and digits; either with the marks on it.
-_ALONE = r"(?=[\p{L}\p{N}])[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-_LETTER = rf"(?!{_ALONE})[\p{{L}}\p{{N}}]"
-_WORD = regex.compile(rf"{_ALONE}\p{{M}}*|(?:{_LETTER}\p{{M}}*)+(?:['’-](?:{_LETTER}\p{{M}}*)+)*")
+_CHARACTER = r"(?=[\p{L}\p{N}])[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+_LETTER = rf"(?!{_CHARACTER})[\p{{L}}\p{{N}}]"
+_WORD = regex.compile(rf"{_CHARACTER}\p{{M}}*|(?:{_LETTER}\p{{M}}*)+(?:['’-](?:{_LETTER}\p{{M}}*)+)*")
 # Where a word of letters does not go on.
 _EDGE = rf"(?:(?<!{_LETTER}|\p{{M}})|(?!{_LETTER}|\p{{M}}))"
+# Characters of a text, end excluded.
+CharacterSpan = tuple[int, int]
+
+
+class TokenVectors(NamedTuple):
+    """A text's content tokens, as cut to the budget.
+
+    Args:
+        text: The text.
+        vectors: [n, d].
+        weights: What each counts in a word, [n].
+    """
+
+    text: str
+    vectors: NDArray[np.float32]
+    weights: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TokenEncoder:
+    """Encodes the tokens of texts; its options are those of :func:`encode_words`."""
+
+    model: SentenceTransformer
+    input_options: dict[str, Any]
+    normalize: bool
+    batch_tokens: int | None
+    show_progress_bar: bool
+
+    def __post_init__(self) -> None:
+        if self.input_options["prompt"] is None:
+            self.input_options["prompt"] = saved_prompt(self.model)
+
+    @cached_property
+    def transformer(self) -> RepeatTransformer:
+        """The model's first module; a ValueError unless it makes one row of a text, in which the words stand."""
+        transformer = self.model[0]
+        if not isinstance(transformer, RepeatTransformer) or getattr(transformer, "own_input", False):
+            problem = f"starts with {type(transformer).__name__} and its base's own input"
+            raise ValueError(f"The model {problem}. Build it with st_reba.build(…, pooling=…).")
+        if transformer.rows > 1:
+            raise ValueError(f"The model makes {transformer.rows} rows of a text. Use one template.")
+        if any(map(reverses_text, transformer.templates[0].values())):
+            raise ValueError("The model reads a text with its words reversed. Use a template with {text}.")
+        return transformer
+
+    def encode(self, texts: Sequence[str]) -> Iterator[TokenVectors]:
+        """Encode texts, those of similar length together."""
+        lengths = batch_positions(self.transformer, texts, self.input_options)
+        self.model.eval()
+        with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=not self.show_progress_bar) as progress_bar:
+            for batch in token_batches(lengths, self.batch_tokens):
+                yield from self._encode_batch([texts[index] for index in batch])
+                progress_bar.update(len(batch))
+
+    def _encode_batch(self, texts: list[str]) -> Iterator[TokenVectors]:
+        features = batch_to_device(self.transformer.preprocess(texts, **self.input_options), self.model.device)
+        with torch.inference_mode():
+            vectors, weights = self._run(features)
+        vectors, weights = vectors.float().cpu(), weights.float().cpu()
+        for row, (text, span) in enumerate(zip(texts, features["spans"], strict=True)):
+            text_vectors = vectors[row, : span.length].numpy()
+            yield TokenVectors(text, text_vectors, weights[row, : span.length].numpy())
+
+    def _run(self, features: Features) -> tuple[Tensor, Tensor]:
+        """Vectors [B, n, d] and weights [B, n] of the tokens; behind a text's own, any."""
+        transformer, pooling = self.transformer, self._pooling
+        if pooling is None:
+            output = transformer(features)
+            copy_start = copy_starts(output["copy_ids"], transformer.copies)
+            longest_span = max(span.length for span in output["spans"])
+            token_positions = copy_start + torch.arange(longest_span, device=copy_start.device)
+            token_vectors = torch.take_along_dim(output["token_embeddings"], token_positions[:, :, None], dim=1)
+            return token_vectors, torch.ones(token_vectors.shape[:2])
+        output = transformer(features, capture=pooling.token_capture)
+        token_vectors = pooling.token_vectors(output, self.normalize)
+        if pooling.authors:
+            return token_vectors, pooling.row_sums(output)
+        return token_vectors, torch.ones(token_vectors.shape[:2])
+
+    @property
+    def _pooling(self) -> ReBAPooling | None:
+        for module in self.model:
+            if isinstance(module, ReBAPooling):
+                return module
+        return None
 
 
 def encode_words(
     model: SentenceTransformer,
-    items: Sequence[tuple[str, tuple[int, int] | str]],
+    items: Sequence[tuple[str, CharacterSpan | str]],
     *,
     normalize: bool = False,
     batch_tokens: int | None = None,
@@ -70,23 +158,24 @@ def encode_words(
         >>> st_reba.encode_words(model, [("他在银行取钱", "银行"), ("他在银行取钱", (2, 4))]).shape
         (2, 192)
     """
-    first = _first(model)
-    placed = [_placed(index, item) for index, item in enumerate(items)]
-    places: dict[str, list[int]] = {}
-    for index, (text, _) in enumerate(placed):
-        places.setdefault(text, []).append(index)
-    vectors = np.zeros((len(items), first.get_embedding_dimension()), np.float32)
-    layout = {"prompt": prompt, "task": task, **fields}
+    input_options = {"prompt": prompt, "task": task, **fields}
+    encoder = TokenEncoder(model, input_options, normalize, batch_tokens, show_progress_bar)
+    located_words = [_locate_word(item_index, item) for item_index, item in enumerate(items)]
+    items_of_text: dict[str, list[int]] = {}
+    for item_index, (text, _) in enumerate(located_words):
+        items_of_text.setdefault(text, []).append(item_index)
+    word_vectors = np.zeros((len(items), encoder.transformer.get_embedding_dimension()), np.float32)
     truncated_count = 0
-    for text, tokens, counted in _token_vectors(model, [*places], layout, normalize, batch_tokens, show_progress_bar):
-        offsets = first.content([text], offsets=True)["offset_mapping"][0]
-        truncated_count += len(tokens) < len(offsets)
-        for index in places[text]:
-            own = _tokens(index, *placed[index], offsets, len(tokens))
-            vectors[index] = counted[own] @ tokens[own] / max(counted[own].sum(), np.finfo(np.float32).tiny)
+    for text, token_vectors, token_weights in encoder.encode(list(items_of_text)):
+        offsets = encoder.transformer.content([text], offsets=True)["offset_mapping"][0]
+        truncated_count += len(token_vectors) < len(offsets)
+        for item_index in items_of_text[text]:
+            word_tokens = tokens_of_span(item_index, text, located_words[item_index][1], offsets, len(token_vectors))
+            total_weight = max(token_weights[word_tokens].sum(), np.finfo(np.float32).tiny)
+            word_vectors[item_index] = token_weights[word_tokens] @ token_vectors[word_tokens] / total_weight
     if truncated_count:
-        logger.warning("%s", describe_truncation(truncated_count, len(places)))
-    return vectors
+        logger.warning("%s", describe_truncation(truncated_count, len(items_of_text)))
+    return word_vectors
 
 
 def encode_tokens(
@@ -117,93 +206,82 @@ def encode_tokens(
 
     Example:
         >>> import st_reba
-        >>> [each.shape for each in st_reba.encode_tokens(st_reba.build("mini", "reba"), ["你好", "Hello, world"])]
+        >>> model = st_reba.build("mini", "reba")
+        >>> [vectors.shape for vectors in st_reba.encode_tokens(model, ["你好", "Hello, world"])]
         [(2, 192), (5, 192)]
     """
     if isinstance(texts, str):
         raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
-    layout, once = {"prompt": prompt, "task": task, **fields}, [*dict.fromkeys(texts)]
-    rows = _token_vectors(model, once, layout, normalize, batch_tokens, show_progress_bar)
-    found = {text: each for text, each, _ in rows}
-    return [found[text] for text in texts]
+    input_options = {"prompt": prompt, "task": task, **fields}
+    encoder = TokenEncoder(model, input_options, normalize, batch_tokens, show_progress_bar)
+    vectors_of_text: dict[str, NDArray[np.float32]] = {}
+    for text, token_vectors, _ in encoder.encode(list(dict.fromkeys(texts))):
+        vectors_of_text[text] = token_vectors
+    return [vectors_of_text[text] for text in texts]
 
 
-def _first(model: SentenceTransformer) -> RepeatTransformer:
-    first = model[0]
-    if not isinstance(first, RepeatTransformer) or getattr(first, "own_input", False):
-        what = f"starts with {type(first).__name__} and its base's own input"
-        raise ValueError(f"The model {what}. Build it with st_reba.build(…, pooling=…).")
-    if first.rows > 1:
-        raise ValueError(f"The model makes {first.rows} rows of a text. Use one template.")
-    if any(map(reverses_text, first.templates[0].values())):
-        raise ValueError("The model reads a text with its words reversed. Use a template with {text}.")
-    return first
-
-
-def _token_vectors(
-    model: SentenceTransformer, texts: list[str], layout: Any, normalize: bool, budget: int | None, show: bool
-) -> Iterator[tuple[str, NDArray[np.float32], NDArray[np.float32]]]:
-    """Each text, the vectors of its content tokens, [n, d], and what each of them counts in a word, [n]."""
-    first = _first(model)
-    pooling: Any = next((module for module in model if isinstance(module, ReBAPooling)), None)
-    if layout["prompt"] is None:
-        layout["prompt"] = saved_prompt(model)
-    model.eval()
-    with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=not show) as bar:
-        for places in token_batches(batch_positions(first, texts, layout), budget):
-            batch = [texts[place] for place in places]
-            features = batch_to_device(first.preprocess(batch, **layout), model.device)
-            with torch.inference_mode():
-                output = first(features, capture=None if pooling is None else pooling.token_capture)
-                if pooling is None:  # hidden states of the last copy, [B, n, d]; behind a text's own tokens anything
-                    start = copy_starts(output["copy_ids"], first.copies)
-                    steps = torch.arange(max(span.length for span in output["spans"]), device=start.device)
-                    vectors = torch.take_along_dim(output["token_embeddings"], (start + steps)[:, :, None], dim=1)
-                else:
-                    vectors = pooling.token_vectors(output, normalize)
-                counted = pooling.row_sums(output) if pooling and pooling.authors else torch.ones(vectors.shape[:2])
-            arrays = (each.float().cpu().numpy() for each in (vectors, counted))
-            for text, span, *both in zip(batch, output["spans"], *arrays, strict=True):
-                yield text, *(each[: span.length] for each in both)
-            bar.update(len(batch))
-
-
-def _placed(index: int, item: Any) -> tuple[str, tuple[int, int]]:
+def _locate_word(item_index: int, item: tuple[str, CharacterSpan | str]) -> tuple[str, CharacterSpan]:
+    """The text of an item, and its word's span."""
     try:
         text, word = item
         if not isinstance(text, str):
             raise TypeError(f"the text is a {type(text).__name__}")
         if isinstance(word, str):
-            if text.index(word) != text.rindex(word):
+            word_start = text.index(word)
+            if word_start != text.rindex(word):
                 raise ValueError("the word is in its text twice")
-            word = text.index(word), text.index(word) + len(word)
-        start, end = map(operator.index, word)
-        if not 0 <= start < end <= len(text):
-            raise ValueError(f"the span ({start}, {end}) is empty or outside the text")
+            word = (word_start, word_start + len(word))
+        word_start, word_end = map(operator.index, word)
+        if not 0 <= word_start < word_end <= len(text):
+            raise ValueError(f"the span ({word_start}, {word_end}) is empty or outside the text")
     except (TypeError, ValueError) as error:
-        said = f"Item {index} is {item!r:.80}: {error}"
-        raise ValueError(f"{said}. Give (text, word), or (text, (start, end)) in characters.") from None
-    return text, (start, end)
+        problem = f"Item {item_index} is {item!r:.80}: {error}"
+        raise ValueError(f"{problem}. Give (text, word), or (text, (start, end)) in characters.") from None
+    return text, (word_start, word_end)
 
 
-def _tokens(index: int, text: str, span: tuple[int, int], offsets: Sequence[tuple[int, int]], kept: int) -> list[int]:
-    """The content tokens that share a character with a word; ``kept``: how many of the text's tokens a copy holds."""
-    tokens = [token for token, (start, end) in enumerate(offsets) if start < span[1] and end > span[0] and end > start]
-    if not tokens or tokens[-1] >= kept:
-        cut = f"lies past the cut: {kept} of {len(offsets)} tokens fit a copy; raise model.max_seq_length, or shorten"
-        where = cut if tokens else "falls on no token of"
-        raise ValueError(f"Item {index}: the word {text[slice(*span)]!r:.60} at {span} {where} the text {text!r:.60}.")
-    return tokens
+def tokens_of_span(
+    item_index: int,
+    text: str,
+    span: CharacterSpan,
+    offsets: Sequence[CharacterSpan],
+    max_tokens: int,
+) -> list[int]:
+    """The content tokens that share a character with a word.
+
+    Args:
+        item_index: Number of the item, for messages.
+        text: The text.
+        span: Characters of the word.
+        offsets: Characters of each of the text's tokens.
+        max_tokens: How many of them a copy holds.
+
+    Raises:
+        ValueError: The word is on no token, or past the cut.
+    """
+    span_tokens: list[int] = []
+    for token, (token_start, token_end) in enumerate(offsets):
+        is_empty = token_start == token_end
+        if token_start < span[1] and token_end > span[0] and not is_empty:
+            span_tokens.append(token)
+    if span_tokens and span_tokens[-1] < max_tokens:
+        return span_tokens
+    problem = "falls on no token of"
+    if span_tokens:
+        fitting_tokens = f"{max_tokens} of {len(offsets)} tokens fit a copy"
+        problem = f"lies past the cut: {fitting_tokens}; raise model.max_seq_length, or shorten"
+    word = text[slice(*span)]
+    raise ValueError(f"Item {item_index}: the word {word!r:.60} at {span} {problem} the text {text!r:.60}.")
 
 
-def words_of(text: str, word: str | None = None) -> list[tuple[str, tuple[int, int]]]:
+def words_of(text: str, word: str | None = None) -> list[tuple[str, CharacterSpan]]:
     """The words of a text, for :func:`encode_words`: letters, marks and digits between white space and punctuation.
 
     A Chinese character or a Japanese kana is a word by itself; an apostrophe or a hyphen inside a word belongs to it.
 
     Args:
         text: The text.
-        word: Only the places of this word, which may be a phrase; never as a part of a longer word of letters.
+        word: Only this word, which may be a phrase, wherever it stands; never in a longer word of letters.
 
     Returns:
         (text, (start, end)) each, in characters, end excluded, in the order of the text.
@@ -215,7 +293,9 @@ def words_of(text: str, word: str | None = None) -> list[tuple[str, tuple[int, i
         ([('他的银行在河岸，银行很大', (2, 4)), ('他的银行在河岸，银行很大', (8, 10))], (11, 14))
     """
     if word is None:
-        return [(text, match.span()) for match in _WORD.finditer(text)]
-    if not word:
+        matches = _WORD.finditer(text)
+    elif word:
+        matches = regex.finditer(_EDGE + regex.escape(word) + _EDGE, text)
+    else:
         raise ValueError("word='' is no word. Give one, or leave it out for all words.")
-    return [(text, match.span()) for match in regex.finditer(_EDGE + regex.escape(word) + _EDGE, text)]
+    return [(text, match.span()) for match in matches]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -29,20 +30,27 @@ def _no_bar_unasked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Where nobody looks on, no bar is shown, but where a test asks for one."""
     from tqdm import std
 
-    shown, made = list[str](), std.tqdm.__init__
+    callers: list[str] = []
+    original_init = std.tqdm.__init__
 
-    def init(bar: std.tqdm, *args: object, **options: object) -> None:
-        made(bar, *args, **options)
-        frame = sys._getframe(1)
-        while (name := frame.f_globals["__name__"]).startswith("tqdm") and frame.f_back is not None:
-            frame = frame.f_back
-        shown.extend([name] * (not bar.disable))
+    def init_and_record(bar: std.tqdm, *args: object, **options: object) -> None:
+        original_init(bar, *args, **options)
+        if not bar.disable:
+            callers.append(calling_module(sys._getframe(1)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(std.tqdm, "__init__", init)
+        patch.setattr(std.tqdm, "__init__", init_and_record)
         yield
-    unasked = [name for name in shown if name.startswith("st_reba") or name.endswith(".model")]
-    assert not unasked or request.node.get_closest_marker("bars")
+    our_callers = [name for name in callers if name.startswith("st_reba") or name.endswith(".model")]
+    assert not our_callers or request.node.get_closest_marker("bars")
+
+
+def calling_module(frame: FrameType) -> str:
+    """Name of the module that made a bar, outside tqdm."""
+    name: str = frame.f_globals["__name__"]
+    if name.startswith("tqdm") and frame.f_back is not None:
+        return calling_module(frame.f_back)
+    return name
 
 
 def pytest_collection_finish() -> None:
@@ -80,14 +88,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     from architectures import save
 
     @cache
-    def made(name: str, tokenizer: str) -> str:
+    def save_once(name: str, tokenizer: str) -> str:
         return str(save(name, tmp_path_factory.mktemp(name), tokenizer))
 
-    def get(name: str, tokenizer: str = "bos") -> str:
+    def folder_of(name: str, tokenizer: str = "bos") -> str:
         if name == "mini":
             return name
-        if name == "stories260K" and not STORIES.is_dir():
+        if name != "stories260K":
+            return save_once(name, tokenizer)
+        if not STORIES.is_dir():
             pytest.skip("stories260K is not on this machine: its exactness is not tested here")
-        return str(STORIES) if name == "stories260K" else made(name, tokenizer)
+        return str(STORIES)
 
-    return get
+    return folder_of

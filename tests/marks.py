@@ -11,12 +11,23 @@ import pytest
 Base = Callable[..., str]
 
 
-def slow_but(values: Iterable[Any], *fast: Any, rows: bool = False) -> list[Any]:
-    """Parameters, all marked slow but the `fast`; of `rows`, one a case, these may be what rows begin with."""
-    named = [(value, value[0] if rows else value) for value in values]
-    missing = [one for one in fast if not any(one in names for names in named)]
-    assert not missing, f"no such cases: {missing}"
-    return [
-        value if {value, name} & {*fast} else pytest.param(*(value if rows else [value]), marks=pytest.mark.slow)
-        for value, name in named
-    ]
+def slow_but(values: Iterable[Any], *fast_values: Any, rows: bool = False) -> list[Any]:
+    """Parameters, all marked slow but some.
+
+    Args:
+        values: The parameters; with ``rows`` a tuple of several for each case.
+        *fast_values: Those that are not slow; of rows also by what they begin with.
+        rows: Each value holds several parameters.
+    """
+    parameters: list[Any] = []
+    fast_names = set(fast_values)
+    for value in values:
+        names = {value, value[0]} if rows else {value}
+        if names & set(fast_values):
+            fast_names -= names
+            parameters.append(value)
+        else:
+            arguments = value if rows else [value]
+            parameters.append(pytest.param(*arguments, marks=pytest.mark.slow))
+    assert not fast_names, f"no such cases: {fast_names}"
+    return parameters

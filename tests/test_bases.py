@@ -7,7 +7,6 @@ import lzma
 import shutil
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,10 @@ from tiny import tiny_model
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import st_reba
-from st_reba import RepeatTransformer, assembly, bases
+from st_reba import RepeatTransformer, bases, named_base
 from st_reba.modules.selfcheck import is_causal
+
+needs_gguf = pytest.mark.skipif(not hasattr(transformers, "GgufConfig"), reason="no GGUF file is made dense")
 
 
 @pytest.fixture(scope="module")
@@ -36,81 +37,85 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save("llama", tmp_path_factory.mktemp("llama"), "bos", causal_lm=True)
 
 
-def reloaded(model: SentenceTransformer, folder: Path, **options: Any) -> SentenceTransformer:
+def save_and_load(model: SentenceTransformer, folder: Path, **options: Any) -> SentenceTransformer:
     model.save_pretrained(str(folder))
     return SentenceTransformer(str(folder), device="cpu", **options)
 
 
-def bytes_of(folder: Path) -> int:
-    return (folder / "model.safetensors").stat().st_size
-
-
-def generated(llm: Any) -> Any:
-    return llm.generate(torch.arange(5, 12)[None], max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
-
-
-LOADED = [("llama", "mask0"), ("llama", "layer"), ("gpt2", "reba mean"), ("gpt2", "inter"), ("gemma2", "layers")]
-
-
-@pytest.mark.parametrize(("of", "name"), LOADED)
-def test_a_loaded_model(of: str, name: str, tmp_path: Path) -> None:
-    """It shares its weights, gives the same vectors as from disk, and goes on generating as before, also at once."""
-    folder = save(of, tmp_path / "base", "bos", causal_lm=True)
-    llm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    before, limit = generated(llm), tokenizer.model_max_length
-    llm.hf_device_map = {"model": "cpu", "lm_head": "cpu"}  # one device
-    model: Any = build(llm.train(), tokenizer=tokenizer, max_seq_length=60, **PIPELINES[name])
-    llm.eval()
-    assert generated(llm) == before and model[0].base_model == "base"
-    wanted = build(folder, max_seq_length=60, **PIPELINES[name])
-    assert_close(encoded(model), encoded(wanted).double())
-    assert generated(llm) == before and tokenizer.model_max_length == limit
-    own = {each.data_ptr() for each in llm.parameters()}
-    assert all(each.data_ptr() in own for each in model.parameters()), "a weight was copied"
-    assert torch.equal(encoded(reloaded(model, tmp_path / "saved")), encoded(model))
-    with ThreadPoolExecutor(4) as pool:
-        both = [(pool.submit(generated, llm), pool.submit(encoded, model)) for _ in range(6)]
-    for tokens, vectors in both:
-        assert tokens.result() == before
-        assert_close(vectors.result(), encoded(wanted).double())
-
-
-needs_gguf = pytest.mark.skipif(not hasattr(transformers, "GgufConfig"), reason="no GGUF file is made dense")
+def bytes_per_number(model: SentenceTransformer, folder: Path) -> float:
+    """Size of a saved model's weights, for each number of them."""
+    number_count = sum(parameter.numel() for parameter in model.parameters())
+    return (folder / "model.safetensors").stat().st_size / number_count
 
 
 @needs_gguf
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
-def test_gguf(kind: str, tmp_path: Path) -> None:
-    """Dense and in bfloat16: what is computed now is what is saved and loaded then."""
+def test_a_gguf_file_is_loaded_as_it_will_be_saved(kind: str, tmp_path: Path) -> None:
+    """Dense and in bfloat16."""
     file = gguf_file(tmp_path, kind)
     model: Any = build(file, pooling="mean")
-    wanted = encoded(model)
-    assert wanted.isfinite().all() and kind in model[0].base_model and str(tmp_path) not in model[0].base_model
-    model[0].tokenizer.save_pretrained(tokenizer := tmp_path / "tokenizer")
-    others = [build(tmp_path, pooling="mean", gguf_file=name) for name in (None, file.name)]
-    others += [reloaded(model, tmp_path / "saved"), build(file, pooling="mean", tokenizer=tokenizer)]
-    for other in others:
-        assert torch.equal(encoded(other), wanted)
-    assert bytes_of(tmp_path / "saved") < 2.2 * sum(each.numel() for each in model.parameters())
+    vectors = encoded(model)
+    assert vectors.isfinite().all()
+    assert kind in model[0].base_model
+    assert str(tmp_path) not in model[0].base_model
+    assert torch.equal(encoded(save_and_load(model, tmp_path / "saved")), vectors)
+    assert bytes_per_number(model, tmp_path / "saved") < 2.2
+
+
+@needs_gguf
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+def test_a_gguf_file_is_named_by_path_by_folder_or_in_it(kind: str, tmp_path: Path) -> None:
+    file = gguf_file(tmp_path, kind)
+    model: Any = build(file, pooling="mean")
+    tokenizer_folder = tmp_path / "tokenizer"
+    model[0].tokenizer.save_pretrained(tokenizer_folder)
+    same_models = [
+        build(tmp_path, pooling="mean"),
+        build(tmp_path, pooling="mean", gguf_file=file.name),
+        build(file, pooling="mean", tokenizer=tokenizer_folder),
+    ]
+    for same_model in same_models:
+        assert torch.equal(encoded(same_model), encoded(model))
+
+
+@needs_gguf
+def test_a_gguf_file_is_not_quantized_again(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Drop quantization"):
-        build(file, model_kwargs={"quantization_config": {}})
+        build(gguf_file(tmp_path, "Q8_0"), model_kwargs={"quantization_config": {}})
 
 
-def test_gguf_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another type, or holding less than it says."""
+def test_a_gguf_file_needs_a_transformers_that_makes_it_dense(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     file = gguf_file(tmp_path, "Q8_0")
-    whole = file.read_bytes()
-    with monkeypatch.context() as patch, pytest.raises(ImportError):
-        patch.setattr(assembly, "transformers", object())
+    monkeypatch.setattr(named_base, "transformers", object())
+    with pytest.raises(ImportError, match="newer transformers"):
         build(file)
-    many = whole[:8] + (1 << 60).to_bytes(8, "little") + whole[16:]  # tensors
-    for content in (many, whole[:-5000], whole[:4000], whole[:30]):
-        file.write_bytes(content)
-        with pytest.raises(ValueError, match="tiny-Q8_0.gguf.*beyond its end"):
+
+
+TENSOR_COUNT = slice(8, 16)
+
+
+def test_a_gguf_file_that_holds_less_than_it_says_is_refused(tmp_path: Path) -> None:
+    file = gguf_file(tmp_path, "Q8_0")
+    content = bytearray(file.read_bytes())
+    cut_contents = [content[:-5000], content[:4000], content[:30]]
+    content[TENSOR_COUNT] = (1 << 60).to_bytes(8, "little")
+    for damaged_content in (content, *cut_contents):
+        file.write_bytes(damaged_content)
+        with pytest.raises(ValueError, match=r"tiny-Q8_0.gguf.*beyond its end"):
             build(file)
+
+
+def test_a_gguf_type_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"Readable: .*Q4_0"):
         build(gguf_file(tmp_path, "Q8_1"))
+
+
+def test_one_of_several_gguf_files_has_to_be_named(tmp_path: Path) -> None:
+    for kind in ("Q8_0", "F32"):
+        gguf_file(tmp_path, kind)
     with pytest.raises(ValueError, match="several GGUF files"):
         build(tmp_path)
     with pytest.raises(OSError, match="no such file"):
@@ -118,187 +123,292 @@ def test_gguf_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @needs_gguf
-def test_an_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for extra, module, option in (("gguf", "gguf", "gguf_file"), ("quantized", "bitsandbytes", "quantization")):
-        monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ImportError, match=rf"st-reba\[{extra}\]"):
-            st_reba.build("mini", **{option: "nf4"})
+@pytest.mark.parametrize(
+    ("extra", "module", "option"),
+    [("gguf", "gguf", "gguf_file"), ("quantized", "bitsandbytes", "quantization")],
+)
+def test_an_extra_that_is_missing_is_named(
+    extra: str,
+    module: str,
+    option: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"st-reba\[{extra}\]"):
+        st_reba.build("mini", **{option: "nf4"})
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
-@pytest.mark.parametrize("name", ["reba mean", "echo last", "mask0"])
-def test_quantized(llama: Path, quantization: str, name: str, tmp_path: Path) -> None:
-    """A text alone and in a batch, saved and loaded by sentence-transformers alone."""
+@pytest.mark.parametrize("pipeline_name", ["reba mean", "echo last", "mask0"])
+def test_quantized_vectors_do_not_depend_on_their_batch(
+    llama: Path,
+    quantization: str,
+    pipeline_name: str,
+    tmp_path: Path,
+) -> None:
+    """Saved, they are loaded by sentence-transformers alone."""
     pytest.importorskip("bitsandbytes")
-    model: Any = build(llama, quantization=quantization, dtype="float32", **PIPELINES[name])
+    options: dict[str, Any] = {"quantization": quantization, "dtype": "float32"}
+    model: Any = build(llama, **options, **PIPELINES[pipeline_name])
     config = model[0].model.config.quantization_config
-    assert config.load_in_8bit == (quantization == "int8") and config.bnb_4bit_compute_dtype == torch.float32
-    together = encoded(model)
-    assert_close(encoded(model, alone=True), together.double())
-    assert (together - encoded(build(llama, **PIPELINES[name]))).abs().max() > 1e-4, "they were not quantized"
-    assert_close(encoded(reloaded(model, tmp_path / "saved")), together.double(), 1e-6)
-    for file, part in (("config_sentence_transformers.json", "bitsandbytes"), ("config.json", "quantization_config")):
-        assert part in (tmp_path / "saved" / file).read_text(encoding="utf-8")
+    assert config.load_in_8bit == (quantization == "int8")
+    assert config.bnb_4bit_compute_dtype == torch.float32
+    vectors = encoded(model)
+    assert_close(encoded(model, alone=True), vectors.double())
+    exact_vectors = encoded(build(llama, **PIPELINES[pipeline_name]))
+    assert (vectors - exact_vectors).abs().max() > 1e-4, "they were not quantized"
+    saved_folder = tmp_path / "saved"
+    assert_close(encoded(save_and_load(model, saved_folder)), vectors.double(), 1e-6)
+    assert "quantization_config" in (saved_folder / "config.json").read_text(encoding="utf-8")
+    settings = (saved_folder / "config_sentence_transformers.json").read_text(encoding="utf-8")
+    assert "bitsandbytes" in settings
 
 
-def adapt(base: Path, folder: Path, **options: Any) -> tuple[Path, Path]:
+def save_adapter(base_folder: Path, folder: Path, **options: Any) -> tuple[Path, Path]:
     """An adapter whose every weight matters, and the same merged into its base by peft."""
     peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **options})
-    kind: Any = AutoModel if config.task_type == "FEATURE_EXTRACTION" else AutoModelForCausalLM
-    model = peft.get_peft_model(kind.from_pretrained(base, dtype=torch.float32), config)
+    settings = {"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **options}
+    config = peft.LoraConfig(**settings)
+    is_headless = config.task_type == "FEATURE_EXTRACTION"
+    model_class: Any = AutoModel if is_headless else AutoModelForCausalLM
+    base_model = model_class.from_pretrained(base_folder, dtype=torch.float32)
+    model = peft.get_peft_model(base_model, config)
     torch.manual_seed(0)
     for parameter in model.parameters():
         parameter.data += 0.3 * parameter.requires_grad * torch.randn_like(parameter)
-    model.save_pretrained(folder / "adapter")
-    model.merge_and_unload().save_pretrained(folder / "merged")
-    AutoTokenizer.from_pretrained(base).save_pretrained(folder / "merged")
-    return folder / "adapter", folder / "merged"
+    adapter_folder, merged_folder = folder / "adapter", folder / "merged"
+    model.save_pretrained(adapter_folder)
+    model.merge_and_unload().save_pretrained(merged_folder)
+    AutoTokenizer.from_pretrained(base_folder).save_pretrained(merged_folder)
+    return adapter_folder, merged_folder
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"use_dora": True}, {"use_rslora": True}, {"bias": "all"}, {"target_modules": "all-linear"},
-        *({"modules_to_save": [name]} for name in ("embed_tokens", "input_layernorm", "lm_head")),
+        {},
+        {"use_dora": True},
+        {"use_rslora": True},
+        {"bias": "all"},
+        {"target_modules": "all-linear"},
+        {"modules_to_save": ["embed_tokens"]},
+        {"modules_to_save": ["input_layernorm"]},
+        {"modules_to_save": ["lm_head"]},
         {"task_type": "FEATURE_EXTRACTION"},
     ],
     ids=str,
-)  # fmt: skip
-def test_adapters(llama: Path, options: dict[str, Any], tmp_path: Path) -> None:
-    """As merged by peft, and saved as part of the weights."""
-    adapter, merged = adapt(llama, tmp_path, **options)
-    model: Any = build(adapter, pooling="mean")
-    assert_close(encoded(model), encoded(build(merged, pooling="mean")).double())
-    assert torch.equal(encoded(reloaded(model, tmp_path / "saved")), encoded(model))
-    assert not (tmp_path / "saved" / "adapter_config.json").exists() and model[0].base_model == "adapter"
-    assert all(each.requires_grad for each in model.parameters())
+)
+def test_an_adapter_becomes_part_of_the_weights(llama: Path, options: dict[str, Any], tmp_path: Path) -> None:
+    """As peft merges it."""
+    adapter_folder, merged_folder = save_adapter(llama, tmp_path, **options)
+    model: Any = build(adapter_folder, pooling="mean")
+    assert_close(encoded(model), encoded(build(merged_folder, pooling="mean")).double())
+    assert torch.equal(encoded(save_and_load(model, tmp_path / "saved")), encoded(model))
+    assert not (tmp_path / "saved" / "adapter_config.json").exists()
+    assert model[0].base_model == "adapter"
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_revision_of_an_adapter(llama: Path, tmp_path: Path) -> None:
+def test_a_revision_is_that_of_the_adapter(llama: Path, tmp_path: Path) -> None:
     """The base has none of that name; the tokenizer is the adapter's own."""
-    adapter, merged = adapt(llama, tmp_path)
-    for folder in (adapter, merged):
+    adapter_folder, merged_folder = save_adapter(llama, tmp_path)
+    for folder in (adapter_folder, merged_folder):
         TOKENIZERS["cls_sep"]().save_pretrained(folder)
-    shutil.copy(llama / "config.json", adapter)
+    shutil.copy(llama / "config.json", adapter_folder)
     on_the_hub(tmp_path, "a/base", llama)
-    file = adapter / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "a/base"}))
-    on_the_hub(tmp_path, "a/adapter", adapter, "v1")
-    model: Any = build("a/adapter", revision="v1", cache_folder=str(tmp_path), local_files_only=True)
-    assert_close(encoded(model), encoded(build(merged)).double())
+    config_path = adapter_folder / "adapter_config.json"
+    config = json.loads(config_path.read_text())
+    config["base_model_name_or_path"] = "a/base"
+    config_path.write_text(json.dumps(config))
+    on_the_hub(tmp_path, "a/adapter", adapter_folder, "v1")
+    hub_options = {"cache_folder": str(tmp_path), "local_files_only": True}
+    model: Any = build("a/adapter", revision="v1", **hub_options)
+    assert_close(encoded(model), encoded(build(merged_folder)).double())
     assert (model[0].base_model, model[0].base_revision) == ("a/adapter", "v1")
 
 
-def test_adapters_that_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("peft_type", "problem"),
+    [("PROMPT_TUNING", "positions"), ("ADAPTION_PROMPT", "positions"), ("LORA", "names no base")],
+)
+def test_adapters_that_are_refused(peft_type: str, problem: str, tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    for kind, says in (("PROMPT_TUNING", "positions"), ("ADAPTION_PROMPT", "positions"), ("LORA", "names no base")):
-        (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": kind}))
-        with pytest.raises(ValueError, match=says):
-            build(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": peft_type}))
+    with pytest.raises(ValueError, match=problem):
+        build(tmp_path)
 
 
-# What is done to a loaded model, or the options beside it, by a part of what is said.
-LOADED: dict[str, Callable[[Any], Any]] = {
-    "its quantization 7": lambda llm: setattr(llm.config, "quantization_config", {"quant_method": 7}),
-    "several devices": lambda llm: setattr(llm, "hf_device_map", {"layers": 0, "norm": "cpu"}),
-    "embeddings on disk": lambda llm: llm.add_module("positions", torch.nn.Embedding(2, 2, device="meta")),
-    "needs 'pixels'": lambda llm: setattr(llm, "forward", lambda input_ids, pixels: None),
-    "the base is on cpu": lambda llm: {"device": "meta"},
-    "needs its tokenizer": lambda llm: {"tokenizer": None},
-    "dtype='bfloat16'": lambda llm: {"dtype": "bfloat16"},
+def build_without_a_weight(base_folder: Path, folder: Path) -> None:
+    shutil.copytree(base_folder, folder)
+    lose(folder / "model.safetensors", "q_proj")
+    build(folder)
+
+
+def build_an_empty_folder(base_folder: Path, folder: Path) -> None:
+    folder.mkdir()
+    build(folder)
+
+
+def build_an_embedder(base_folder: Path, folder: Path) -> None:
+    build(base_folder).save_pretrained(str(folder))
+    build(folder)
+
+
+def convert_a_bag_of_words(base_folder: Path, folder: Path) -> None:
+    tiny_model().save_pretrained(str(folder))
+    st_reba.build(folder, "nosink:setting=mask0-1,k=2")
+
+
+def build_half_an_adapter(base_folder: Path, folder: Path) -> None:
+    adapter_folder, _ = save_adapter(base_folder, folder)
+    lose(adapter_folder / "adapter_model.safetensors", "lora_B")
+    build(adapter_folder)
+
+
+def quantize_an_adapter(base_folder: Path, folder: Path) -> None:
+    adapter_folder, _ = save_adapter(base_folder, folder)
+    build(adapter_folder, quantization="nf4")
+
+
+def build_a_gguf_file_of_mini(base_folder: Path, folder: Path) -> None:
+    st_reba.build("mini", gguf_file="a.gguf", local_files_only=True)
+
+
+# Calls with the llama's folder and one that is not there, by a part of the message.
+REFUSED_CALLS: dict[str, Callable[[Path, Path], object]] = {
+    "weights are missing": build_without_a_weight,
+    "no config.json and": build_an_empty_folder,
+    "is a file": lambda base_folder, folder: build(base_folder / "config.json"),
+    "could not be loaded": lambda base_folder, folder: build(folder),
+    "'float7'": lambda base_folder, folder: build(base_folder, dtype="float7"),
+    "'int3'": lambda base_folder, folder: build(base_folder, quantization="int3"),
+    "an embedder already": build_an_embedder,
+    "StaticEmbedding of": convert_a_bag_of_words,
+    "missing adapter keys": build_half_an_adapter,
+    "into quantized": quantize_an_adapter,
+    "mini/a.gguf (GGUF)": build_a_gguf_file_of_mini,
 }
-# Calls, with the llama's folder and one that is not there.
-CALLS: dict[str, Callable[[Path, Path], Any]] = {
-    "Linear is neither": lambda base, new: build(torch.nn.Linear(2, 2), tokenizer=AutoTokenizer.from_pretrained(base)),
-    "weights are missing": lambda base, new: (
-        shutil.copytree(base, new), lose(new / "model.safetensors", "q_proj"), build(new)
-    ),
-    "no config.json and": lambda base, new: (new.mkdir(), build(new)),
-    "is a file": lambda base, new: build(base / "config.json"),
-    "could not be loaded": lambda base, new: build(new),
-    "'float7'": lambda base, new: build(base, dtype="float7"),
-    "'int3'": lambda base, new: build(base, quantization="int3"),
-    "an embedder already": lambda base, new: (build(base).save_pretrained(str(new)), build(new)),
-    "StaticEmbedding of": lambda base, new: (
-        tiny_model().save_pretrained(new), st_reba.build(new, "nosink:setting=mask0-1,k=2")
-    ),
-    "missing adapter keys": lambda base, new: (
-        lose((one := adapt(base, new)[0]) / "adapter_model.safetensors", "lora_B"), build(one)
-    ),
-    "into quantized": lambda base, new: build(adapt(base, new)[0], quantization="nf4"),
-    "mini/a.gguf (GGUF)": lambda base, new: st_reba.build("mini", gguf_file="a.gguf", local_files_only=True),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("says", [*LOADED, *CALLS])
-def test_refusals(llama: Path, says: str, tmp_path: Path) -> None:
-    llm, tokenizer = AutoModel.from_pretrained(llama), AutoTokenizer.from_pretrained(llama)
+@pytest.mark.parametrize("problem", REFUSED_CALLS)
+def test_bases_that_are_refused(llama: Path, problem: str, tmp_path: Path) -> None:
     # An ImportError where an older transformers reads no GGUF files.
     with pytest.raises((ValueError, OSError, ImportError)) as raised:
-        if says in LOADED:
-            build(llm, **{"tokenizer": tokenizer, **(LOADED[says](llm) or {})})
-        else:
-            CALLS[says](llama, tmp_path / "new")
-    assert says in str(raised.value)
-    assert type(raised.value) is OSError or len(str(raised.value).splitlines()) == 1
+        REFUSED_CALLS[problem](llama, tmp_path / "new")
+    message = str(raised.value)
+    assert problem in message
+    assert type(raised.value) is OSError or len(message.splitlines()) == 1
 
 
-def test_packed_weights_are_unpacked_once(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into a folder of the model's name, with all files beside them; another for other files."""
-    monkeypatch.setattr(bases, "cached_assets_path", partial(bases.cached_assets_path, assets_dir=tmp_path))
-    monkeypatch.setitem(bases.EMBEDDED, "mini", packed := shutil.copytree(llama, tmp_path / "packed"))
-    assert bases.place_of("mini") == str(packed) and bases.place_of("other/mini") == "other/mini"
-    weights = packed / "model.safetensors"
-    (packed / "model.safetensors.xz").write_bytes(lzma.compress(weights.read_bytes()))
+@pytest.fixture
+def packed_mini(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The llama as embedded model, its weights packed; they are unpacked into ``tmp_path``."""
+    folder = shutil.copytree(llama, tmp_path / "packed")
+    weights = folder / "model.safetensors"
+    (folder / "model.safetensors.xz").write_bytes(lzma.compress(weights.read_bytes()))
     weights.unlink()
-    vectors = st_reba.build("mini", "echo").encode("A cat sleeps.")
-    assert (vectors == st_reba.build(llama, "echo", tokenizer="mini").encode("A cat sleeps.")).all()
-    (place,) = tmp_path.glob("st_reba/*/mini")
-    assert {path.name for path in place.iterdir()} == {path.name for path in llama.iterdir()}
-    (place / "config.json").write_text("kept")
-    assert bases.place_of("mini") == str(place) and (place / "config.json").read_text() == "kept"
-    (packed / "config.json").write_text("new")
-    assert (Path(bases.place_of("mini")) / "config.json").read_text() == "new"
+    cached_assets_path = partial(bases.cached_assets_path, assets_dir=tmp_path)
+    monkeypatch.setattr(bases, "cached_assets_path", cached_assets_path)
+    monkeypatch.setitem(bases.EMBEDDED, "mini", folder)
+    return folder
+
+
+def test_unpacked_weights_are_used_where_they_are(
+    llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(bases.EMBEDDED, "mini", llama)
+    assert bases.resolve_embedded("mini") == str(llama)
+    assert bases.resolve_embedded("other/mini") == "other/mini"
+
+
+def test_packed_weights_are_unpacked_once_with_all_files_beside_them(
+    llama: Path,
+    packed_mini: Path,
+    tmp_path: Path,
+) -> None:
+    vector = st_reba.build("mini", "echo").encode("A cat sleeps.")
+    expected_vector = st_reba.build(llama, "echo", tokenizer="mini").encode("A cat sleeps.")
+    assert (vector == expected_vector).all()
+    (unpacked_folder,) = tmp_path.glob("st_reba/*/mini")
+    file_names = {path.name for path in unpacked_folder.iterdir()}
+    assert file_names == {path.name for path in llama.iterdir()}
+    (unpacked_folder / "config.json").write_text("unchanged")
+    assert bases.resolve_embedded("mini") == str(unpacked_folder)
+    assert (unpacked_folder / "config.json").read_text() == "unchanged"
+
+
+def test_other_files_are_unpacked_elsewhere(packed_mini: Path) -> None:
+    unpacked_folder = bases.resolve_embedded("mini")
+    (packed_mini / "config.json").write_text("new")
+    other_folder = bases.resolve_embedded("mini")
+    assert other_folder != unpacked_folder
+    assert Path(other_folder, "config.json").read_text(encoding="utf-8") == "new"
+
+
+def test_a_cache_that_cannot_be_written_is_named(packed_mini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bases, "cached_assets_path", Mock(side_effect=PermissionError("no")))
     with pytest.raises(OSError, match="HF_HOME"):
         st_reba.build("mini")
 
 
-def test_a_layer_that_looks_both_ways_makes_a_model_that_does(llama: Path, tmp_path: Path) -> None:
+def test_a_layer_that_looks_both_ways_makes_a_model_that_does(llama: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(llama)
     assert is_causal(model)
     model.model.layers[1].self_attn.is_causal = False
     assert not is_causal(model)
-    # Where no layer says it, it is tried.
+
+
+def test_where_no_layer_says_which_way_it_looks_it_is_tried(llama: Path, tmp_path: Path) -> None:
     families.save("bert", tmp_path, decoder=False)
-    for path, causal in ((llama, True), (tmp_path, False)):
-        model = AutoModel.from_pretrained(path, attn_implementation="eager").eval()
-        for each in model.modules():
-            vars(each).pop("is_causal", None)
-        assert is_causal(model) is causal
+    for folder, looks_back_alone in ((llama, True), (tmp_path, False)):
+        model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+        for module in model.modules():
+            vars(module).pop("is_causal", None)
+        assert is_causal(model) is looks_back_alone
 
 
-def test_the_number_type_of_the_base(llama: Path, tmp_path: Path) -> None:
-    """float32 on a CPU, saved as the base stores it, or as it was asked for."""
-    stored = tmp_path / "half"
-    AutoModelForCausalLM.from_pretrained(llama).to(torch.bfloat16).save_pretrained(stored)
-    AutoTokenizer.from_pretrained(llama).save_pretrained(stored)
-    assert RepeatTransformer(str(stored)).model.dtype == st_reba.build(stored).dtype == torch.float32
-    for number, (dtype, saved) in enumerate([(None, 2), ("float32", 4), (torch.bfloat16, 2), ("auto", 2)]):
-        model = build(stored, dtype=dtype)
-        again = reloaded(model, tmp_path / str(number), model_kwargs={"dtype": torch.float32})
-        if number < 2:
-            assert model.dtype == torch.float32 and torch.equal(encoded(again), encoded(model))
-        numbers = sum(each.numel() for each in model.parameters())
-        assert bytes_of(tmp_path / str(number)) == pytest.approx(saved * numbers, rel=0.05)
+@pytest.fixture(scope="module")
+def half_llama(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The llama, stored in bfloat16."""
+    folder = tmp_path_factory.mktemp("half")
+    AutoModelForCausalLM.from_pretrained(llama).to(torch.bfloat16).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(folder)
+    return folder
+
+
+def test_weights_are_float32_on_a_cpu(half_llama: Path) -> None:
+    assert RepeatTransformer(str(half_llama)).model.dtype == torch.float32
+    assert st_reba.build(half_llama).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected_bytes"),
+    [(None, 2), ("float32", 4), (torch.bfloat16, 2), ("auto", 2)],
+)
+def test_weights_are_saved_as_the_base_stores_them_or_as_asked_for(
+    half_llama: Path,
+    dtype: Any,
+    expected_bytes: int,
+    tmp_path: Path,
+) -> None:
+    model = build(half_llama, dtype=dtype)
+    loaded_model = save_and_load(model, tmp_path, model_kwargs={"dtype": torch.float32})
+    if dtype in (None, "float32"):
+        assert model.dtype == torch.float32
+        assert torch.equal(encoded(loaded_model), encoded(model))
+    assert bytes_per_number(model, tmp_path) == pytest.approx(expected_bytes, rel=0.05)
 
 
 @pytest.mark.parametrize("value", ["bfloat16", "torch.bfloat16", torch.bfloat16])
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
 @pytest.mark.parametrize("option", ["model_kwargs", "config_kwargs"])
 def test_either_name_of_the_number_type_is_obeyed(
-    llama: Path, option: str, name: str, value: Any, tmp_path: Path
+    llama: Path,
+    option: str,
+    name: str,
+    value: Any,
+    tmp_path: Path,
 ) -> None:
     options: dict[str, Any] = {option: {name: value}}
     model = build(llama, **options)
@@ -308,17 +418,29 @@ def test_either_name_of_the_number_type_is_obeyed(
     assert st_reba.load(tmp_path / "saved", device="cpu").dtype == torch.float32
 
 
-def test_number_types_that_differ_are_refused(llama: Path) -> None:
-    for options in (
+@pytest.mark.parametrize(
+    "options",
+    [
         {"dtype": "float16", "model_kwargs": {"torch_dtype": "bfloat16"}},
         {"model_kwargs": {"dtype": "float16", "torch_dtype": "bfloat16"}},
         {"model_kwargs": {"dtype": "float16"}, "config_kwargs": {"torch_dtype": "bfloat16"}},
-    ):
-        with pytest.raises(ValueError, match=r"torch_dtype.*differ\. Give one"):
-            build(llama, **options)
-    assert build(llama, dtype=torch.half, model_kwargs={"torch_dtype": "float16"}).dtype == torch.float16
-    with pytest.raises(ValueError, match=r"model_kwargs\['torch_dtype'\]='float7' is not known"):
-        build(llama, model_kwargs={"torch_dtype": "float7"})
+    ],
+    ids=str,
+)
+def test_number_types_that_differ_are_refused(llama: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"torch_dtype.*differ\. Give one"):
+        build(llama, **options)
+
+
+def test_the_same_number_type_may_be_given_twice(llama: Path) -> None:
+    model = build(llama, dtype=torch.half, model_kwargs={"torch_dtype": "float16"})
+    assert model.dtype == torch.float16
+
+
+@pytest.mark.parametrize("value", ["float7", "torch.auto", 7])
+def test_an_unknown_number_type_is_refused_by_its_option(llama: Path, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"model_kwargs\['torch_dtype'\]={value!r} is not known"):
+        build(llama, model_kwargs={"torch_dtype": value})
 
 
 @pytest.mark.parametrize(

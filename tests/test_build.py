@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,82 +23,152 @@ from st_reba.modules import NoSinkTransformer
 from st_reba.modules.extensions import extensions
 from st_reba.modules.layout import special_tokens
 
-# Of each kind of option one.
-SAYING = ("reba mean", "authors mean", "chunk mean", "echo end", "ensemble", "reversed", "outputs", "mask0", "concat")
+# One of each kind of option.
+DESCRIBED_PIPELINES = (
+    "reba mean",
+    "authors mean",
+    "chunk mean",
+    "echo end",
+    "ensemble",
+    "reversed",
+    "outputs",
+    "mask0",
+    "concat",
+    "inter authors",
+    "rerouted",
+    "layers",
+)
 
 
-@pytest.mark.parametrize("name", slow_but(PIPELINES, *SAYING, "inter authors", "rerouted", "layers"))
-def test_a_model_says_what_it_is(base: Base, name: str, tmp_path: Path) -> None:
-    """Its method is the one that was asked for, saved and loaded too, with the same vectors."""
-    options = {key: value for key, value in PIPELINES[name].items() if key != "method"}
+@pytest.mark.parametrize("name", slow_but(PIPELINES, *DESCRIBED_PIPELINES))
+def test_a_model_keeps_its_method_when_it_is_saved(base: Base, name: str, tmp_path: Path) -> None:
+    options = dict(PIPELINES[name])
+    method = Method(options.pop("method"), **options)
     model = made(base("llama"), name, normalize=True)
-    wanted, vectors = Method(PIPELINES[name]["method"], **options), encoded(model)
-    assert method_of(model) == wanted
-    model.save_pretrained(str(tmp_path))
-    again = SentenceTransformer(str(tmp_path), device="cpu")
-    assert method_of(again) == wanted and torch.equal(encoded(again), vectors)
-    assert torch.equal(encoded(build(base("llama"), str(wanted), normalize=True)), vectors)
+    vectors = encoded(model)
+    assert method_of(model) == method
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(TEXTS)))
+    model.save_pretrained(str(tmp_path))
+    loaded_model = SentenceTransformer(str(tmp_path), device="cpu")
+    assert method_of(loaded_model) == method
+    assert torch.equal(encoded(loaded_model), vectors)
+    assert torch.equal(encoded(build(base("llama"), str(method), normalize=True)), vectors)
 
 
-def test_modules_by_hand(base: Base) -> None:
-    plain = RepeatTransformer(base("llama"))
-    assert (plain.copies, plain.pooled, plain.compute_matched, plain.causal) == (2, "last_copy", False, True)
+def test_modules_put_together_by_hand_are_those_of_build(base: Base) -> None:
     modules = [RepeatTransformer(base("llama"), repeats=3), ReBAPooling(32, "mean"), Normalize()]
-    by_hand = SentenceTransformer(modules=modules, device="cpu")
-    assert method_of(by_hand) is None
-    assert torch.equal(encoded(by_hand), encoded(build(base("llama"), repeats=3, pooling="mean", normalize=True)))
+    model = SentenceTransformer(modules=modules, device="cpu")
+    assert method_of(model) is None
+    built_model = build(base("llama"), repeats=3, pooling="mean", normalize=True)
+    assert torch.equal(encoded(model), encoded(built_model))
 
 
-def test_prompts_and_fields(base: Base) -> None:
-    """A prompt stands in front of the copies, or is the template's instruction."""
-    path, text = base("llama", "bos_eos"), TEXTS[2]
-    model: Any = build(path, "echo", prompts={"query": "Find: "})
-    wanted = build(path, "echo", template="Find: {text}{text}")
-    assert np.array_equal(model.encode_query(text), wanted.encode(text))
+def test_defaults_of_a_transformer(base: Base) -> None:
+    transformer = RepeatTransformer(base("llama"))
+    assert (transformer.copies, transformer.pooled) == (2, "last_copy")
+    assert not transformer.compute_matched
+    assert transformer.causal
+
+
+def test_a_prompt_stands_in_front_of_the_copies(base: Base) -> None:
+    base_path, text = base("llama", "bos_eos"), TEXTS[2]
+    model = build(base_path, "echo", prompts={"query": "Find: "})
+    expected_vector = build(base_path, "echo", template="Find: {text}{text}").encode(text)
+    assert np.array_equal(model.encode_query(text), expected_vector)
     assert np.array_equal(model.encode_document(text), model.encode(text))
-    wanted = build(path, "echo", template="Instruct: Find it\nQuery: {text}\nQuery again: {text}")
-    taught = build(path, "echo", template="echo-instruct", instruction="Find it")
-    bare = build(path, "echo", template="echo-instruct")
-    for found in (taught.encode_query(text), bare.encode_query(text, prompt="Find it")):
-        assert np.array_equal(found, wanted.encode(text))
-    field = build(path, "echo", template="{kind}: {text} {text}")
-    assert_close(encoded(field, kind="a"), encoded(build(path, "echo", template="a: {text} {text}")).double())
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize(("tokenizer", "include"), [("chat", True), ("bos_eos", False)])
-def test_nosink_keeps_the_input_of_an_embedder(tmp_path: Path, tokenizer: str, include: bool, side: str) -> None:
-    """Chat turns, and a pooling that leaves the prompt out; padding on either side."""
-    backend = TOKENIZERS[tokenizer]()
-    backend.padding_side, backend.pad_token = side, backend.pad_token or backend.eos_token
-    modules = [Transformer(str(save("llama", tmp_path / "base", backend))), Pooling(32, "mean", include_prompt=include)]
-    path, methods = str(tmp_path / "embedder"), ("nosink:setting=baseline", "nosink:setting=mask0-bidir,k=all")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        SentenceTransformer(modules=modules, prompts={"query": "Find: "}, device="cpu").save_pretrained(path)
-    models = [SentenceTransformer(path, device="cpu"), *(st_reba.build(path, each, device="cpu") for each in methods)]
-    plain, same, converted = (torch.stack([torch.tensor(each.encode_query(text)) for text in TEXTS]) for each in models)
-    assert_close(same, plain.double())
-    assert (converted - plain).abs().max() > 1e-2
-    model = models[2]
-    assert_close(model.encode_query(list(TEXTS), convert_to_tensor=True), converted.double())
-    assert model[0].layer_masks == ["nosink-bidirectional"] * 3
-    model.save_pretrained(str(tmp_path / "saved"))
-    assert torch.equal(encoded(SentenceTransformer(str(tmp_path / "saved"), device="cpu")), encoded(model))
-    own = ({"max_seq_length": 20}, {"tokenizer": "mini"}, {"quantization": "nf4"}, {"normalize": False})
-    for wrong in (*own, {"config_kwargs": {"output_hidden_states": True}}):
-        with pytest.raises(ValueError, match="keeps its own|states of every layer"):
-            st_reba.build(path, methods[1], **wrong)
-    lose(tmp_path / "embedder" / "model.safetensors", "q_proj")
+def test_a_prompt_is_the_instruction_of_a_template_that_has_one(base: Base) -> None:
+    base_path, text = base("llama", "bos_eos"), TEXTS[2]
+    template = "Instruct: Find it\nQuery: {text}\nQuery again: {text}"
+    expected_vector = build(base_path, "echo", template=template).encode(text)
+    instructed_model = build(base_path, "echo", template="echo-instruct", instruction="Find it")
+    assert np.array_equal(instructed_model.encode_query(text), expected_vector)
+    model = build(base_path, "echo", template="echo-instruct")
+    assert np.array_equal(model.encode_query(text, prompt="Find it"), expected_vector)
+
+
+def test_a_field_is_filled_with_the_text(base: Base) -> None:
+    base_path = base("llama", "bos_eos")
+    model = build(base_path, "echo", template="{kind}: {text} {text}")
+    expected_vectors = encoded(build(base_path, "echo", template="a: {text} {text}")).double()
+    assert_close(encoded(model, kind="a"), expected_vectors)
+
+
+MASKED = "nosink:setting=mask0-bidir,k=all"
+
+
+def save_embedder(folder: Path, tokenizer_name: str, padding_side: str, include_prompt: bool) -> str:
+    """A model of sentence-transformers with chat turns, or with a pooling that leaves the prompt out."""
+    tokenizer = TOKENIZERS[tokenizer_name]()
+    tokenizer.padding_side = padding_side
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    transformer = Transformer(str(save("llama", folder / "base", tokenizer)))
+    modules = [transformer, Pooling(32, "mean", include_prompt=include_prompt)]
+    model = SentenceTransformer(modules=modules, prompts={"query": "Find: "}, device="cpu")
+    embedder_path = str(folder / "embedder")
+    model.save_pretrained(embedder_path)
+    return embedder_path
+
+
+def query_vectors(model: SentenceTransformer) -> torch.Tensor:
+    """Vectors of the texts as queries, each alone."""
+    return torch.stack([torch.tensor(model.encode_query(text)) for text in TEXTS])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+@pytest.mark.parametrize(("tokenizer_name", "include_prompt"), [("chat", True), ("bos_eos", False)])
+def test_nosink_keeps_the_input_of_an_embedder(
+    tmp_path: Path,
+    tokenizer_name: str,
+    include_prompt: bool,
+    padding_side: str,
+) -> None:
+    embedder_path = save_embedder(tmp_path, tokenizer_name, padding_side, include_prompt)
+    plain_vectors = query_vectors(SentenceTransformer(embedder_path, device="cpu"))
+    baseline_model = st_reba.build(embedder_path, "nosink:setting=baseline", device="cpu")
+    assert_close(query_vectors(baseline_model), plain_vectors.double())
+    masked_model = st_reba.build(embedder_path, MASKED, device="cpu")
+    masked_vectors = query_vectors(masked_model)
+    assert (masked_vectors - plain_vectors).abs().max() > 1e-2
+    batch_vectors = masked_model.encode_query(list(TEXTS), convert_to_tensor=True)
+    assert_close(batch_vectors, masked_vectors.double())
+    assert masked_model[0].layer_masks == ["nosink-bidirectional"] * 3
+    saved_path = str(tmp_path / "saved")
+    masked_model.save_pretrained(saved_path)
+    loaded_model = SentenceTransformer(saved_path, device="cpu")
+    assert torch.equal(encoded(loaded_model), encoded(masked_model))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_seq_length": 20},
+        {"tokenizer": "mini"},
+        {"quantization": "nf4"},
+        {"normalize": False},
+        {"config_kwargs": {"output_hidden_states": True}},
+    ],
+    ids=str,
+)
+def test_options_that_an_embedder_keeps_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    embedder_path = save_embedder(tmp_path, "bos_eos", "right", True)
+    with pytest.raises(ValueError, match="keeps its own|states of every layer"):
+        st_reba.build(embedder_path, MASKED, **options)
+
+
+def test_an_embedder_without_all_weights_is_refused(tmp_path: Path) -> None:
+    embedder_path = save_embedder(tmp_path, "bos_eos", "right", True)
+    lose(Path(embedder_path, "model.safetensors"), "q_proj")
     with pytest.raises(ValueError, match="weights are missing"):
-        st_reba.build(path, methods[1])
+        st_reba.build(embedder_path, MASKED)
 
 
-def test_another_tokenizer(base: Base, tmp_path: Path) -> None:
-    """It may have as many tokens as the base has embeddings."""
+def test_another_tokenizer_may_have_as_many_tokens_as_there_are_embeddings(base: Base, tmp_path: Path) -> None:
     tokenizer = TOKENIZERS["cls_sep"]()
-    tokenizer.add_tokens([f"<{number}>" for number in range(512 - len(tokenizer))])
+    missing_count = 512 - len(tokenizer)
+    tokenizer.add_tokens([f"<{number}>" for number in range(missing_count)])
     tokenizer.save_pretrained(tmp_path)
     model = build(base("llama", "bos"), "echo", tokenizer=str(tmp_path))
     assert torch.equal(encoded(model), encoded(build(base("llama", "cls_sep"), "echo")))
@@ -109,69 +178,121 @@ def test_another_tokenizer(base: Base, tmp_path: Path) -> None:
         build(base("llama", "bos"), "echo", tokenizer=str(tmp_path))
 
 
-def test_the_most_that_may_be_asked_for(base: Base) -> None:
-    path = base("llama", "bos_eos")
-    build(path, chunk=127, max_seq_length=256)  # two copies, and a token on either side
-    lowest, embeddings = (build(path, "echo", layer=layer) for layer in (-4, 0))
-    assert torch.equal(encoded(lowest), encoded(embeddings))
-    assert build(path, layer=1)[0].reading is None  # the last of the layers that are left
+def test_the_largest_chunk_that_fits_is_accepted(base: Base) -> None:
+    build(base("llama", "bos_eos"), chunk=127, max_seq_length=256)  # two copies, and a token on either side
 
 
-def test_features_without_spans(base: Base) -> None:
-    """As a training loop splits them: the same vectors."""
+def test_layers_may_be_counted_from_the_top(base: Base) -> None:
+    base_path = base("llama", "bos_eos")
+    lowest_model = build(base_path, "echo", layer=-4)
+    embeddings_model = build(base_path, "echo", layer=0)
+    assert torch.equal(encoded(lowest_model), encoded(embeddings_model))
+
+
+def test_the_last_of_the_remaining_layers_needs_no_reader(base: Base) -> None:
+    assert build(base("llama", "bos_eos"), layer=1)[0].reading is None
+
+
+def test_features_without_spans_give_the_same_vectors(base: Base) -> None:
+    """A training loop splits features so."""
     model = made(base("llama"), "reba mean")
     features = features_of(model)
-    wanted = model(dict(features))["sentence_embedding"]
+    expected_vectors = model(dict(features))["sentence_embedding"]
     features.pop("spans")
-    assert torch.equal(model({name: each[1:] for name, each in features.items()})["sentence_embedding"], wanted[1:])
+    later_features = {name: value[1:] for name, value in features.items()}
+    assert torch.equal(model(later_features)["sentence_embedding"], expected_vectors[1:])
 
 
-def modules(*modules: Any) -> SentenceTransformer:
+REFUSED_OPTIONS: list[dict[str, Any]] = [
+    {"repeat": 2},
+    {"prompts": {"query": 3}},
+    {"device": "cpuu"},
+    {"device": "meta", "model_kwargs": {"device_map": "cpu"}},
+    {"tokenizer": TOKENIZERS["bos"]()},
+    {"texts": ["a"]},
+    {"method": "auto"},
+    {"method": "auto", "texts": ["a"], "layer": 1},
+    {"layer": [1, 5]},
+    {"layer": [2, 1]},
+    {"layer": -5},
+    {"method": "prompteol:read=attention,layer=0"},
+    {"method": "nosink:setting=mask0-bidir,k=9"},
+    {"template": "{text} {reversed}"},
+    {"template": "{text} {text!r}"},
+    {"template": "{text} {"},
+    {"template": {"query": "{text}"}},
+    {"template": {"query": "{text}", "document": "{text}{text}"}},
+    {"template": "{text}{text}", "repeats": 3},
+    {"method": "classical", "template": "{text}{text}"},
+    {"method": "prompteol", "template": ["{text}", "{text}{text}"]},
+    {"method": "prompteol", "template": ["{text} a", "{text} a"], "weights": [1, -1]},
+    {"instruction": "x"},
+    {"max_seq_length": 2},
+    {"max_seq_length": 257},
+    {"chunk": 128},
+]
+
+
+@pytest.mark.parametrize("options", REFUSED_OPTIONS, ids=str)
+def test_options_are_refused_in_one_line(base: Base, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError) as raised:
+        build(base("llama"), **options)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def pipeline(*modules: torch.nn.Module) -> SentenceTransformer:
     return SentenceTransformer(modules=list(modules))
 
 
-# What build refuses, with the method where it is not ReBA.
-OPTIONS: list[dict[str, Any]] = [
-    {"repeat": 2}, {"prompts": {"query": 3}}, {"device": "cpuu"}, {"tokenizer": TOKENIZERS["bos"]()}, {"texts": ["a"]},
-    {"method": "auto"}, {"method": "auto", "texts": ["a"], "layer": 1}, {"layer": [1, 5]}, {"layer": -5},
-    {"layer": [2, 1]}, {"method": "prompteol:read=attention,layer=0"}, {"method": "nosink:setting=mask0-bidir,k=9"},
-    {"template": "{text} {reversed}"}, {"template": "{text} {text!r}"}, {"template": "{text} {"},
-    {"template": {"query": "{text}"}}, {"template": {"query": "{text}", "document": "{text}{text}"}},
-    {"method": "prompteol", "template": ["{text}", "{text}{text}"]}, {"template": "{text}{text}", "repeats": 3},
-    {"method": "prompteol", "template": ["{text} a", "{text} a"], "weights": [1, -1]}, {"instruction": "x"},
-    {"method": "classical", "template": "{text}{text}"}, {"max_seq_length": 2}, {"max_seq_length": 257},
-    {"device": "meta", "model_kwargs": {"device_map": "cpu"}}, {"chunk": 128},
-]  # fmt: skip
-CALLS: dict[str, Callable[[str], Any]] = {
-    "more than the positions": lambda path: setattr(model := build(path), "max_seq_length", 9999) or encoded(model),
+def encode_more_than_the_positions(base_path: str) -> None:
+    model = build(base_path)
+    model.max_seq_length = 9999
+    encoded(model)
+
+
+def find_no_content_token(base_path: str) -> None:
+    """A tokenizer that adds no special tokens around a pair, and a token to a text."""
+    special_tokens(lambda text, **_: {"input_ids": [[3]] if isinstance(text, list) else [1]})
+
+
+def read(base_path: str, **reading: Any) -> RepeatTransformer:
+    return RepeatTransformer(base_path, reading={"of": "states", "first": 1, **reading})
+
+
+REFUSED_CALLS: dict[str, Callable[[str], object]] = {
+    "more than the positions": encode_more_than_the_positions,
     "no copy": lambda path: RepeatTransformer(path, repeats=0),
-    "pooled": lambda path: RepeatTransformer(path, pooled="first"),
-    "join": lambda path: RepeatTransformer(path, reading={"of": "states", "first": 1, "last": 2, "join": "sum"}),
-    "a layer that is not": lambda path: RepeatTransformer(path, reading={"of": "states", "first": 1, "last": 9}),
-    "layers that are not": lambda path: NoSinkTransformer(path, layer_masks=["forward"] * 3, second=[(9, "backward")]),
-    "pooling": lambda path: ReBAPooling(32, "first"),
-    "no pieces": lambda path: ChunkedReBAPooling(32, chunk=0),
-    "pieces of none": lambda path: ChunkedReBAPooling(32, chunk=4, repeats=0),
-    "no weights": lambda path: PromptEnsemble([0.0, 0.0]),
-    "no number": lambda path: PromptEnsemble([1.0, float("nan")]),
+    "unknown positions": lambda path: RepeatTransformer(path, pooled="first"),
+    "unknown join": lambda path: read(path, last=2, join="sum"),
+    "a layer that is not there": lambda path: read(path, last=9),
+    "a second run of no layer": lambda path: NoSinkTransformer(
+        path, layer_masks=["forward"] * 3, second=[(9, "backward")]
+    ),
+    "unknown pooling": lambda path: ReBAPooling(32, "first"),
+    "empty pieces": lambda path: ChunkedReBAPooling(32, chunk=0),
+    "pieces without a copy": lambda path: ChunkedReBAPooling(32, chunk=4, repeats=0),
+    "weights of zero": lambda path: PromptEnsemble([0.0, 0.0]),
+    "a weight that is no number": lambda path: PromptEnsemble([1.0, float("nan")]),
     "half a text": lambda path: PromptEnsemble([1.0, 1.0])({"sentence_embedding": torch.ones(3, 2)}),
-    "pieces": lambda path: modules(RepeatTransformer(path), ChunkedReBAPooling(32, chunk=4)),
-    "weights": lambda path: modules(RepeatTransformer(path), Pooling(32), PromptEnsemble([1, 1])),
-    "no ensemble": lambda path: modules(RepeatTransformer(path, template=["{text}a", "{text}"]), Pooling(32)),
-    "no pooling": lambda path: modules(RepeatTransformer(path)),
-    "another transformer": lambda path: modules(Transformer(path), ReBAPooling(32)),
+    "pieces of several copies": lambda path: pipeline(RepeatTransformer(path), ChunkedReBAPooling(32, chunk=4)),
+    "weights without templates": lambda path: pipeline(RepeatTransformer(path), Pooling(32), PromptEnsemble([1, 1])),
+    "templates without an ensemble": lambda path: pipeline(
+        RepeatTransformer(path, template=["{text}a", "{text}"]), Pooling(32)
+    ),
+    "no pooling": lambda path: pipeline(RepeatTransformer(path)),
+    "another transformer": lambda path: pipeline(Transformer(path), ReBAPooling(32)),
     "pieces and a prompt": lambda path: build(path, chunk=120).encode("x " * 55, prompt="y " * 50),
-    "a part of the package": lambda path: extensions.nothing,
-    "no place": lambda path: special_tokens(lambda text, **_: {"input_ids": [[3]] if isinstance(text, list) else [1]}),
+    "an unknown extension": lambda path: extensions.nothing,
+    "no content token": find_no_content_token,
     "a field without a value": lambda path: encoded(build(path, template="{kind} {text}{text}")),
-    "an unknown field": lambda path: build(path)[0].row_layouts(kind="x"),  # type: ignore[operator]
-    "an unknown task": lambda path: build(path)[0].row_layouts(task="x"),  # type: ignore[operator]
-    "no text": lambda path: build(path)[0].preprocess([3]),  # type: ignore[operator]
+    "an unknown field": lambda path: RepeatTransformer(path).row_layouts(kind="x"),
+    "an unknown task": lambda path: RepeatTransformer(path).row_layouts(task="x"),
+    "no text": lambda path: RepeatTransformer(path).preprocess([3]),
 }
 
 
-@pytest.mark.parametrize("wrong", [*OPTIONS, *CALLS], ids=str)
-def test_refusals(base: Base, wrong: Any) -> None:
+@pytest.mark.parametrize("fault", REFUSED_CALLS)
+def test_faults_are_refused_in_one_line(base: Base, fault: str) -> None:
     with pytest.raises(ValueError) as raised:
-        build(base("llama"), **wrong) if isinstance(wrong, dict) else CALLS[wrong](base("llama"))
+        REFUSED_CALLS[fault](base("llama"))
     assert len(str(raised.value).splitlines()) == 1

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import reference
@@ -23,89 +23,163 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig, AutoModel
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-DEPTH, WINDOW = 3, 6
-_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": DEPTH, "num_attention_heads": 4}
-_TEXT = {**_SIZES, "vocab_size": 544, **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))}
-_GROUPS = {**_TEXT, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": POSITIONS}
-_WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": WINDOW}
-_FALCON = {"model_type": "falcon", "multi_query": False, "new_decoder_architecture": False, "alibi": False}
-_VISION = {**_SIZES, "image_size": 16, "patch_size": 4}
-_CLIP = {**_VISION, "model_type": "clip_vision_model"}
-# Text tower, vision tower, image processor.
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "gemma3": ({**_GROUPS, **_WINDOWS, "query_pre_attn_scalar": 8}, _VISION, "Gemma3ImageProcessor"),
-    "llava": ({**_GROUPS, "model_type": "llama"}, _CLIP, "CLIPImageProcessor"),
-    # A decoder that calls no attention interface, beside a vision tower that does.
-    "llava_falcon": ({**_TEXT, **_FALCON}, _CLIP, "CLIPImageProcessor"),
+DEPTH = 3
+WINDOW = 6
+# The ids that stand for images lie beyond the small vocabulary by default, and beyond the text's tokens here.
+IMAGE_TOKEN = 530
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": DEPTH, "num_attention_heads": 4}
+TEXT_TOWER = {**SIZES, "vocab_size": 544, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+GROUPED_TOWER = {**TEXT_TOWER, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": POSITIONS}
+GEMMA_TOWER = {
+    **GROUPED_TOWER,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": WINDOW,
+    "query_pre_attn_scalar": 8,
 }
-Base = Callable[[str], str]
+LLAMA_TOWER = {**GROUPED_TOWER, "model_type": "llama"}
+# It calls no attention interface, beside a vision tower that does.
+FALCON_TOWER = {
+    **TEXT_TOWER,
+    "model_type": "falcon",
+    "multi_query": False,
+    "new_decoder_architecture": False,
+    "alibi": False,
+}
+VISION_TOWER = {**SIZES, "image_size": 16, "patch_size": 4}
+CLIP_TOWER = {**VISION_TOWER, "model_type": "clip_vision_model"}
+Settings = dict[str, Any]
+
+
+class ImageTextModel(NamedTuple):
+    """What a tiny model is made of."""
+
+    model_type: str
+    text_tower: Settings
+    vision_tower: Settings
+    image_processor: str
+    image_tokens: tuple[str, ...] = ()
+
+
+MODELS = {
+    # Its processor asks the tokenizer for these tokens.
+    "gemma3": ImageTextModel("gemma3", GEMMA_TOWER, VISION_TOWER, "Gemma3ImageProcessor", ("image", "boi", "eoi")),
+    "llava": ImageTextModel("llava", LLAMA_TOWER, CLIP_TOWER, "CLIPImageProcessor"),
+    "llava_falcon": ImageTextModel("llava", FALCON_TOWER, CLIP_TOWER, "CLIPImageProcessor"),
+}
+BaseFolder = Callable[[str], str]
 
 
 def save(name: str, folder: Path) -> str:
     """A tiny random model with its processor's files, as its repositories have them."""
-    (text, vision, processor), model_type = MODELS[name], name.removesuffix("_falcon")
-    # The ids that stand for images lie beyond the small vocabulary by default, and beyond the text's tokens here.
-    images = {"image_token_id": 530, "image_token_index": 530, "mm_tokens_per_image": 4}
-    config: Any = AutoConfig.for_model(model_type, text_config=dict(text), vision_config=dict(vision), **images)
+    parts = MODELS[name]
+    config: Any = AutoConfig.for_model(
+        parts.model_type,
+        text_config=dict(parts.text_tower),
+        vision_config=dict(parts.vision_tower),
+        image_token_id=IMAGE_TOKEN,
+        image_token_index=IMAGE_TOKEN,
+        mm_tokens_per_image=4,
+    )
     made(config, zlib.crc32(name.encode())).save_pretrained(folder)
-    # What gemma3's processor asks its tokenizer for.
-    tokens = {f"{each}_token": f"<{each}>" for each in ("image", "boi", "eoi") if name == "gemma3"}
+    image_tokens = {f"{token}_token": f"<{token}>" for token in parts.image_tokens}
     tokenizer = TOKENIZERS["bos"]()
-    tokenizer.add_tokens(["<image>", *tokens.values()], special_tokens=True)
+    tokenizer.add_tokens(["<image>", *image_tokens.values()], special_tokens=True)
     tokenizer.model_max_length = 2 * POSITIONS  # more than the text tower can
     tokenizer.save_pretrained(folder)
-    image = {"image_processor_type": processor, "processor_class": PROCESSOR_MAPPING_NAMES[model_type]}
-    (folder / "preprocessor_config.json").write_text(json.dumps({**image, "image_seq_length": 4}))
-    written = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**written, "extra_special_tokens": tokens, **tokens}))
+    preprocessor = {
+        "image_processor_type": parts.image_processor,
+        "processor_class": PROCESSOR_MAPPING_NAMES[parts.model_type],
+        "image_seq_length": 4,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    tokenizer_file = folder / "tokenizer_config.json"
+    tokenizer_config = json.loads(tokenizer_file.read_text())
+    tokenizer_config |= {"extra_special_tokens": image_tokens, **image_tokens}
+    tokenizer_file.write_text(json.dumps(tokenizer_config))
     return str(folder)
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+def base_folder(tmp_path_factory: pytest.TempPathFactory) -> BaseFolder:
     return lru_cache(lambda name: save(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_methods(base: Base, name: str, tmp_path: Path) -> None:
-    path = base(name)
-    echo, reba = build(path, "echo", pooling="mean"), build(path)
-    assert name == "llava_falcon" or echo.max_seq_length == POSITIONS
-    for text, by_echo, by_reba in zip(TEXTS, encoded(echo), encoded(reba), strict=True):
-        placed = reference.layout(tokenizer_of(path), text, (None, None))
-        hidden, attention = reference.hidden_and_attention(double(path).get_decoder(), placed.ids)
-        assert_close(by_echo, reference.echo(hidden, placed, "mean"))
-        assert_close(by_reba, reference.reba(hidden, reference.symmetrized_max(attention), placed, "last"))
-    reba.save_pretrained(str(tmp_path))
-    assert torch.equal(encoded(SentenceTransformer(str(tmp_path), device="cpu")), encoded(reba))
+def test_echo_and_reba_read_the_text_tower(base_folder: BaseFolder, name: str) -> None:
+    path = base_folder(name)
+    echo_vectors = encoded(build(path, "echo", pooling="mean"))
+    reba_vectors = encoded(build(path))
+    for text, echo_vector, reba_vector in zip(TEXTS, echo_vectors, reba_vectors, strict=True):
+        layout = reference.layout(tokenizer_of(path), text, (None, None))
+        decoder = double(path).get_decoder()
+        hidden_states, attention = reference.hidden_and_attention(decoder, layout.ids)
+        assert_close(echo_vector, reference.echo(hidden_states, layout, "mean"))
+        symmetrized = reference.symmetrized_max(attention)
+        assert_close(reba_vector, reference.reba(hidden_states, symmetrized, layout, "last"))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llava"])
+def test_a_text_is_no_longer_than_the_text_tower_reads(base_folder: BaseFolder, name: str) -> None:
+    assert build(base_folder(name), "echo").max_seq_length == POSITIONS
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_saved_models_give_the_same_vectors(base_folder: BaseFolder, name: str, tmp_path: Path) -> None:
+    model = build(base_folder(name))
+    model.save_pretrained(str(tmp_path))
+    loaded_model = SentenceTransformer(str(tmp_path), device="cpu")
+    assert torch.equal(encoded(loaded_model), encoded(model))
 
 
 @pytest.mark.parametrize(
-    ("setting", "wanted"),
+    ("options", "layer_plan"),
     [
         ({"setting": "mask0&bidir", "k0": 1}, plan(DEPTH, k=2, k0=1)),
-        *(({"setting": f"{kind}-bidir"}, plan(DEPTH, kind, k=2)) for kind in ("inter", "extra", "extend")),
+        ({"setting": "inter-bidir"}, plan(DEPTH, "inter", k=2)),
+        ({"setting": "extra-bidir"}, plan(DEPTH, "extra", k=2)),
+        ({"setting": "extend-bidir"}, plan(DEPTH, "extend", k=2)),
     ],
 )
 @pytest.mark.parametrize(("name", "windows"), [("gemma3", [WINDOW, None, WINDOW]), ("llava", [None] * DEPTH)])
-def test_settings(base: Base, name: str, windows: list[Any], setting: dict[str, Any], wanted: Plan) -> None:
-    """Masks in place, and second runs of the text tower's layers, not the vision tower's."""
+def test_settings_change_the_layers_of_the_text_tower(
+    base_folder: BaseFolder,
+    name: str,
+    windows: list[int | None],
+    options: Settings,
+    layer_plan: Plan,
+) -> None:
+    """Masks in place, and second runs."""
+    path = base_folder(name)
     # Two passes through the last layer make this float32's rounding large.
-    tolerance = 1e-4 if wanted.architecture == "extend" else 1e-5
-    for text, got in zip(TEXTS, encoded(build(base(name), "nosink", k=2, **setting)), strict=True):
-        placed = reference.layout(tokenizer_of(base(name)), text, (None,))
-        hidden, _ = hooked(double(base(name)).get_decoder(), placed.ids, wanted, windows)
-        assert_close(got, reference.classical(hidden, placed, "mean"), tolerance)
+    tolerance = 1e-4 if layer_plan.architecture == "extend" else 1e-5
+    vectors = encoded(build(path, "nosink", k=2, **options))
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        layout = reference.layout(tokenizer_of(path), text, (None,))
+        hidden_states, _ = hooked(double(path).get_decoder(), layout.ids, layer_plan, windows)
+        assert_close(vector, reference.classical(hidden_states, layout, "mean"), tolerance)
 
 
-def test_what_is_refused(base: Base, tmp_path: Path) -> None:
-    """Masks of a decoder without the interface, layers cut beside a tower, and a processor without a tokenizer."""
-    AutoModel.from_config(AutoConfig.for_model("vit", **_VISION)).save_pretrained(tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "ViTImageProcessor"}))
-    for path, options, says in (
-        (base("llava_falcon"), {"method": "nosink", "setting": "mask0-bidir", "k": 1}, "attention interface"),
-        (base("llava"), {"layer": 1}, "towers beside its decoder"),
-        (str(tmp_path), {"method": "classical"}, "tokenizer"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            build(path, **options)
+@pytest.mark.parametrize(
+    ("name", "options", "problem"),
+    [
+        ("llava_falcon", {"method": "nosink", "setting": "mask0-bidir", "k": 1}, "attention interface"),
+        ("llava", {"layer": 1}, "towers beside its decoder"),
+    ],
+)
+def test_what_towers_cannot_do_is_refused(
+    base_folder: BaseFolder,
+    name: str,
+    options: Settings,
+    problem: str,
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        build(base_folder(name), **options)
+
+
+def test_a_processor_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("vit", **VISION_TOWER)
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    preprocessor = {"image_processor_type": "ViTImageProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    with pytest.raises(ValueError, match="tokenizer"):
+        build(str(tmp_path), "classical")

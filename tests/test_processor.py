@@ -15,7 +15,7 @@ from tiny import tiny_model
 
 from st_reba import processor
 from st_reba.corpus import encode_corpus
-from st_reba.encode import encode_texts, positions
+from st_reba.encode import encode_texts, measure_lengths
 
 TEXTS = ["Cats sleep.", "Ships sail slowly.", "猫在睡觉。"] * 4
 SYSTEM_FILE = Path("/proc/cpuinfo")
@@ -89,7 +89,7 @@ def test_a_long_encode_in_float32_gets_one_hint(
     long_run_limit: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    position_count = sum(positions(float32_model, TEXTS, is_batched=True))
+    position_count = sum(measure_lengths(float32_model, TEXTS, is_batched=True).positions)
     long_run_limit.setattr(processor, "LONG_RUN", position_count + 1)
     encode_texts(float32_model, TEXTS)
     assert logged_hints(caplog) == []
@@ -138,7 +138,7 @@ def test_a_corpus_gets_the_hint_before_its_first_part(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """By its whole length, though no part is long; one that was begun keeps its number type."""
-    position_count = sum(positions(float32_model, TEXTS, "document", is_batched=True))
+    position_count = sum(measure_lengths(float32_model, TEXTS, "document", is_batched=True).positions)
     # Between the length of a part and that of the corpus.
     long_run_limit.setattr(processor, "LONG_RUN", position_count * 2 // 3)
     corpus_folder = tmp_path / "corpus"

@@ -6,8 +6,7 @@ import json
 import pickle
 import resource
 import shutil
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -25,23 +24,41 @@ from st_reba.bases import EMBEDDED
 from st_reba.safety import Repository, RepositoryRefused, check_base, check_repository, limit_numbers, load
 from st_reba.safety.weights import read_headers
 
-METHODS = ("reba", "echo:template=echo", "nosink:setting=mask0&bidir,k=2,k0=1", "prompteol:template=contrastive")
+METHODS = (
+    "reba",
+    "echo:template=echo",
+    "nosink:setting=mask0&bidir,k=2,k0=1",
+    "prompteol:template=contrastive",
+)
 MINI = str(EMBEDDED["mini"])
-FIRST, CONFIG, WEIGHTS = "sentence_bert_config.json", "config.json", "model.safetensors"
-APART, DENSE, KERNEL = "0_Transformer", "2_Dense/config.json", "evil/kernel"
-ASKS, ROUTES = {"attn_implementation": KERNEL}, "router_config.json"
-SHARDS = {"x": "a.safetensors", "y": "b.safetensors"}
-ROUTER, TRANSFORMER, NORM = (f"{each.__module__}.{each.__name__}" for each in (Router, Transformer, LayerNorm))
+CONFIG = "config.json"
+MODULE_SETTINGS = "sentence_bert_config.json"
+MODEL_SETTINGS = "config_sentence_transformers.json"
+ROUTER_SETTINGS = "router_config.json"
+WEIGHTS = "model.safetensors"
+TRANSFORMER_FOLDER = "0_Transformer"
+DENSE_CONFIG = "2_Dense/config.json"
+KERNEL = "evil/kernel"
+KERNEL_SETTINGS = {"attn_implementation": KERNEL}
 # Code that writes the marker, also as a pickle.
-PLANTED = "import os, pathlib; pathlib.Path(os.environ['PLANTED_MARKER']).write_text('ran')"
-PICKLE = b"cbuiltins\nexec\n(V" + PLANTED.encode() + b"\ntR."
-Damage = Callable[[Path], Any]
-Copy = Callable[[str], Path]
+PLANTED_CODE = "import os, pathlib; pathlib.Path(os.environ['PLANTED_MARKER']).write_text('ran')"
+PLANTED_PICKLE = b"cbuiltins\nexec\n(V" + PLANTED_CODE.encode() + b"\ntR."
+# What a refused folder may cost, in kilobytes.
+MOST_MEMORY = 400_000
+Damage = Callable[[Path], object]
+CopyRepository = Callable[[str], Path]
+
+
+def name_of_type(module_type: type) -> str:
+    return f"{module_type.__module__}.{module_type.__name__}"
+
+
+ROUTER_TYPE = name_of_type(Router)
 
 
 @pytest.fixture(autouse=True)
-def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A file that planted code would write; none has when a test ends, unless the test took it away itself."""
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file that planted code would write; none has when a test ends, unless the test removed it."""
     path = tmp_path / "ran"
     monkeypatch.setenv("PLANTED_MARKER", str(path))
     yield path
@@ -53,248 +70,431 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Sound repositories of every kind; not to be changed."""
     root = tmp_path_factory.mktemp("models")
     for method in METHODS:
-        st_reba.build("mini", method, check=False).save_pretrained(str(root / method.partition(":")[0]))
-    plain = [Transformer(MINI), Pooling(192, "mean"), Dense(192, 16, bias=False)]
-    SentenceTransformer(modules=plain, device="cpu", prompts={"query": "Q: "}).save_pretrained(str(root / "plain"))
-    # With a folder for the first module too.
-    shutil.copytree(root / "plain", root / "apart" / APART)
-    for name in ("modules.json", "config_sentence_transformers.json", "1_Pooling", "2_Dense"):
-        (root / "apart" / APART / name).rename(root / "apart" / name)
-    listed(path=APART)(root / "apart")
+        method_name = method.partition(":")[0]
+        st_reba.build("mini", method, check=False).save_pretrained(str(root / method_name))
+    modules = [Transformer(MINI), Pooling(192, "mean"), Dense(192, 16, bias=False)]
+    plain_model = SentenceTransformer(modules=modules, device="cpu", prompts={"query": "Q: "})
+    plain_model.save_pretrained(str(root / "plain"))
+    # One whose first module has a folder too.
+    apart = root / "apart"
+    shutil.copytree(root / "plain", apart / TRANSFORMER_FOLDER)
+    for name in ("modules.json", MODEL_SETTINGS, "1_Pooling", "2_Dense"):
+        (apart / TRANSFORMER_FOLDER / name).rename(apart / name)
+    change_first_module(path=TRANSFORMER_FOLDER)(apart)
     return {path.name: path for path in root.iterdir()}
 
 
 @pytest.fixture
-def repository(models: dict[str, Path], tmp_path: Path) -> Copy:
-    """``repository(kind)``: a copy of a repository."""
-    numbers = count()
-    return lambda kind: Path(shutil.copytree(models[kind], tmp_path / f"repository {next(numbers)}"))
+def copy_repository(models: dict[str, Path], tmp_path: Path) -> CopyRepository:
+    """``copy_repository(kind)``: a copy of a repository."""
+
+    def copy(kind: str) -> Path:
+        number = len(list(tmp_path.glob("repository *")))
+        return Path(shutil.copytree(models[kind], tmp_path / f"repository {number}"))
+
+    return copy
 
 
-def refused(place: Path, word: str, error: type[ValueError] = RepositoryRefused, **options: Any) -> None:
-    """Loading refuses, in a short message that names the place of the fault, and takes no memory to speak of."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def assert_refused(
+    folder: Path,
+    message: str,
+    error: type[ValueError] = RepositoryRefused,
+    **options: Any,
+) -> None:
+    """Loading refuses, in a short message that names the fault, and takes no memory to speak of."""
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(error) as raised:
-        load(place, device="cpu", **options)
-    assert word in str(raised.value) and len(str(raised.value)) < 1500, str(raised.value)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
+        load(folder, device="cpu", **options)
+    assert message in str(raised.value), str(raised.value)
+    assert len(str(raised.value)) < 1500
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < MOST_MEMORY
 
 
-def put(name: str, **values: Any) -> Damage:
+def write_json(name: str, **values: Any) -> Damage:
     """Change values of a JSON file, which need not be there."""
 
-    def damage(place: Path) -> None:
-        (file := place / name).parent.mkdir(exist_ok=True)
-        stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        file.write_text(json.dumps({**stored, **values}), encoding="utf-8")
+    def damage(folder: Path) -> None:
+        file = folder / name
+        file.parent.mkdir(exist_ok=True)
+        stored_values = {}
+        if file.exists():
+            stored_values = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps({**stored_values, **values}), encoding="utf-8")
 
     return damage
 
 
-def edit(name: str, by: Callable[[bytes], bytes]) -> Damage:
-    return lambda place: (file := place / name).write_bytes(by(file.read_bytes()))
+def write_bytes(name: str, content: bytes) -> Damage:
+    return lambda folder: (folder / name).write_bytes(content)
 
 
-def listed(*others: dict[str, Any], without: int = 9, **fields: Any) -> Damage:
-    """Change the first entry of modules.json, leave one out, or put others behind."""
+def change_first_module(**values: Any) -> Damage:
+    """Change values of the first entry of modules.json."""
 
-    def by(content: bytes) -> bytes:
-        first, *rest = json.loads(content)
-        modules = [{**first, **fields}, *rest, *others]
-        return json.dumps(modules[:without] + modules[without + 1 :]).encode()
+    def damage(folder: Path) -> None:
+        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        modules[0].update(values)
+        (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
 
-    return edit("modules.json", by)
-
-
-def missing(name: str) -> Damage:
-    return lambda place: (place / name).unlink()
+    return damage
 
 
-def pickled(lost: str, name: str) -> Damage:
-    return lambda place: (place / lost).rename(place / name).write_bytes(PICKLE)
+def drop_module(number: int) -> Damage:
+    """Leave an entry of modules.json out."""
+
+    def damage(folder: Path) -> None:
+        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        del modules[number]
+        (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+
+    return damage
 
 
-def both(*damages: Damage) -> Damage:
-    return lambda place: [damage(place) for damage in damages]
+def add_norm_without_weights(folder: Path) -> None:
+    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    modules.append({"idx": 9, "name": "9", "path": "9", "type": name_of_type(LayerNorm)})
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    write_json("9/config.json", dimension=10**7)(folder)
+
+
+def remove(name: str) -> Damage:
+    return lambda folder: (folder / name).unlink()
+
+
+def replace_by_pickle(name: str, pickle_name: str) -> Damage:
+    """Put a pickle in place of weights."""
+
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / pickle_name).write_bytes(PLANTED_PICKLE)
+
+    return damage
+
+
+def all_of(*damages: Damage) -> Damage:
+    def damage(folder: Path) -> None:
+        for part_of_damage in damages:
+            part_of_damage(folder)
+
+    return damage
+
+
+def claim_an_endless_header(folder: Path) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes((1 << 60).to_bytes(8, "little") + content[8:])
+
+
+def cut_weights(folder: Path) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[: len(content) // 2])
+
+
+def name_a_shard_that_is_missing(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "a.safetensors")
+    shards = {"x": "a.safetensors", "y": "b.safetensors"}
+    write_json(f"{WEIGHTS}.index.json", weight_map=shards)(folder)
+
+
+def put_a_kernel_into_the_base_of_an_adapter(folder: Path) -> None:
+    """The base is in a folder beside."""
+    base_folder = folder.with_name("base")
+    shutil.copytree(MINI, base_folder)
+    write_json(CONFIG, _attn_implementation=KERNEL)(base_folder)
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(base_folder)}
+    write_json("adapter_config.json", **adapter)(folder)
+
+
+def put_a_kernel_into_a_router(folder: Path) -> None:
+    change_first_module(type=ROUTER_TYPE)(folder)
+    write_json(ROUTER_SETTINGS, types={"a": name_of_type(Transformer)})(folder)
+    write_json("a/config.json", **KERNEL_SETTINGS)(folder)
 
 
 @pytest.mark.parametrize("kind", ["reba", "echo", "nosink", "prompteol", "plain", "apart"])
-def test_sound(models: dict[str, Path], kind: str) -> None:
-    plain = SentenceTransformer(str(models[kind]), device="cpu", model_kwargs={"dtype": "float32"})
-    assert np.array_equal(load(models[kind], device="cpu").encode(["你好", "hi"]), plain.encode(["你好", "hi"]))
+def test_sound_repositories_load(models: dict[str, Path], kind: str) -> None:
+    texts = ["你好", "hi"]
+    model_kwargs = {"dtype": "float32"}
+    expected_model = SentenceTransformer(str(models[kind]), device="cpu", model_kwargs=model_kwargs)
+    assert np.array_equal(load(models[kind], device="cpu").encode(texts), expected_model.encode(texts))
 
 
-def test_what_is_passed_on(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("st_reba.safety.loading.SentenceTransformer", made := Mock())
-    for backend, weights in (("torch", {"use_safetensors": True}), ("onnx", {})):
-        load(models["plain"], device="cpu", backend=backend, model_kwargs={"a": 1})
-        options = {"trust_remote_code": False, "model_kwargs": {"dtype": torch.float32, **weights, "a": 1}}
-        made.assert_called_with(str(models["plain"]), device="cpu", backend=backend, **options)
+@pytest.mark.parametrize(("backend", "weights"), [("torch", {"use_safetensors": True}), ("onnx", {})])
+def test_options_are_passed_on(
+    models: dict[str, Path],
+    backend: str,
+    weights: dict[str, bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    constructor = Mock()
+    monkeypatch.setattr("st_reba.safety.loading.SentenceTransformer", constructor)
+    load(models["plain"], device="cpu", backend=backend, model_kwargs={"a": 1})
+    constructor.assert_called_with(
+        str(models["plain"]),
+        device="cpu",
+        backend=backend,
+        trust_remote_code=False,
+        model_kwargs={"dtype": torch.float32, **weights, "a": 1},
+    )
+
+
+def test_a_device_that_is_not_there_is_refused(models: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="'cpuu' cannot be used"):
         load(models["plain"], device="cpuu")
 
 
-def test_from_the_hub(models: dict[str, Path], tmp_path: Path) -> None:
-    """By its id, from huggingface_hub's cache."""
+def hub_options(cache: Path) -> dict[str, Any]:
+    return {"cache_folder": str(cache), "local_files_only": True}
+
+
+def test_a_model_of_the_hub_loads_by_its_id_and_from_the_cache(models: dict[str, Path], tmp_path: Path) -> None:
     snapshot = on_the_hub(tmp_path, "a/b", models["reba"])
-    options: dict[str, Any] = {"cache_folder": str(tmp_path), "local_files_only": True}
-    wanted = load(models["reba"], device="cpu").encode("hi")
-    for found in (load("a/b", device="cpu", **options), load(snapshot, device="cpu")):
-        assert np.array_equal(found.encode("hi"), wanted)
+    expected_vector = load(models["reba"], device="cpu").encode("hi")
+    model = load("a/b", device="cpu", **hub_options(tmp_path))
+    assert np.array_equal(model.encode("hi"), expected_vector)
+    assert np.array_equal(load(snapshot, device="cpu").encode("hi"), expected_vector)
+
+
+def test_a_kernel_on_the_hub_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    """Also in the base of an adapter, whose revision is its own."""
+    snapshot = on_the_hub(tmp_path, "a/b", models["reba"])
     (snapshot / CONFIG).unlink()
-    put(CONFIG, **ASKS)(snapshot)
+    write_json(CONFIG, **KERNEL_SETTINGS)(snapshot)
     with pytest.raises(RepositoryRefused, match=KERNEL):
-        load("a/b", **options)
-    # As the base of an adapter, whose revision is its own.
-    put("adapter_config.json", peft_type="LORA", base_model_name_or_path="a/b")(adapter := tmp_path / "adapter")
+        load("a/b", **hub_options(tmp_path))
+    adapter = tmp_path / "adapter"
+    write_json("adapter_config.json", peft_type="LORA", base_model_name_or_path="a/b")(adapter)
     on_the_hub(tmp_path, "a/c", adapter, "v1")
     with pytest.raises(RepositoryRefused, match=KERNEL):
-        check_base("a/c", **{**options, "revision": "v1"})
+        check_base("a/c", revision="v1", **hub_options(tmp_path))
 
 
-def elsewhere(place: Path) -> None:
-    """An adapter, whose base is in a folder beside."""
-    base = place.with_name("base")
-    shutil.copytree(MINI, base)
-    put(CONFIG, _attn_implementation=KERNEL)(base)
-    put("adapter_config.json", peft_type="LORA", base_model_name_or_path=str(base))(place)
-
-
-# By repository, and whether it is refused before anything is loaded: what is done to it, and a part of what is said.
-CASES: dict[tuple[str, type[ValueError]], list[tuple[Damage, str]]] = {
-    ("reba", ValueError): [
-        (missing("modules.json"), "Run: st-reba build"), (missing(FIRST), FIRST),
-        (missing(f"1_ReBAPooling/{CONFIG}"), ""), (missing(WEIGHTS), WEIGHTS), (listed(without=1), "modules.json"),
-        (lambda place: lose(place / WEIGHTS, "q_proj"), "missing_keys: "),
+# By repository: what is broken, and a part of the message.
+BROKEN: dict[str, list[tuple[Damage, str]]] = {
+    "reba": [
+        (remove("modules.json"), "Run: st-reba build"),
+        (remove(MODULE_SETTINGS), MODULE_SETTINGS),
+        (remove(f"1_ReBAPooling/{CONFIG}"), ""),
+        (remove(WEIGHTS), WEIGHTS),
+        (drop_module(1), "modules.json"),
+        (lambda folder: lose(folder / WEIGHTS, "q_proj"), "missing_keys: "),
     ],
-    ("echo", ValueError): [(put(CONFIG, num_hidden_layers=2), CONFIG)],
-    ("nosink", ValueError): [
-        (put(FIRST, layer_masks=["forward"] * 10**5), "layer_masks"),
-        (put(FIRST, layer_masks=["sideways"] * 6), "'sideways'"),
+    "echo": [(write_json(CONFIG, num_hidden_layers=2), CONFIG)],
+    "nosink": [
+        (write_json(MODULE_SETTINGS, layer_masks=["forward"] * 10**5), "layer_masks"),
+        (write_json(MODULE_SETTINGS, layer_masks=["sideways"] * 6), "'sideways'"),
     ],
-    ("reba", RepositoryRefused): [
-        (edit(WEIGHTS, lambda whole: (1 << 60).to_bytes(8, "little") + whole[8:]), f"{WEIGHTS}: it is no"),
-        (edit(WEIGHTS, lambda whole: whole[: len(whole) // 2]), f"{WEIGHTS}: it is no"),
-        (edit(WEIGHTS, lambda _: PICKLE), f"{WEIGHTS}: it is no"),
-        (edit("modules.json", lambda _: b"[" * 200_000), "modules.json: it is not"),
-        (both(lambda place: (place / WEIGHTS).rename(place / "a.safetensors"),
-              put(f"{WEIGHTS}.index.json", weight_map=SHARDS)), "b.safetensors: it is missing"),
-        (pickled(WEIGHTS, "pytorch_model.bin"), "pytorch_model.bin"), (pickled(WEIGHTS, "MODEL.PTH"), "MODEL.PTH"),
-        (put(CONFIG, _attn_implementation=KERNEL), KERNEL),
-        (put(FIRST, tokenizer_name_or_path="/etc"), "tokenizer_name_or_path"),
-        (put(FIRST, model_kwargs={"weights_only": False}), "weights_only"),
-        (put(FIRST, model_kwargs=ASKS), KERNEL),
-        (put(FIRST, config_kwargs={"code_revision": "x"}), "code_revision"),
+}
+# What is refused before anything is loaded.
+REFUSED: dict[str, list[tuple[Damage, str]]] = {
+    "reba": [
+        (claim_an_endless_header, f"{WEIGHTS}: it is no"),
+        (cut_weights, f"{WEIGHTS}: it is no"),
+        (write_bytes(WEIGHTS, PLANTED_PICKLE), f"{WEIGHTS}: it is no"),
+        (write_bytes("modules.json", b"[" * 200_000), "modules.json: it is not"),
+        (name_a_shard_that_is_missing, "b.safetensors: it is missing"),
+        (replace_by_pickle(WEIGHTS, "pytorch_model.bin"), "pytorch_model.bin"),
+        (replace_by_pickle(WEIGHTS, "MODEL.PTH"), "MODEL.PTH"),
+        (write_json(CONFIG, _attn_implementation=KERNEL), KERNEL),
+        (write_json(MODULE_SETTINGS, tokenizer_name_or_path="/etc"), "tokenizer_name_or_path"),
+        (write_json(MODULE_SETTINGS, model_kwargs={"weights_only": False}), "weights_only"),
+        (write_json(MODULE_SETTINGS, model_kwargs=KERNEL_SETTINGS), KERNEL),
+        (write_json(MODULE_SETTINGS, config_kwargs={"code_revision": "x"}), "code_revision"),
     ],
-    ("echo", RepositoryRefused): [
-        (put(CONFIG, num_hidden_layers=900), CONFIG), (put(CONFIG, hidden_size=192 * 10**5), CONFIG),
-        (put(CONFIG, vocab_size=10**13), CONFIG), (put(CONFIG, num_hidden_layers=1001), "num_hidden_layers=1001"),
-        (put(CONFIG, max_position_embeddings=1 << 25), "max_position_embeddings"),
-        # A module that has no weights.
-        (both(listed({"idx": 9, "name": "9", "path": "9", "type": NORM}), put("9/config.json", dimension=10**7)),
-         "9/model.safetensors: it is missing"),
-        (put(CONFIG, text_config={"attn_implementation": {"": KERNEL}}), KERNEL),
+    "echo": [
+        (write_json(CONFIG, num_hidden_layers=900), CONFIG),
+        (write_json(CONFIG, num_hidden_layers=1001), "num_hidden_layers=1001"),
+        (write_json(CONFIG, hidden_size=192 * 10**5), CONFIG),
+        (write_json(CONFIG, vocab_size=10**13), CONFIG),
+        (write_json(CONFIG, max_position_embeddings=1 << 25), "max_position_embeddings"),
+        (write_json(CONFIG, text_config={"attn_implementation": {"": KERNEL}}), KERNEL),
+        (add_norm_without_weights, "9/model.safetensors: it is missing"),
     ],
-    ("apart", RepositoryRefused): [(put(f"{APART}/{CONFIG}", num_hidden_layers=900), "it asks for far more")],
-    ("plain", RepositoryRefused): [
-        (edit("modules.json", lambda _: b'[{"idx": 0}]'), "modules.json: a value"), (elsewhere, KERNEL),
-        (edit(DENSE, lambda _: b"[]"), f"{DENSE}: it holds a list"),
-        (put(DENSE, out_features=20_000_000), "20000000"), (put(DENSE, out_features="x"), f"{DENSE}: a value is"),
-        (missing(f"2_Dense/{WEIGHTS}"), "2_Dense"),
-        # An older name, under which sentence-transformers finds settings where the usual file says nothing.
-        (both(edit(FIRST, lambda _: b"{}"), put("sentence_xlnet_config.json", model_args=ASKS)), KERNEL),
-        (both(listed(type=ROUTER), put(ROUTES, types={"a": TRANSFORMER}), put("a/config.json", **ASKS)), "a/config"),
-        (both(listed(type=ROUTER), put(ROUTES, types=3)), f"{ROUTES}: a value is"),
-        (pickled(f"2_Dense/{WEIGHTS}", "2_Dense/pytorch_model.bin"), "2_Dense/pytorch_model.bin"),
-        (put(FIRST, model_args={"use_safetensors": False}), "use_safetensors"),
-        (put(FIRST, tokenizer_args={"trust_remote_code": True}), "trust_remote_code"),
-        (put(CONFIG, layers=[{"_attn_implementation_internal": KERNEL}]), KERNEL),
-        (put(CONFIG, configuration_files=["config.4.0.0.json"]), "configuration_files"),
-        (put("adapter_config.json", megatron_config={"a": 1}), "megatron_config"),
-        (put("config_sentence_transformers.json", model_type="CrossEncoder"), "CrossEncoder"),
+    "apart": [(write_json(f"{TRANSFORMER_FOLDER}/{CONFIG}", num_hidden_layers=900), "it asks for far more")],
+    "plain": [
+        (write_bytes("modules.json", b'[{"idx": 0}]'), "modules.json: a value"),
+        (put_a_kernel_into_the_base_of_an_adapter, KERNEL),
+        (write_bytes(DENSE_CONFIG, b"[]"), f"{DENSE_CONFIG}: it holds a list"),
+        (write_json(DENSE_CONFIG, out_features=20_000_000), "20000000"),
+        (write_json(DENSE_CONFIG, out_features="x"), f"{DENSE_CONFIG}: a value is"),
+        (remove(f"2_Dense/{WEIGHTS}"), "2_Dense"),
+        (replace_by_pickle(f"2_Dense/{WEIGHTS}", "2_Dense/pytorch_model.bin"), "2_Dense/pytorch_model.bin"),
+        # An older name, under which sentence-transformers finds settings where the usual file is empty.
+        (
+            all_of(
+                write_bytes(MODULE_SETTINGS, b"{}"),
+                write_json("sentence_xlnet_config.json", model_args=KERNEL_SETTINGS),
+            ),
+            KERNEL,
+        ),
+        (put_a_kernel_into_a_router, "a/config"),
+        (
+            all_of(change_first_module(type=ROUTER_TYPE), write_json(ROUTER_SETTINGS, types=3)),
+            f"{ROUTER_SETTINGS}: a value is",
+        ),
+        (write_json(MODULE_SETTINGS, model_args={"use_safetensors": False}), "use_safetensors"),
+        (write_json(MODULE_SETTINGS, tokenizer_args={"trust_remote_code": True}), "trust_remote_code"),
+        (write_json(CONFIG, layers=[{"_attn_implementation_internal": KERNEL}]), KERNEL),
+        (write_json(CONFIG, configuration_files=["config.4.0.0.json"]), "configuration_files"),
+        (write_json("adapter_config.json", megatron_config={"a": 1}), "megatron_config"),
+        (write_json(MODEL_SETTINGS, model_type="CrossEncoder"), "CrossEncoder"),
     ],
-}  # fmt: skip
-ROWS = [(*repository, *row) for repository, rows in CASES.items() for row in rows]
+}
 
 
-@pytest.mark.parametrize(("kind", "error", "damage", "word"), ROWS, ids=[f"{row[0]}-{row[3]}" for row in ROWS])
-def test_refused(repository: Copy, kind: str, error: type[ValueError], damage: Damage, word: str) -> None:
-    """Broken, larger than its weights, or asking for code; a kernel where code is trusted too."""
-    damage(place := repository(kind))
-    refused(place, word, error, trust_remote_code=word == KERNEL)
+def cases_of(damages_by_kind: dict[str, list[tuple[Damage, str]]]) -> list[Any]:
+    cases: list[Any] = []
+    for kind, damages in damages_by_kind.items():
+        for damage, message in damages:
+            cases.append(pytest.param(kind, damage, message, id=f"{kind}-{message}"))
+    return cases
 
 
-def test_kernel_and_size_of_a_base(repository: Copy) -> None:
-    for damage in (put(CONFIG, _attn_implementation=KERNEL), put(CONFIG, num_hidden_layers=10**6), elsewhere):
-        damage(place := repository("reba"))
-        with pytest.raises(RepositoryRefused):
-            check_base(str(place))
+@pytest.mark.parametrize(("kind", "damage", "message"), cases_of(BROKEN))
+def test_broken_repositories_are_named(
+    copy_repository: CopyRepository,
+    kind: str,
+    damage: Damage,
+    message: str,
+) -> None:
+    folder = copy_repository(kind)
+    damage(folder)
+    assert_refused(folder, message, ValueError)
+
+
+@pytest.mark.parametrize(("kind", "damage", "message"), cases_of(REFUSED))
+def test_repositories_that_ask_for_too_much_are_refused(
+    copy_repository: CopyRepository,
+    kind: str,
+    damage: Damage,
+    message: str,
+) -> None:
+    """Larger than their weights, or asking for code; a kernel where code is trusted too."""
+    folder = copy_repository(kind)
+    damage(folder)
+    assert_refused(folder, message, trust_remote_code=message == KERNEL)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        write_json(CONFIG, _attn_implementation=KERNEL),
+        write_json(CONFIG, num_hidden_layers=10**6),
+        put_a_kernel_into_the_base_of_an_adapter,
+    ],
+)
+def test_kernels_and_sizes_of_bases_are_refused(copy_repository: CopyRepository, damage: Damage) -> None:
+    folder = copy_repository("reba")
+    damage(folder)
+    with pytest.raises(RepositoryRefused):
+        check_base(str(folder))
+
+
+def test_no_module_is_larger_than_the_weights() -> None:
     with limit_numbers(MINI), pytest.raises(RepositoryRefused):
         torch.nn.Linear(10**6, 10**6, device="meta")
 
 
-def test_numbers(tmp_path: Path) -> None:
-    """Those of every module count, and as many as are packed where a configuration says so."""
-    for folder, size in (("", 3), ("1", 1000), ("2", 1)):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        kept = {"a": torch.zeros(size, 2, dtype=torch.int32), "b": torch.zeros(5, dtype=torch.uint8)}
-        save_file({**kept, "c": torch.zeros(4), "d": torch.zeros(7).half()}, tmp_path / folder / "model.safetensors")
-        put(CONFIG, quantization_config={"quant_method": "gptq"})(tmp_path / folder)
-    headers = read_headers(Repository(str(tmp_path)), "")
-    assert headers is not None and read_headers(Repository(str(tmp_path)), "3") is None
+@pytest.fixture
+def packed_weights(tmp_path: Path) -> Path:
+    """Three modules with weights, some of them packed: of the one in folder 1, 1,000 · 2 · 16 numbers."""
+    for folder_name, size in (("", 3), ("1", 1000), ("2", 1)):
+        folder = tmp_path / folder_name
+        folder.mkdir(exist_ok=True)
+        weights = {
+            "a": torch.zeros(size, 2, dtype=torch.int32),
+            "b": torch.zeros(5, dtype=torch.uint8),
+            "c": torch.zeros(4),
+            "d": torch.zeros(7).half(),
+        }
+        save_file(weights, folder / WEIGHTS)
+        write_json(CONFIG, quantization_config={"quant_method": "gptq"})(folder)
+    return tmp_path
+
+
+def test_packed_numbers_are_counted_unpacked(packed_weights: Path) -> None:
+    headers = read_headers(Repository(str(packed_weights)), "")
+    assert headers is not None
     assert sum(tensor.unpacked_size for tensor in headers.values()) == 3 * 2 * 16 + 5 * 4 + 4 + 7
     assert sum(tensor.size for tensor in headers.values()) == 3 * 2 + 5 + 4 + 7
-    # 1000 · 2 · 16 numbers in folder 1.
-    with limit_numbers(str(tmp_path), ["", "1", "2"]):
+
+
+def test_a_folder_without_weights_has_no_headers(packed_weights: Path) -> None:
+    assert read_headers(Repository(str(packed_weights)), "3") is None
+
+
+def test_the_numbers_of_every_module_count(packed_weights: Path) -> None:
+    with limit_numbers(str(packed_weights), ["", "1", "2"]):
         torch.nn.Linear(1140, 1000, device="meta")
     for folders in ([""], ["", "2"]):
-        with limit_numbers(str(tmp_path), folders), pytest.raises(RepositoryRefused):
+        with limit_numbers(str(packed_weights), folders), pytest.raises(RepositoryRefused):
             torch.nn.Linear(1140, 1000, device="meta")
 
 
-TYPES = [
-    "os.system", "evil.Module", "builtins.exec", "st_reba.Evil", "st_reba.MODULES", "x" * 10**6, 3, "ReBAPooling",
-    "evil.ReBAPooling", "sentence_transformers.util.import_from_string", "sentence_transformers.base.model.torch",
-    "sentence_transformers.SentenceTransformer", "sentence_transformers..models.Pooling",
-]  # fmt: skip
+UNKNOWN_TYPES = [
+    "os.system",
+    "evil.Module",
+    "builtins.exec",
+    "st_reba.Evil",
+    "st_reba.MODULES",
+    "ReBAPooling",
+    "evil.ReBAPooling",
+    "sentence_transformers.util.import_from_string",
+    "sentence_transformers.base.model.torch",
+    "sentence_transformers.SentenceTransformer",
+    "sentence_transformers..models.Pooling",
+    "x" * 10**6,
+    3,
+]
 
 
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("type_", TYPES, ids=[str(each)[:50] for each in TYPES])
-def test_unknown_types(
-    repository: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_: Any, inside: bool
+@pytest.mark.parametrize("is_routed", [False, True])
+@pytest.mark.parametrize("module_type", UNKNOWN_TYPES, ids=lambda module_type: str(module_type)[:50])
+def test_unknown_types_of_modules_are_refused(
+    copy_repository: CopyRepository,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module_type: Any,
+    is_routed: bool,
 ) -> None:
     """In the list of modules, and inside a Router."""
-    place, file = repository("plain"), ROUTES if inside else "modules.json"
-    for folder in (place, tmp_path):
-        (folder / "evil.py").write_text(PLANTED, encoding="utf-8")
+    folder = copy_repository("plain")
+    for code_folder in (folder, tmp_path):
+        (code_folder / "evil.py").write_text(PLANTED_CODE, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    listed(type=ROUTER if inside else type_)(place)
-    put(ROUTES, types={"query_0": type_}, structure={}, parameters={})(place)
+    change_first_module(type=ROUTER_TYPE if is_routed else module_type)(folder)
+    routes = {"types": {"query_0": module_type}, "structure": {}, "parameters": {}}
+    write_json(ROUTER_SETTINGS, **routes)(folder)
+    file = ROUTER_SETTINGS if is_routed else "modules.json"
+    assert_refused(folder, f"{file}: type=")
     # Trust in a repository's code opens nothing of sentence-transformers.
-    for trusted in {False, str(type_).startswith("sentence_transformers.")}:
-        refused(place, f"{file}: type=", trust_remote_code=trusted)
+    if str(module_type).startswith("sentence_transformers."):
+        assert_refused(folder, f"{file}: type=", trust_remote_code=True)
 
 
-def test_trusted_code_is_taken(repository: Copy, marker: Path) -> None:
-    """The planted module does run where it is trusted: the other tests would see it."""
-    place = repository("reba")
-    (place / "evil.py").write_text(PLANTED, encoding="utf-8")
-    listed(type="evil.Module")(place)
-    refused(place, "could not be loaded", ValueError, trust_remote_code=True)
+def test_trusted_code_runs(copy_repository: CopyRepository, marker: Path) -> None:
+    """The other tests would see it."""
+    folder = copy_repository("reba")
+    (folder / "evil.py").write_text(PLANTED_CODE, encoding="utf-8")
+    change_first_module(type="evil.Module")(folder)
+    assert_refused(folder, "could not be loaded", ValueError, trust_remote_code=True)
     marker.unlink()
 
 
-def test_pickle_beside_safetensors(repository: Copy, marker: Path) -> None:
-    """It is never opened; an adapter's weights need a file of their own."""
-    place = repository("reba")
+def test_a_pickle_beside_weights_is_never_opened(copy_repository: CopyRepository) -> None:
+    folder = copy_repository("reba")
     for name in ("pytorch_model.bin", "model.pkl", "optimizer.pt"):
-        (place / name).write_bytes(PICKLE)
-    assert load(place, device="cpu").encode("hi").shape == (192,)
-    (place / "pytorch_model.bin").rename(place / "adapter_model.bin")
-    refused(place, "adapter_model.bin")
-    save_file({"a": torch.zeros(1)}, place / "adapter_model.safetensors")
-    check_repository(place)
-    # The planted pickle does what all these tests look for.
-    pickle.loads((place / "adapter_model.bin").read_bytes())
+        (folder / name).write_bytes(PLANTED_PICKLE)
+    assert load(folder, device="cpu").encode("hi").shape == (192,)
+
+
+def test_an_adapter_needs_weights_of_its_own_beside_a_pickle(copy_repository: CopyRepository) -> None:
+    folder = copy_repository("reba")
+    (folder / "adapter_model.bin").write_bytes(PLANTED_PICKLE)
+    assert_refused(folder, "adapter_model.bin")
+    save_file({"a": torch.zeros(1)}, folder / "adapter_model.safetensors")
+    check_repository(folder)
+
+
+def test_the_planted_pickle_writes_the_marker(marker: Path) -> None:
+    pickle.loads(PLANTED_PICKLE)
     marker.unlink()

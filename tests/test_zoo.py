@@ -12,77 +12,133 @@ import numpy as np
 import pytest
 
 import st_reba
-from st_reba.recipe import recipe, recipe_for, recipe_of
+from st_reba.recipe import Recipe, recipe, recipe_for, recipe_of
 
 NAMES = st_reba.zoo()
+UNREADY_NAMES = [name for name in NAMES if recipe(name).status != "ready"]
+# Numbers of layers that some settings lack, for mini.
+LAYERS_OF_SETTING = {"mask0-bidir": {"k": 4}, "mask0&bidir": {"k": 4, "k0": 2}}
+MOST_IN_MINI = {"max_seq_length": 1024, "k": 4}
+FACT_PATTERNS = {
+    "licence": r"[a-z0-9][a-z0-9.+-]*",
+    "licence_link": "https://.*",
+    "parameters": r"\d+(\.\d+)?[MB]",
+    "note": r"[A-Z0-9k].*\.",
+}
+# Tasks of C-MTEB, behind their average.
+CMTEB_SCORES = 32
 
 
-def for_mini(method: Mapping[str, Any]) -> str:
+def options_for_mini(method: Mapping[str, Any]) -> str:
     """A recipe's method as JSON, with the layers and positions that mini has."""
-    missing = {"mask0-bidir": {"k": 4}, "mask0&bidir": {"k": 4, "k0": 2}}.get(method.get("setting", ""), {})
-    values = {**missing, **method, "layer": 6} if "layer" in method else {**missing, **method}
-    for name, most in (("max_seq_length", 1024), ("k", 4)):
-        if isinstance(values.get(name), int):
-            values[name] = min(values[name], most)
-    values["method"] = values.pop("name")
-    return json.dumps(values, sort_keys=True)
+    options = {**LAYERS_OF_SETTING.get(method.get("setting", ""), {}), **method}
+    if "layer" in options:
+        options["layer"] = 6
+    for name, most in MOST_IN_MINI.items():
+        if isinstance(options.get(name), int):
+            options[name] = min(options[name], most)
+    options["method"] = options.pop("name")
+    return json.dumps(options, sort_keys=True)
 
 
-DISTINCT = {for_mini(recipe(name).method): name for name in NAMES}
+NAME_OF_OPTIONS = {options_for_mini(recipe(name).method): name for name in NAMES}
 
 
-def test_names() -> None:
-    assert sorted(set(NAMES)) == NAMES and {"llama2-chinese-reba", "mini-reba"} <= set(NAMES)
-    # A wheel holds its file.
-    assert "\n    zoo.yaml\n" in (Path(__file__).parents[1] / "setup.cfg").read_text(encoding="utf-8")
-    for name in ("no/such", "../zoo.yaml", "gone.yaml", ""):
-        with pytest.raises(ValueError, match="is not known"):
-            st_reba.build(f"zoo:{name}")
+def test_names_are_sorted_and_different() -> None:
+    assert sorted(set(NAMES)) == NAMES
+    assert {"llama2-chinese-reba", "mini-reba"} <= set(NAMES)
+    for name in NAMES:
+        assert re.fullmatch(r"[a-z0-9]+([.-][a-z0-9]+)*", name)
+
+
+def test_a_wheel_holds_the_zoo() -> None:
+    setup = Path(__file__).parents[1] / "setup.cfg"
+    assert "\n    zoo.yaml\n" in setup.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["no/such", "../zoo.yaml", "gone.yaml", ""])
+def test_unknown_names_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is not known"):
+        st_reba.build(f"zoo:{name}")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_recipe(name: str) -> None:
-    found = recipe(name)
-    about = found.about
-    assert found.name == name and re.fullmatch(r"[a-z0-9]+([.-][a-z0-9]+)*", name)
-    # What a name says is what is built.
-    assert found.method["name"] in name.split("-")
-    assert re.fullmatch(r"mini|[\w.-]+/[\w.-]+", found.base)
-    if found.status == "ready":
-        # Nothing that a default says already.
-        assert found.method.keys() - {"pooling"} == st_reba.Method(**found.method).to_dict().keys() - {"pooling"}
-    if found.status == "tune":
-        assert found.method["name"] == "nosink" and "k0" not in found.method
-    assert all(re.fullmatch("[a-z]{2,3}", each) for each in about["language"]) and about["language"]
-    patterns = {"licence": r"[a-z0-9][a-z0-9.+-]*", "parameters": r"\d+(\.\d+)?[MB]", "note": r"[A-Z0-9k].*\."}
-    patterns["licence_link"] = "https://.*"
-    assert {"licence", "parameters"} <= about.keys()
-    assert all(re.fullmatch(pattern, about[name]) for name, pattern in patterns.items() if name in about)
-    # As a file it says the same.
-    assert recipe_of(found.to_dict(), "again.yaml", name=name) == found
+def test_the_method_of_a_recipe_is_that_of_its_name(name: str) -> None:
+    zoo_recipe = recipe(name)
+    assert zoo_recipe.name == name
+    assert zoo_recipe.method["name"] in name.split("-")
+    assert re.fullmatch(r"mini|[\w.-]+/[\w.-]+", zoo_recipe.base)
+    if zoo_recipe.status == "ready":
+        check_no_default_is_written(zoo_recipe)
+    if zoo_recipe.status == "tune":
+        assert zoo_recipe.method["name"] == "nosink"
+        assert "k0" not in zoo_recipe.method
 
 
-def test_scores() -> None:
-    """The averages that the papers print are those of their tasks: a slip of the pen in the tables would show."""
-    tables = [recipe(name).about.get("scores", []) for name in NAMES]
-    for scores in tables:
-        assert all(0 < each["value"] < 100 and re.match(r"Table \d+$", each["table"]) for each in scores)
-    # The 31 tasks of C-MTEB, behind their average.
-    values = np.array([[each["value"] for each in scores] for scores in tables if len(scores) == 32])
-    assert len(values) == 8 and np.abs(values[:, 1:].mean(axis=1) - values[:, 0]).max() < 1.5e-4
+def check_no_default_is_written(zoo_recipe: Recipe) -> None:
+    needed_options = st_reba.Method(**zoo_recipe.method).to_dict()
+    assert zoo_recipe.method.keys() - {"pooling"} == needed_options.keys() - {"pooling"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_facts_of_a_recipe_are_well_formed(name: str) -> None:
+    facts = recipe(name).about
+    assert {"licence", "parameters"} <= facts.keys()
+    assert facts["language"]
+    for language in facts["language"]:
+        assert re.fullmatch("[a-z]{2,3}", language)
+    for fact, pattern in FACT_PATTERNS.items():
+        if fact in facts:
+            assert re.fullmatch(pattern, facts[fact])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_the_same_as_a_file(name: str) -> None:
+    zoo_recipe = recipe(name)
+    assert recipe_of(zoo_recipe.to_dict(), "again.yaml", name=name) == zoo_recipe
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_are_percents_of_a_table(name: str) -> None:
+    for score in recipe(name).about.get("scores", []):
+        assert 0 < score["value"] < 100
+        assert re.match(r"Table \d+$", score["table"])
+
+
+def test_averages_of_the_papers_are_those_of_their_tasks() -> None:
+    """A slip of the pen in the tables would show."""
+    rows: list[list[float]] = []
+    for name in NAMES:
+        scores = recipe(name).about.get("scores", [])
+        if len(scores) == CMTEB_SCORES:
+            rows.append([score["value"] for score in scores])
+    averages, values = np.split(np.array(rows), [1], axis=1)
+    assert len(rows) == 8
+    assert np.abs(values.mean(axis=1) - averages[:, 0]).max() < 1.5e-4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("values", DISTINCT, ids=DISTINCT.values())
-def test_every_set_of_options_builds(values: str) -> None:
-    vectors = st_reba.build("mini", **json.loads(values)).encode(["银行今天关门了。", "A cat sleeps."])
-    assert vectors.shape == (2, 192) and np.isfinite(vectors).all()
+@pytest.mark.parametrize("options", NAME_OF_OPTIONS, ids=NAME_OF_OPTIONS.values())
+def test_every_set_of_options_builds(options: str) -> None:
+    model = st_reba.build("mini", **json.loads(options))
+    vectors = model.encode(["银行今天关门了。", "A cat sleeps."])
+    assert vectors.shape == (2, 192)
+    assert np.isfinite(vectors).all()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if recipe(name).status != "ready"])
-def test_status(name: str) -> None:
-    with pytest.raises(ValueError) as error:
+@pytest.mark.parametrize("name", UNREADY_NAMES)
+def test_a_recipe_that_is_not_ready_is_refused_with_its_note(name: str) -> None:
+    with pytest.raises(ValueError) as raised:
         st_reba.build(f"zoo:{name}")
-    assert recipe(name).about["note"] in str(error.value)
-    if (given := {"remote-code": {"trust_remote_code": True}, "tune": {"k": 3}}.get(recipe(name).status)) is not None:
-        assert recipe_for(f"zoo:{name}", given) == recipe(name)
+    assert recipe(name).about["note"] in str(raised.value)
+
+
+@pytest.mark.parametrize("name", UNREADY_NAMES)
+def test_a_recipe_is_ready_with_what_it_needs(name: str) -> None:
+    needed_options: dict[str, dict[str, Any]] = {
+        "remote-code": {"trust_remote_code": True},
+        "tune": {"k": 3},
+    }
+    options = needed_options.get(recipe(name).status)
+    if options is not None:
+        assert recipe_for(f"zoo:{name}", options) == recipe(name)

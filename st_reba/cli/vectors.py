@@ -109,8 +109,8 @@ def encode(
     from ..corpus.records import describe_rejects
     from ..corpus.source import open_source
     from ..encode import encode_texts
+    from ..files import write_npy
     from ..safety import load
-    from ..storage.files import write_npy
 
     reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
     source = open_source(_lines(input, **reading), **reading)

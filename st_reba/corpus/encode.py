@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..encode import encode_texts, positions
+from ..encode import encode_texts, measure_lengths
+from ..files import LOCK_FILE, make_folder, parse_path, remove_leftovers, sole_writer, whole_file
+from ..probe import Probe, encoding_rate, resolve_model, take_probe
 from ..processor import bfloat16_hint
-from ..storage.files import LOCK_FILE, make_folder, parse_path, remove_leftovers, sole_writer, whole_file
-from ..storage.probe import Probe, check, encoding_rate, load, probe, remembered
 from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
 from .passages import Cut, cutter
 from .records import Document, beginning, to_json
@@ -81,7 +81,7 @@ def encode_corpus(
         [('record 1', 'no text')]
     """
     source = input if isinstance(input, Source) else open_source(input).unique()
-    corpus, model = _target(parse_path(path, "path")), load(model)
+    corpus, model = _target(parse_path(path, "path")), resolve_model(model)
     with sole_writer(corpus.path, "vectors/*.npy"):
         options: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
         options |= {"passages": passages, "overwrite": overwrite, "show_progress_bar": show_progress_bar}
@@ -132,7 +132,7 @@ def _target(path: str | PathLike[str]) -> Corpus:
 
 def _begin(corpus: Corpus, model: SentenceTransformer, asked: dict[str, Any], overwrite: bool) -> int:
     """Records a part: of the corpus that is there, if model and settings are the same, or of one that is begun."""
-    mark = probe(model)
+    mark = take_probe(model)
     settings = {**asked, "dtype of the model": mark.dtype, "max_seq_length": longest_input(model)}
     if is_corpus(corpus.path):
         try:
@@ -145,7 +145,7 @@ def _begin(corpus: Corpus, model: SentenceTransformer, asked: dict[str, Any], ov
     settings["part_size"] = asked["part_size"] or (
         1 << int(np.log2(min(max(PART_SECONDS * encoding_rate(model), FEWEST), MOST)))
     )
-    about = {"model": remembered(model, mark, corpus.path), "similarity": model.similarity_fn_name}
+    about = {"model": mark.seen_from(corpus.path, model).to_json(), "similarity": model.similarity_fn_name}
     corpus.write_header({**about, "settings": settings})
     return int(settings["part_size"])
 
@@ -159,7 +159,7 @@ def longest_input(model: SentenceTransformer) -> int | None:
 def _resume(corpus: Corpus, mark: Probe, settings: dict[str, Any]) -> int:
     """Records a part of the corpus that is there; a ValueError: it has another model or other settings."""
     header = corpus.header()
-    check(Probe.from_json(header["model"]), mark, f"the corpus {corpus.path}")
+    Probe.from_json(header["model"]).check_same(mark, f"the corpus {corpus.path}")
     before = header["settings"]
     for name, value in settings.items():
         if before.get(name) != value and not (name == "part_size" and value is None):
@@ -247,7 +247,7 @@ def _estimate_positions(
             break
     if not sample:
         return 0
-    sample_positions = sum(positions(model, sample, "document", is_batched=True))
+    sample_positions = sum(measure_lengths(model, sample, "document", is_batched=True).positions)
     return sample_positions * text_count // len(sample)
 
 

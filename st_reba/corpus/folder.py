@@ -25,7 +25,7 @@ import pyarrow  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from ..storage.files import parse_path, sync, whole_file, whole_path, write_npy
+from ..files import parse_path, sync, whole_file, whole_path, write_npy
 from .records import Document, Reject, to_json
 
 HEADER_FILE = "corpus.json"

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ..files import remove_leftovers
 from ..optional import required
-from ..storage.files import remove_leftovers
-from ..storage.probe import Probe, check
+from ..probe import Probe
 from .encode import encode_part
 from .folder import Corpus
 
@@ -94,7 +94,7 @@ class _Encoder:
         import ray
 
         model = ray.get(self._sent).to(self._device)
-        check(Probe.from_json(self._corpus.header()["model"]), model, "the corpus")
+        Probe.from_json(self._corpus.header()["model"]).check_same(model, "the corpus")
         return model  # type: ignore[no-any-return]
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:

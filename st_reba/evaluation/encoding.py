@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from ..encode import computed_positions, encode_texts
 from ..methods import Method
-from ..words import _tokens, encode_words
+from ..words import encode_words, tokens_of_span
 from . import readouts
 from .instructions import Instructions
 from .readouts import Vectors
@@ -84,7 +84,7 @@ def token_spans(base: SentenceTransformer, task: Task) -> list[tuple[int, int]] 
     transformer: Any = base[0]
     offsets = transformer.content(list(task.texts), offsets=True)["offset_mapping"]
     words = enumerate(zip(task.texts, task.spans, offsets, strict=True))
-    found = [_tokens(number, text, span, each, len(each)) for number, (text, span, each) in words]
+    found = [tokens_of_span(number, text, span, each, len(each)) for number, (text, span, each) in words]
     return [(tokens[0], tokens[-1] + 1) for tokens in found]
 
 

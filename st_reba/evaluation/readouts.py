@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
-from ..build import build
+from ..assembly import build_model
 from ..encode import DEFAULT_BATCH_TOKENS, batch_positions, computed_positions, encode_texts, token_batches
 from ..filters import Filter
 from ..methods import Method
@@ -55,7 +55,7 @@ def opened(base: Any, **loading: Any) -> SentenceTransformer:
         >>> opened("mini")[0].depth
         6
     """
-    return build(base, "classical", pooling="mean", check=False, **loading)
+    return build_model(base, "classical", pooling="mean", check=False, **loading)
 
 
 def depth_of(model: SentenceTransformer) -> int:
@@ -68,7 +68,8 @@ def of_base(base: SentenceTransformer, method: Method, **options: Any) -> Senten
     """Build a method on the weights of an opened base; nothing is copied."""
     transformer: Any = base[0]
     length = method.max_seq_length or (transformer.recipe or {}).get("max_seq_length")
-    return build(transformer.model, replace(method, max_seq_length=length), tokenizer=transformer.tokenizer, **options)
+    method = replace(method, max_seq_length=length)
+    return build_model(transformer.model, method, tokenizer=transformer.tokenizer, **options)
 
 
 def vectors(
@@ -176,7 +177,7 @@ def shared(methods: Sequence[Method], depth: int) -> dict[Method, list[Method]]:
 
 def _input(method: Method) -> tuple[Any, ...]:
     """Key of the input: methods with equal keys see the same tokens."""
-    layout = method.layout
+    layout = method.full_template
     copies = None if layout is not None else method.repeats or 2 if method.name in ("reba", "echo") else 1
     joined = None if method.templates is None else (method.template_weights, method.equal_norms)
     m = 1 if method.setting is None else method.m

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..encode import computed_positions, encode_texts
+from ..files import whole_path
 from ..filters import Filter
 from ..methods import Method
 from ..modules.version import __version__
-from ..storage.files import whole_path
 from .readouts import Readout, of_base, read
 from .views import evidence, views_of
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -16,10 +15,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sentence_transformers import SentenceTransformer
 
+from ..comparison import GOLDEN_TEXTS, dtype_name, machine_tolerance, relative_distance, text_distances
 from ..encode import describe_pipeline_fault, unreported_cuts
 from ..modules.layout import empty_text_token
 from ..modules.version import __version__
-from ..storage.probe import worst
 from .digests import compare_digests, digests_of, writers_of
 
 FILE = "golden.json"
@@ -27,40 +26,13 @@ FILE = "golden.json"
 _MOST_BYTES = 32 << 20
 _PACKAGES = ("sentence-transformers", "transformers", "torch")
 
-TEXTS = (
-    "",
-    "猫",
-    "今天天气真好！",
-    "我在银行取了三百块钱，然后沿着河岸走回家。",
-    "“随便”这两个字，往往最不随便——你说是不是？",
-    "第3季度营收为1,284.5亿元，同比增长7.2%；净利润率则由11.9%降至10.4%。",
-    "北京（Beijing）到上海（Shanghai）的 G1 次列车，全程约 4 小时 28 分。",
-    "先把米淘净\n再加两碗水",
-    "昨夜的雨一直下到天亮，院子里的石榴花落了一地。母亲起得很早，扫完地，又把水缸挑满，才坐下来喝第一碗热茶。"
-    "她说，日子就像这口井，天天打水，也不见它空；可要是哪一天忘了盖上，树叶就落满了。我那时还小，不懂她说的是什么。",
-    "开会改到周五下午两点半了，别忘了带上次的记录👍",
-    "a",
-    "The cat is asleep on the warm roof.",
-    "She deposited the cheque at the bank, then walked along the river bank.",
-    "WHERE is the nearest station?? I've been looking for 20 minutes...",
-    "def area(radius: float) -> float:\n    return 3.14159 * radius ** 2",
-    "Order #58213: 2 x 0.75 l @ $13.40 = $26.80 (incl. 19% VAT)",
-    "The word 意思 has at least six meanings, and 没意思 is not the opposite of any of them.",
-    "To whom it may concern: the lease for the flat at 12 Mill Lane ends on 31 March. The tenants have looked after "
-    "the garden, repaired the gate at their own cost and never once paid late. If they ask for a reference, please "
-    "tell the new landlord that we would let to them again without a second thought, and that the cracked window on "
-    "the stairs was there long before they came.",
-    "naïve café, Zürich, Ærø, São Paulo, İstanbul",
-    "Happy birthday 🎂, and many more to come!",
-)
-
 
 @dataclass(frozen=True)
 class Report:
     """Comparison of a model with its golden vectors.
 
     Args:
-        distance: Of all vectors, as :func:`st_reba.storage.probe.worst` gives it.
+        distance: Of all vectors, as :func:`st_reba.comparison.relative_distance` gives it.
         tolerance: The largest distance that is allowed.
         texts: Distance of each text's two vectors, relative to the length of the golden one.
         changes: What differs between then and now: (then, now) by name.
@@ -123,46 +95,25 @@ class Report:
         return "\n".join(lines)
 
 
-def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
-    """How far a model's vectors may be off on another machine, as :func:`st_reba.storage.probe.worst` gives it.
-
-    Rounding errors grow with the square root of the number L of layers. In real models, vectors in bfloat16 and float16
-    were at most 1.1·ε·√L off those in float32, off those of other kernels, and in a batch, where ε is the type's
-    precision; in float32, at most 4·ε·√L off those in a batch, and 25 in random models. Two machines may each be so far
-    off: 2.5·ε·√L are allowed in 16 bits, and 64 in float32. Another method is off by 0.27 or more, where 0.11 are
-    allowed (bfloat16, 30 layers; for vectors of length 1, 1 − cosine is then 0.006 at most on average).
-    """
-    backbone: Any = model.transformers_model
-    # A model of word vectors has no backbone.
-    depth = backbone and getattr(backbone.config.get_text_config(), "num_hidden_layers", None) or 1
-    # Kernels for quantized weights round differently from machine to machine.
-    dtype = "bfloat16" if getattr(backbone, "hf_quantizer", None) is not None else dtype or environment(model)["dtype"]
-    exact = dtype in ("float32", "float64")
-    precision = torch.finfo(torch.float32 if exact else getattr(torch, dtype)).eps
-    return float(f"{(64 if exact else 2.5) * precision * math.sqrt(depth):.2g}")
-
-
 def environment(model: SentenceTransformer) -> dict[str, str]:
     """Type of the weights, device, and versions."""
-    # Quantized weights say nothing of the numbers that run through them; a bag of words has no weights.
-    dtype = next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
     device = model.device
     name = f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
     versions = {"st-reba": __version__, **{package: version(package) for package in _PACKAGES}}
-    return {"dtype": str(dtype).removeprefix("torch."), "device": name, **versions}
+    return {"dtype": dtype_name(model) or "float32", "device": name, **versions}
 
 
 def write_golden(model: SentenceTransformer, folder: str | PathLike[str]) -> None:
     """Write ``golden.json`` into a model's folder: texts, their vectors, and what made them."""
     first: Any = model[0]
     fields = dict.fromkeys(open_fields(first), "Find its meaning.")
-    texts = list(TEXTS)
+    texts = list(GOLDEN_TEXTS)
     try:
         empty_text_token(model.tokenizer)
     except ValueError:  # no token stands for an empty text
         texts.remove("")
     vectors = encoded(model, texts, fields)
-    header = {"tolerance": tolerance_of(model), "fields": fields, "made": environment(model)}
+    header = {"tolerance": machine_tolerance(model), "fields": fields, "made": environment(model)}
     header |= digest_header(folder)
     write_file(folder, header, texts, vectors.tolist())
 
@@ -191,7 +142,7 @@ def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
     texts = [text["text"] for text in stored["texts"]]
     vectors = encoded(model, texts, stored["fields"])
     # That of the coarser type: then, or now.
-    tolerance = max(tolerance_of(model), tolerance_of(model, stored["made"]["dtype"]))
+    tolerance = max(machine_tolerance(model), machine_tolerance(model, stored["made"]["dtype"]))
     return report(stored, vectors, tolerance, environment(model))
 
 
@@ -207,18 +158,17 @@ def report(
     if current_vectors.shape != golden_vectors.shape:
         current_dimension, golden_dimension = current_vectors.shape[1], golden_vectors.shape[1]
         raise ValueError(f"The model gives {current_dimension} dimensions, golden vectors have {golden_dimension}.")
-    golden_lengths = np.linalg.norm(golden_vectors, axis=1)
-    positive_lengths = np.maximum(golden_lengths, np.finfo(np.float64).tiny)
-    distances = np.linalg.norm(current_vectors - golden_vectors, axis=1) / positive_lengths
-    text_distances: dict[str, float] = {}
+    distances = text_distances(golden_vectors, current_vectors)
+    distance_of_text: dict[str, float] = {}
     for text, distance in zip(stored["texts"], distances, strict=True):
-        text_distances[text["text"]] = float(distance)
+        distance_of_text[text["text"]] = float(distance)
     changes: dict[str, tuple[str | None, str | None]] = {}
     for name, current_value in current_environment.items():
         stored_value = stored["made"].get(name)
         if stored_value != current_value:
             changes[name] = (stored_value, current_value)
-    return Report(worst(golden_vectors, current_vectors), tolerance, text_distances, changes)
+    distance = relative_distance(golden_vectors, current_vectors)
+    return Report(distance, tolerance, distance_of_text, changes)
 
 
 def open_fields(first: Any, task: str | None = None) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..corpus.records import beginning, clean_text
 from ..encode import python_values
-from ..storage.files import parse_path
+from ..files import parse_path
 
 
 def resolve_folder(path: str | PathLike[str]) -> Path:

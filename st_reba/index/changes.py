@@ -26,8 +26,8 @@ from ..corpus.encode import encode_parts, longest_input, warn_of_truncation
 from ..corpus.folder import Corpus, Progress, Row, is_corpus, read_progress
 from ..corpus.records import Document, Reject, beginning, describe_rejects, to_json
 from ..corpus.source import Source
-from ..storage.files import LOCK_FILE, refuse_links, sole_writer
-from ..storage.probe import Probe, check
+from ..files import LOCK_FILE, refuse_links, sole_writer
+from ..probe import Probe
 from . import store as tables
 from . import vectors as ann
 from .samples import sample_corpus
@@ -178,7 +178,8 @@ class Writer:
         Of an addition, the corpus holds what is new, and ids that are in the index only where they are replaced.
         """
         # Another model's index may have taken the place of this one meanwhile.
-        check(Probe.from_json(corpus.header()["model"]), Probe.from_json(self.state.model), f"the corpus {corpus.path}")
+        corpus_probe = Probe.from_json(corpus.header()["model"])
+        corpus_probe.check_same(Probe.from_json(self.state.model), f"the corpus {corpus.path}")
         whitening = read_whitening(self.tx, self.state, self.path)
         self.tx.execute("DELETE FROM rejects")
         first, segments, parts = self.state.next_number, list[Segment](), corpus.parts()

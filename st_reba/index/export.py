@@ -9,7 +9,7 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
-from ..storage.files import whole_file, whole_path
+from ..files import whole_file, whole_path
 from .search import Snapshot
 from .store import State, check_keys, create_tables, damaged, documents, read_pending, vector_keys
 from .vectors import Segment, add, save, trained

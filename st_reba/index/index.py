@@ -15,8 +15,8 @@ from ..corpus.encode import longest_input
 from ..corpus.folder import Corpus, is_corpus
 from ..corpus.records import Document, Reject
 from ..corpus.source import Input, Source, open_source
-from ..storage.files import parse_path
-from ..storage.probe import Probe, load, probe, remembered
+from ..files import parse_path
+from ..probe import Probe, resolve_model, take_probe
 from .arguments import parse_count, parse_ids, resolve_folder
 from .changes import Change, changing, check_target, take_in
 from .compaction import compact
@@ -125,15 +125,15 @@ class Index:
             columns = source.columns
         check_whiten(whiten)
         check_target(store, overwrite=overwrite)
-        loaded = load(model, loading)
-        mark, metric = probe(loaded), loaded.similarity_fn_name
+        loaded = resolve_model(model, loading)
+        mark, metric = take_probe(loaded), loaded.similarity_fn_name
         if metric not in METRICS:
             raise ValueError(f"the model's similarity_fn_name is {metric!r}; an index needs {' or '.join(METRICS)}")
         if factory == "auto" and parameters is not None:
             raise ValueError(f"parameters={parameters!r}: name the factory that they are of")
         if factory != "auto":
             try_factory(factory, mark.dimension, parameters)
-        about, length = remembered(model, mark, store.folder), longest_input(loaded)
+        about, length = mark.seen_from(store.folder, model).to_json(), longest_input(loaded)
         fresh = State(about, metric, mark.dimension, columns, passages, length)
         running |= {"factory": factory, "parameters": parameters, "show_progress_bar": show_progress_bar}
         running["whiten"] = whiten
@@ -167,7 +167,7 @@ class Index:
         with index._store.reading() as tx:
             state = index._snapshots.read(tx).state
         if model is not None:
-            index._model.loaded = load(model, loading)
+            index._model.loaded = resolve_model(model, loading)
             index._model.check(state)
         return index
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..storage.probe import Probe, check, load, located, version_of
+from ..probe import Probe, version_of
 from .store import State, Store
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class IndexModel:
         with self._loading:
             if self.loaded is None:
                 remembered_probe = Probe.from_json(self._store.state().model)
-                source, revision = located(remembered_probe, self._store.folder)
-                self.loaded = load(source, {**revision, **self._loading_options})
+                self.loaded = remembered_probe.load_model(self._store.folder, self._loading_options)
             return self.loaded
 
     def check(self, state: State) -> None:
@@ -62,7 +61,7 @@ class IndexModel:
         if self._checked == version_and_probe:
             return
         try:
-            check(Probe.from_json(state.model), loaded_model, "the index")
+            Probe.from_json(state.model).check_same(loaded_model, "the index")
         except ValueError as error:
             raise OtherModelError(str(error)) from error
         self._checked = version_and_probe

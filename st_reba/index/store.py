@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import files
 from ..corpus.records import Document, to_json
-from ..storage import files
 from .terms import TOKENIZERS
 
 FILE = "index.sqlite"

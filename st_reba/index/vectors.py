@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..corpus.folder import sha256
-from ..storage.files import whole_file
+from ..files import whole_file
 from .store import Keys, Matrix, State, damaged
 
 faiss: Any = import_module("faiss")  # its stubs lack most of what it has

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
+from ..comparison import GOLDEN_TEXTS, relative_distance
 from ..encode import Task, encode_texts
-from ..hub.golden import TEXTS, digest_header, environment, write_file
+from ..hub.golden import digest_header, environment, write_file
 from ..hub.graph import GRAPH, Runner, verify_graph, versions
 from ..hub.save import check_free, put
 from ..optional import required
-from ..storage.probe import worst
 from .card import write_graph_card
 from .folder import write_folder
 from .graph import EmbeddingGraph
@@ -23,7 +23,7 @@ from .tracing import export_graph
 
 __all__ = ["export", "verify_graph"]
 
-# Distance between torch and onnxruntime, whose sums run in another order, as `probe.worst` gives it.
+# Distance between torch and onnxruntime, whose sums run in another order, as `relative_distance` gives it.
 TOLERANCE = 1e-4
 
 
@@ -80,7 +80,7 @@ def export(
         report: dict[str, Any] = {"dimension": graph.dimension, "max_seq_length": graph.max_length}
         runner, count = Runner(new), len(golden)
         found = (runner.encode(golden), runner.encode(golden, count), runner.encode(golden, count, "left"))
-        report["distance"] = distance = max(worst(wanted, each) for each in found)
+        report["distance"] = distance = max(relative_distance(wanted, each) for each in found)
         if not distance <= TOLERANCE:
             raise ValueError(
                 f"The graph of {type(graph.model).__name__} is off by {distance:.1e} ({TOLERANCE:.0e} are allowed): "
@@ -96,7 +96,7 @@ def export(
 def _write_golden(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path) -> tuple[list[str], Any]:
     # The stock tokenizer may make no token of an empty text, so that nothing would reach the graph.
     empty = graph.empty is not None and graph.before + graph.after > 0
-    texts = [text for text in TEXTS if text or empty]
+    texts = [text for text in GOLDEN_TEXTS if text or empty]
     about: dict[str, Any] = {"graph": GRAPH, "task": graph.task, "tolerance": TOLERANCE, "fields": {}}
     about["made"] = {**environment(model), **versions()}
     about |= digest_header(folder)

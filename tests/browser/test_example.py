@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 import st_reba
-from st_reba.hub.golden import TEXTS
+from st_reba.comparison import GOLDEN_TEXTS
 from st_reba.onnx import export
 
 PAGE = Path(__file__).parents[2] / "examples" / "browser" / "index.html"
@@ -96,7 +96,7 @@ def test_same_vectors(page: Page, model: Any) -> None:
     """On a narrow screen too."""
     page.set_viewport_size({"width": 390, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    texts = [*(text for text in TEXTS if text), *SPELLED]
+    texts = [*(text for text in GOLDEN_TEXTS if text), *SPELLED]
     np.testing.assert_allclose(vectors(page, texts), model.encode(texts), atol=1e-5, rtol=0)
 
 

@@ -16,7 +16,7 @@ import st_reba
 import st_reba.corpus.encode as encoding
 from st_reba.corpus import Corpus, Document, encode_corpus, open_source
 from st_reba.corpus.passages import _bounds, parse_passages
-from st_reba.storage.files import sole_writer
+from st_reba.files import sole_writer
 
 MODEL = tiny_model()
 MODEL[0].embedding.weight.data[0] = 0  # words that it does not know have no vector
@@ -203,7 +203,7 @@ def test_refused(tmp_path: Path, options: dict[str, Any], error: type[Exception]
 
 
 def test_other_folders_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("st_reba.storage.files.WRITER_PATIENCE", 0.1)
+    monkeypatch.setattr("st_reba.files.WRITER_PATIENCE", 0.1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.txt").write_text("cat", encoding="utf-8")
     (tmp_path / "file").touch()

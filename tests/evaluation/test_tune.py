@@ -74,7 +74,7 @@ def test_passes_differ_and_hold_the_papers_methods() -> None:
 
 
 def test_the_prompt_is_in_the_language_of_the_texts() -> None:
-    assert "一个词" in passes_of(6, "CJK")[0].method.layout
+    assert "一个词" in passes_of(6, "CJK")[0].method.full_template
     assert passes_of(6, "CYRILLIC")[0].method.template is None
     assert [papers_of(6, script, {})["PromptEOL"].template for script in ("CJK", "LATIN")] == ["prompteol-zh", None]
 

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from st_reba.comparison import GOLDEN_TEXTS
 from st_reba.hub import push, verify
 from st_reba.hub.digests import compare_digests, digests_of, tensor_digest
-from st_reba.hub.golden import TEXTS
 
 
 def change_json(file: Path, change: Callable[[Any], Any]) -> None:
@@ -38,8 +38,8 @@ def differing(folder: Path, before: dict[str, str]) -> list[str]:
 
 
 def test_verify_and_push_find_noise_in_tokens_that_no_golden_text_uses(copied: Path) -> None:
-    used = set(AutoTokenizer.from_pretrained(copied)(list(TEXTS))["input_ids"][0])
-    for ids in AutoTokenizer.from_pretrained(copied)(list(TEXTS))["input_ids"]:
+    used = set(AutoTokenizer.from_pretrained(copied)(list(GOLDEN_TEXTS))["input_ids"][0])
+    for ids in AutoTokenizer.from_pretrained(copied)(list(GOLDEN_TEXTS))["input_ids"]:
         used |= set(ids)
 
     def add_noise(weights: dict[str, torch.Tensor]) -> None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import st_reba
+from st_reba.comparison import GOLDEN_TEXTS, machine_tolerance
 from st_reba.hub import golden
-from st_reba.hub.golden import compare, read_golden, tolerance_of, write_golden
+from st_reba.hub.golden import compare, read_golden, write_golden
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +25,12 @@ def reba() -> Any:
 def test_they_come_out_again_of_no_other_model(reba: Any, tmp_path: Path) -> None:
     write_golden(reba, tmp_path)
     stored = read_golden(tmp_path / golden.FILE)
-    assert [each["text"] for each in stored["texts"]] == list(golden.TEXTS)
+    assert [each["text"] for each in stored["texts"]] == list(GOLDEN_TEXTS)
     assert '"猫"' in (tmp_path / golden.FILE).read_text(encoding="utf-8")
     report = compare(reba, stored)
     assert report.ok and report.distance < report.tolerance / 10 and not report.changes
-    assert report.tolerance == tolerance_of(reba) == float(f"{64 * 2**-23 * 6**0.5:.2g}")
-    assert tolerance_of(reba, "bfloat16") == float(f"{2.5 * 2**-7 * 6**0.5:.2g}")
+    assert report.tolerance == machine_tolerance(reba) == float(f"{64 * 2**-23 * 6**0.5:.2g}")
+    assert machine_tolerance(reba, "bfloat16") == float(f"{2.5 * 2**-7 * 6**0.5:.2g}")
     assert not compare(st_reba.build("mini", "reba", pooling="last", device="cpu"), stored).ok
     stored["texts"][3]["vector"] = list(np.array(stored["texts"][3]["vector"]) * 1.01)
     report = compare(reba, stored)
@@ -87,7 +88,7 @@ def test_templates_with_fields_and_settings_of_the_user(tmp_path: Path, caplog: 
     for name in ("bos", "eos", "unk", "pad"):  # none is left to stand for an empty text
         setattr(model.tokenizer, f"{name}_token", None)
     write_golden(model, tmp_path)
-    assert [each["text"] for each in read_golden(tmp_path / golden.FILE)["texts"]] == list(golden.TEXTS[1:])
+    assert [each["text"] for each in read_golden(tmp_path / golden.FILE)["texts"]] == list(GOLDEN_TEXTS[1:])
 
 
 def test_refusals(reba: Any, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,7 @@ def test_refusals(reba: Any, saved: Path, tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(ValueError):
             read_golden(tmp_path / golden.FILE)
     # Of vectors that are not finite, one number of one text is enough.
-    numbers = iter([1.0, torch.nan, *[1.0] * len(golden.TEXTS)])
+    numbers = iter([1.0, torch.nan, *[1.0] * len(GOLDEN_TEXTS)])
     monkeypatch.setattr(type(reba), "encode", lambda *_, **__: torch.tensor([[1.0] * 191 + [next(numbers)]]))
     with pytest.raises(ValueError, match="NaN"):
         write_golden(reba, tmp_path)

@@ -26,7 +26,7 @@ from sentence_transformers.sentence_transformer.modules import (
 from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 from tiny import WORDS, tiny_model
 
-from st_reba.bases import place_of
+from st_reba.bases import resolve_embedded
 from st_reba.cli import main
 from st_reba.hub import push, save, verify
 from st_reba.modules.version import __version__
@@ -105,7 +105,7 @@ def test_other_vectors(copied: Path) -> None:
 
 
 def decoder() -> list[Any]:
-    return [Transformer(place_of("mini")), Pooling(192, "mean")]
+    return [Transformer(resolve_embedded("mini")), Pooling(192, "mean")]
 
 
 def words() -> WordEmbeddings:

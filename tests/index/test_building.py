@@ -18,8 +18,8 @@ from kills import run_child
 from marks import slow_but
 from tiny import tiny_model
 
+from st_reba.files import sole_writer
 from st_reba.index import Document, Index
-from st_reba.storage.files import sole_writer
 
 
 def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_what_fails_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("st_reba.storage.files.WRITER_PATIENCE", 0.1)
+    monkeypatch.setattr("st_reba.files.WRITER_PATIENCE", 0.1)
     index = build(tmp_path / "index", documents(10))
     with sole_writer(tmp_path / "index", "*"):
         for change in (lambda: index.add(["cat"], **QUIET), lambda: build(tmp_path / "index", ["cat"], overwrite=True)):

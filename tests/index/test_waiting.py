@@ -15,8 +15,8 @@ from indexes import MODEL, QUIET, build, documents, texts
 import st_reba
 from st_reba.cli import main
 from st_reba.corpus import Document
+from st_reba.files import sole_writer
 from st_reba.index import Index, stopped_progress
-from st_reba.storage.files import sole_writer
 
 WRITERS: dict[str, Callable[[Index], object]] = {
     "add": lambda index: index.add(["cat salt"], **QUIET),
@@ -42,7 +42,7 @@ def test_what_was_waited_for_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Index], object]
 ) -> None:
     index = build(tmp_path / "index", documents(5))
-    monkeypatch.setattr("st_reba.storage.files.WRITER_PATIENCE", 0.1)
+    monkeypatch.setattr("st_reba.files.WRITER_PATIENCE", 0.1)
     expected = "another process is .* did not end within 0.1 s; when it has ended, run the same again"
     with index._store.writing(create=False), pytest.raises(BlockingIOError, match=expected):
         write(index)
@@ -50,7 +50,7 @@ def test_what_was_waited_for_is_named(
 
 def test_an_addition_that_waited_in_vain_keeps_its_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = build(tmp_path / "index", documents(5))
-    monkeypatch.setattr("st_reba.storage.files.WRITER_PATIENCE", 0.1)
+    monkeypatch.setattr("st_reba.files.WRITER_PATIENCE", 0.1)
     with index._store.writing(create=False), pytest.raises(BlockingIOError) as raised:
         index.add(texts(9), **QUIET)
     assert stopped_progress(index.path) == (9, 9)

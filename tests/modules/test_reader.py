@@ -14,7 +14,7 @@ from oracle import TEXTS, assert_close, double, oracle
 from pipelines import build, encoded
 from reference import hidden_and_attention, symmetrized_max
 
-from st_reba import bases
+from st_reba import backbones
 from st_reba.modules.layers import layers_of, watch_layers
 
 DEPTH = 3
@@ -78,9 +78,9 @@ def test_the_list_of_layers(base: Base) -> None:
 
 
 def test_states_must_stay(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, factor = bases.run_ids, iter((1.0, 1 + 1e-5))
+    real, factor = backbones.run_ids, iter((1.0, 1 + 1e-5))
     monkeypatch.setattr(
-        bases, "run_ids", lambda m, ids: real(m, (m.embed_tokens.weight.data.mul_(next(factor)), ids)[1])
+        backbones, "run_ids", lambda m, ids: real(m, (m.embed_tokens.weight.data.mul_(next(factor)), ids)[1])
     )
     with pytest.raises(ValueError, match="hidden states change"):
         build(base("llama"), layer=1)

@@ -24,13 +24,12 @@ from transformers import AutoConfig, AutoTokenizer
 
 import st_reba
 import st_reba.onnx
+from st_reba.comparison import GOLDEN_TEXTS, relative_distance
 from st_reba.hub import verify
-from st_reba.hub.golden import TEXTS as TWENTY
 from st_reba.hub.graph import LEAST, Runner, cosines, verify_graph
 from st_reba.onnx import tracing
 from st_reba.onnx.folder import write_folder, write_tokenizer
 from st_reba.onnx.graph import EmbeddingGraph
-from st_reba.storage.probe import worst
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -69,7 +68,10 @@ def test_vectors(exported: Any) -> None:
     wanted, runner = model.encode(TEXTS), Runner(folder)
     assert report["distance"] < 1e-5 and report["dimension"] == 16
     found = [runner.encode(TEXTS), runner.encode(TEXTS, 5), runner.encode(TEXTS, 5, "left")]
-    assert max(worst(wanted, each) for each in found) < 1e-5 and runner.tokenizer.padding["direction"] == "left"
+    assert (
+        max(relative_distance(wanted, each) for each in found) < 1e-5
+        and runner.tokenizer.padding["direction"] == "left"
+    )
     assert len(runner.tokenizer.encode(LONG).ids) == report["max_seq_length"]
 
 
@@ -113,8 +115,8 @@ def test_tokenizer(exported: Any) -> None:
 def test_int8(exported: Any) -> None:
     _, folder, report = exported
     assert read(folder / "onnx" / "model_quantized.json") == report["int8"]
-    rounded, wanted = Runner(folder, "onnx/model_quantized.onnx"), Runner(folder).encode(TWENTY)
-    assert report["int8"]["alone"] == cosines(rounded.encode(TWENTY), wanted)
+    rounded, wanted = Runner(folder, "onnx/model_quantized.onnx"), Runner(folder).encode(GOLDEN_TEXTS)
+    assert report["int8"]["alone"] == cosines(rounded.encode(GOLDEN_TEXTS), wanted)
     assert report["int8"]["alone"]["min"] < 1 - 1e-5 and report["int8"]["batch_size"] == 16
     assert logging.root.manager.disable == logging.NOTSET, "what was silenced speaks again"
     graph = onnx.load(str(folder / "onnx" / "model_quantized.onnx"))
@@ -138,7 +140,7 @@ def test_verify(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not verify(folder).ok
     monkeypatch.setitem(LEAST, "min", 0.98)
     golden = read(folder / "golden.json")
-    assert [each["text"] for each in golden["texts"]] == list(TWENTY)
+    assert [each["text"] for each in golden["texts"]] == list(GOLDEN_TEXTS)
     golden["texts"][3]["vector"][0] += 0.01
     assert not verify_graph(str(folder), golden, hub={}).ok
     with pytest.raises(ValueError):
@@ -217,7 +219,7 @@ def test_card(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task:
     assert (around if task else '`encode` does: the template `"{text} / {text}"`.') in card
     assert ("queries only" in card) == ("adds no special tokens" in card) == bool(task)
     golden = read(tmp_path / "out" / "golden.json")
-    assert [each["text"] for each in golden["texts"]] == list(TWENTY[1:] if task else TWENTY)
+    assert [each["text"] for each in golden["texts"]] == list(GOLDEN_TEXTS[1:] if task else GOLDEN_TEXTS)
     assert "\nmodel_name: 题-" in card and "- onnx\n" in card and ("-onnx-query\n" in card) == bool(task)
 
 

@@ -24,24 +24,24 @@ WRITER_PATIENCE = 30.0  # seconds that a writer waits for another
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A binary stream whose file appears, new or replaced, when the ``with`` block ends without an error."""
-    with whole_path(path) as temporary, temporary.open("wb") as stream:
+    with whole_path(path) as temporary_path, temporary_path.open("wb") as stream:
         yield stream
 
 
 @contextmanager
-def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+def whole_path(target_path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path, to be written by a library; it becomes ``path`` when the ``with`` block ends without error."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    target_path = Path(target_path)
+    temporary_path = target_path.with_name(f".{target_path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
-        with naming_full_disk(path):
-            yield temporary
-            sync(temporary)
-            os.replace(temporary, path)
+        with naming_full_disk(target_path):
+            yield temporary_path
+            sync(temporary_path)
+            os.replace(temporary_path, target_path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
         raise
-    sync(path.parent)
+    sync(target_path.parent)
 
 
 @contextmanager
@@ -59,9 +59,9 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 def write_npy(path: str | os.PathLike[str], array: NDArray[Any]) -> None:
     """Write an array as ``.npy``, whole or not at all."""
     with whole_file(path) as stream:
-        # np.save would not tell of a full disk.
-        described = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
-        np.lib.format.write_array_header_1_0(stream, described)
+        # np.save reports no full disk.
+        array_header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+        np.lib.format.write_array_header_1_0(stream, array_header)
         stream.write(np.ascontiguousarray(array).data)
 
 
@@ -81,14 +81,16 @@ def parse_path(value: str | os.PathLike[str], option: str) -> Path:
     """
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{option}={value!r:.80} is a {type(value).__name__}; give a path as a string")
-    text = os.fspath(value)
-    if not isinstance(text, str) or not text.strip() or "\0" in text:
-        raise ValueError(f"{option}={text!r:.80} names no file or folder; give its path")
+    path_text = os.fspath(value)
+    if not isinstance(path_text, str) or not path_text.strip() or "\0" in path_text:
+        raise ValueError(f"{option}={path_text!r:.80} names no file or folder; give its path")
     try:
-        os.fsencode(text)
+        os.fsencode(path_text)
     except UnicodeEncodeError:
-        raise ValueError(f"{option}={text!r:.80} holds a character that no file name can; give another path") from None
-    return Path(text)
+        raise ValueError(
+            f"{option}={path_text!r:.80} holds a character that no file name can; give another path"
+        ) from None
+    return Path(path_text)
 
 
 def make_folder(path: Path) -> bool:
@@ -105,27 +107,27 @@ def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to disk."""
     if path.is_dir() and os.name == "nt":  # folders cannot be opened there
         return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    file_descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
-        os.fsync(descriptor)
+        os.fsync(file_descriptor)
     finally:
-        os.close(descriptor)
+        os.close(file_descriptor)
 
 
 def refuse_links(folder: Path) -> None:
     """Raise if a link is in a folder of ours: what is written or removed through it would be somebody else's."""
-    for place, folders, files in os.walk(folder):
-        if links := [path for name in (*folders, *files) if os.path.islink(path := os.path.join(place, name))]:
-            raise ValueError(f"{links[0]}: a link, through which nothing is written; remove it, or put the file there")
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            raise ValueError(f"{path}: a link, through which nothing is written; remove it, or put the file there")
 
 
 @contextmanager
-def sole_writer(folder: Path, kept: str, *, patience: float | None = None) -> Iterator[None]:
+def sole_writer(folder: Path, finished_pattern: str, *, patience: float | None = None) -> Iterator[None]:
     """Make a folder and keep other writers out of it; the system releases the lock when the process ends.
 
     Args:
         folder: The folder; if it was made here, it is removed again after an error.
-        kept: Pattern of a file; if one in the folder matches, the folder stays.
+        finished_pattern: Pattern of a file; if one in the folder matches, the folder stays.
         patience: Seconds to wait for another writer; None: ``WRITER_PATIENCE``.
 
     Raises:
@@ -134,13 +136,13 @@ def sole_writer(folder: Path, kept: str, *, patience: float | None = None) -> It
         ValueError: A link is in the folder.
     """
     with naming_full_disk(folder):
-        made = make_folder(folder)
+        is_new = make_folder(folder)
         refuse_links(folder)
         with _lock(folder, WRITER_PATIENCE if patience is None else patience):
             try:
                 yield
             except BaseException:
-                if made and not any(folder.glob(kept)):
+                if is_new and not any(folder.glob(finished_pattern)):
                     shutil.rmtree(folder, ignore_errors=True)
                 raise
 
@@ -148,23 +150,23 @@ def sole_writer(folder: Path, kept: str, *, patience: float | None = None) -> It
 @contextmanager
 def _lock(folder: Path, patience: float) -> Iterator[None]:
     """Hold the folder's lock. Other writers are waited for, and a warning says so."""
-    lock = FileLock(folder / LOCK_FILE, timeout=0)
+    folder_lock = FileLock(folder / LOCK_FILE, timeout=0)
     try:
-        lock.acquire()
+        folder_lock.acquire()
     except Timeout:
         if patience > 0:
             logger.warning("%s: waiting up to %g s for another process that writes here", folder, patience)
         try:
-            lock.acquire(timeout=patience)
+            folder_lock.acquire(timeout=patience)
         except Timeout:
             raise BlockingIOError(waited_for("another process is encoding and writing", folder, patience)) from None
     try:
         yield
     finally:
-        lock.release()
+        folder_lock.release()
 
 
-def waited_for(what: str, folder: Path, patience: float | None = None) -> str:
+def waited_for(activity: str, folder: Path, patience: float | None = None) -> str:
     """The message about a writer that did not end in time."""
     seconds = WRITER_PATIENCE if patience is None else patience
-    return f"{folder}: {what} here, and did not end within {seconds:g} s; when it has ended, run the same again"
+    return f"{folder}: {activity} here, and did not end within {seconds:g} s; when it has ended, run the same again"

@@ -1,0 +1,159 @@
+"""Adapters of PEFT as bases: merged into the weights of the model that they adapt."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .bases import Options
+from .optional import required
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of weights.
+
+    Args:
+        path: Its folder or Hub id.
+        name: Its name, for messages.
+        hub_options: How transformers finds it on the Hub.
+        base_path: Folder or Hub id of the model that it adapts.
+    """
+
+    path: str
+    name: str
+    hub_options: Options
+    base_path: str
+
+    @classmethod
+    def find(cls, path: str, name: str, hub_options: Options) -> Adapter | None:
+        """The adapter that a base is; None: it is none."""
+        from transformers.utils.peft_utils import find_adapter_config_file
+
+        try:
+            config_file = find_adapter_config_file(path, **hub_options)
+        except OSError:
+            return None  # to load the base raises it, with a better message
+        if config_file is None:
+            return None
+        peft: Any = required("peft", "train", f"base={name!r} is an adapter of peft")
+        adapter_config = peft.PeftConfig.from_pretrained(path, **hub_options)
+        if adapter_config.is_prompt_learning or adapter_config.is_adaption_prompt:
+            raise ValueError(f"base={name!r} is an adapter of positions, which are no text. Use an adapter of weights.")
+        if not adapter_config.base_model_name_or_path:
+            raise ValueError(f"base={name!r}: adapter_config.json names no base_model_name_or_path. Add it.")
+        return cls(path, name, hub_options, str(adapter_config.base_model_name_or_path))
+
+    def merge(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        has_new_tokens: bool,
+    ) -> None:
+        """Make all of the adapter part of a model's weights, as peft does; a ValueError where that cannot be.
+
+        Args:
+            model: The model that it adapts.
+            tokenizer: The tokenizer of both.
+            has_new_tokens: The tokenizer is the adapter's, or the caller's choice, not the model's.
+        """
+        if getattr(model, "hf_quantizer", None) is not None:
+            raise ValueError(
+                f"base={self.name!r}: merged into quantized weights, an adapter is rounded. Load them unquantized."
+            )
+        peft: Any = required("peft", "train")
+        adapter_config = peft.PeftConfig.from_pretrained(self.path, **self.hub_options)
+        adapter_config.task_type = None  # it says what a head is for
+        row_count = count_embeddings(model)
+        adapter_weights = peft.utils.load_peft_weights(self.path, device="cpu", **self.hub_options)
+        self._resize_embeddings(model, tokenizer, adapter_weights, adapter_config)
+        new_row_count = count_embeddings(model)
+        if new_row_count > row_count and not has_new_tokens:
+            raise ValueError(
+                f"base={self.name!r}: the adapter has {new_row_count} embeddings, its base {row_count}, and it was "
+                "saved without the tokenizer that has the new tokens. Name that tokenizer's folder, as tokenizer=…."
+            )
+        # An adapter of a model with a head names the decoder's weights from there.
+        key_mapping = {rf"^{model.base_model_prefix}\.": ""}
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", "Found missing adapter keys")
+                adapted_model = peft.PeftModel.from_pretrained(
+                    model, self.path, config=adapter_config, key_mapping=key_mapping, **self.hub_options
+                )
+            adapted_model.merge_and_unload()
+        except (ValueError, TypeError, KeyError, RuntimeError, UserWarning) as error:
+            problem = " ".join(str(error).split())[:500]
+            raise ValueError(f"base={self.name!r}: peft cannot merge the adapter. {problem}") from error
+        vars(model).pop("peft_config", None)
+        model.requires_grad_(True)
+
+    def _resize_embeddings(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        adapter_weights: Mapping[str, Tensor],
+        adapter_config: Any,
+    ) -> None:
+        """Give a model an embedding for each id of the tokenizer, where the adapter holds those that are new."""
+        row_count = count_embeddings(model)
+        id_count = count_ids(tokenizer)
+        new_row_count = _count_saved_embeddings(adapter_weights, _embedding_name(model))
+        if new_row_count is None:
+            new_row_count = max(row_count, id_count)
+            if not _trained_tokens(adapter_config).issuperset(range(row_count, new_row_count)):
+                raise ValueError(
+                    f"base={self.name!r}: its tokenizer has {new_row_count} ids, its base {row_count} embeddings, and "
+                    "the adapter holds none for the others. Save it again with save_embedding_layers=True."
+                )
+        if id_count > new_row_count:
+            raise ValueError(
+                f"base={self.name!r}: its tokenizer has {id_count} ids, its embeddings are {new_row_count}."
+            )
+        if new_row_count != row_count:
+            # The adapter overwrites the new ones.
+            model.resize_token_embeddings(new_row_count, mean_resizing=False)
+
+
+def _embedding_name(model: PreTrainedModel) -> str:
+    embeddings = model.get_input_embeddings()
+    for name, module in model.named_modules():
+        if module is embeddings:
+            return str(name).rpartition(".")[2]
+    raise ValueError(f"{type(model).__name__} has no embeddings. Use another base.")
+
+
+def _count_saved_embeddings(weights: Mapping[str, Tensor], embedding_name: str) -> int | None:
+    """Number of embeddings that an adapter was trained with; None: it holds no weights of them."""
+    for name, weight in weights.items():
+        if f".{embedding_name}." not in name:
+            continue
+        if name.endswith((".weight", ".original_module")) and "lora_" not in name:
+            return len(weight)
+        if "lora_embedding_A" in name:
+            return int(weight.shape[1])
+    return None
+
+
+def _trained_tokens(adapter_config: Any) -> set[int]:
+    """Token ids whose embeddings an adapter holds."""
+    token_ids = adapter_config.to_dict().get("trainable_token_indices") or ()
+    if isinstance(token_ids, Mapping):
+        return set().union(*token_ids.values())
+    return set(token_ids)
+
+
+def count_ids(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The number of embeddings that a tokenizer's ids need."""
+    return int(max(tokenizer.get_vocab().values())) + 1
+
+
+def count_embeddings(model: PreTrainedModel) -> int:
+    """The number of a model's input embeddings."""
+    return len(model.get_input_embeddings().weight)  # type: ignore[arg-type]

@@ -1,0 +1,127 @@
+"""The decoder of a base: what can be embedded, sharing its weights, and leaving its lowest layers only."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from .modules.layers import first_output, layers_of
+from .modules.layout import decoder_of
+from .modules.selfcheck import run_ids
+
+# Inputs that a text alone gives.
+_INPUTS_OF_TEXT = {"input_ids", "attention_mask", "position_ids", "use_cache"}
+# Settings of configurations that are lists, but not of a value for each layer.
+_OTHER_LISTS = ("architectures", "token_id")
+_LEAST_DIFFERENCE = 1e-6
+
+
+def check_backbone(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model unless it is a single stack of whole layers that takes texts alone."""
+    problem = _find_problem(model) or _find_quantization_problem(model)
+    if problem is None and _has_embeddings_on_disk(model):
+        problem = "has its embeddings on disk, by its device_map. Map them to a device"
+    if problem is not None:
+        raise ValueError(f"base={name!r}: {type(model).__name__} {problem}.")
+
+
+def _find_problem(model: PreTrainedModel) -> str | None:
+    model_config = model.config
+    if model_config.is_encoder_decoder:
+        return "is an encoder-decoder. Use a decoder-only base"
+    depth = getattr(model_config.get_text_config(), "num_hidden_layers", None)
+    if not isinstance(depth, int):
+        return "is no single stack of layers. Use a decoder-only base"
+    if model.get_output_embeddings() is not None:  # type: ignore[no-untyped-call]
+        return "gives the outputs of a head. Save its decoder alone"
+    other_inputs: list[str] = []
+    for parameter in inspect.signature(model.forward).parameters.values():
+        is_optional = parameter.default is not parameter.empty or "VAR" in parameter.kind.name
+        if not is_optional and parameter.name not in _INPUTS_OF_TEXT:
+            other_inputs.append(parameter.name)
+    if other_inputs:
+        return f"needs {', '.join(other_inputs)!r} beside a text. Save its text decoder alone"
+    return None
+
+
+def _find_quantization_problem(model: PreTrainedModel) -> str | None:
+    quantization_settings: Any = getattr(model.config, "quantization_config", None) or {}
+    if not isinstance(quantization_settings, dict):
+        quantization_settings = quantization_settings.to_dict()
+    quant_method = quantization_settings.get("quant_method", "gguf")
+    if quant_method != "gguf" and getattr(model, "hf_quantizer", None) is None:
+        return f"was loaded without its quantization {quant_method!r}. Use another base"
+    is_8bit = quantization_settings.get("load_in_8bit", quantization_settings.get("_load_in_8bit"))
+    int8_threshold = quantization_settings.get("llm_int8_threshold")
+    if is_8bit and int8_threshold:
+        return f"llm_int8_threshold={int8_threshold} makes vectors depend on their batch. Set it to 0"
+    return None
+
+
+def _has_embeddings_on_disk(model: PreTrainedModel) -> bool:
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    return any(embedding.weight.is_meta for embedding in embeddings)
+
+
+def share_backbone(model: PreTrainedModel) -> PreTrainedModel:
+    """A backbone with the same weights in the same memory; modules and configuration are copied."""
+    device_map = getattr(model, "hf_device_map", None) or {}
+    if len(set(device_map.values())) > 1:
+        raise ValueError("base: the loaded model lies on several devices. Give its folder or Hub id.")
+    backbone: Any = model.base_model
+    # deepcopy takes what it finds here in place of copying it.
+    shared_tensors = {id(tensor): tensor for tensor in (*backbone.parameters(), *backbone.buffers())}
+    shared: PreTrainedModel = copy.deepcopy(backbone, shared_tensors)
+    return shared
+
+
+def cut_layers(model: PreTrainedModel, layer: int) -> None:
+    """Leave the layers up to one, counted from 1; the final norm follows the last of them.
+
+    Layer 0, the embeddings, is what enters the first, which stays.
+    """
+    decoder_layers = layers_of(model)
+    depth = len(decoder_layers)
+    if layer == depth:
+        return
+    model_name = type(model).__name__
+    if decoder_of(model).config is not model.config:
+        raise ValueError(f"layer={layer}: {model_name} has towers beside its decoder. Save that alone.")
+    remaining_count = max(1, layer)
+    last_layer = decoder_layers[remaining_count - 1]
+    expected_states = _run_through(model, last_layer)
+    del decoder_layers[remaining_count:]
+    _shorten_config(model.config, depth, remaining_count)
+    try:
+        hidden_states = _run_through(model, last_layer)
+    except (RuntimeError, ValueError) as error:
+        problem = " ".join(str(error).split())
+        raise ValueError(f"layer={layer}: {model_name} cannot run without those above. {problem}") from error
+    difference = float((hidden_states - expected_states).abs().max() / expected_states.abs().max())
+    if not difference <= _LEAST_DIFFERENCE:  # or not a number
+        raise ValueError(f"layer={layer}: without those above, hidden states change by {difference:.1%}. Drop it.")
+
+
+def _run_through(model: PreTrainedModel, layer: nn.Module) -> Tensor:
+    """Hidden states that a layer gives for eight tokens, [1, 8, d] float32."""
+    layer_outputs: list[Tensor] = []
+
+    def keep_output(module: nn.Module, arguments: Any, output: Tensor | tuple[Tensor, ...]) -> None:
+        layer_outputs.append(first_output(output).float())
+
+    with layer.register_forward_hook(keep_output):
+        run_ids(model, [list(range(1, 9))])
+    return layer_outputs[0]
+
+
+def _shorten_config(model_config: PretrainedConfig, depth: int, remaining_count: int) -> None:
+    """Shorten all settings that hold a value for each layer."""
+    for setting_name, setting_value in dict(vars(model_config)).items():
+        is_list_of_layers = isinstance(setting_value, (list, tuple)) and len(setting_value) == depth
+        if is_list_of_layers and not setting_name.endswith(_OTHER_LISTS):
+            setattr(model_config, setting_name, setting_value[:remaining_count])
+    model_config.num_hidden_layers = remaining_count

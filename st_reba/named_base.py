@@ -1,0 +1,194 @@
+"""A base that is named: its weights, tokenizer and adapter, loaded from a folder, the Hub or a GGUF file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from sentence_transformers.util import load_file_path
+
+from . import bases
+from .adapters import Adapter, count_embeddings, count_ids
+from .backbones import check_backbone
+from .gguf_files import GgufFile, check_gguf, complete_tokenizer, read_gguf
+from .modules import RepeatTransformer
+from .near_names import suggest_bases
+from .optional import required
+from .safety import check_base, check_tokenizer, limit_numbers, panics_as_errors
+
+KWARGS_OPTIONS = ("model_kwargs", "processor_kwargs", "config_kwargs")
+# An adapter with a tokenizer has one of these files.
+_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "tokenizer.model")
+# transformers' options for the files of one model, by the option of sentence-transformers that passes them on.
+Kwargs = dict[str, dict[str, Any]]
+
+
+class NamedBase:
+    """A base by its name.
+
+    Args:
+        base: A folder, a Hub id, a GGUF file or the name of an embedded model.
+        loading: Options of `build` that load it.
+    """
+
+    def __init__(self, base: str | os.PathLike[str], loading_options: bases.Options) -> None:
+        self.dtype = bases.requested_dtype(loading_options.get("dtype"), loading_options)
+        self.options = bases.without_dtype(loading_options)
+        self.device: str | None = loading_options.get("device")
+        self.tokenizer: str | None = loading_options.get("tokenizer")
+        self.quantization: str | None = loading_options.get("quantization")
+        # How sentence-transformers finds files on the Hub, and how transformers does.
+        self.st_hub_options: dict[str, Any] = {}
+        self.hf_hub_options: dict[str, Any] = {}
+        for st_name, hf_name in bases.HUB.items():
+            if loading_options.get(st_name) is not None:
+                self.st_hub_options[st_name] = self.hf_hub_options[hf_name] = loading_options[st_name]
+        self.path, self.name, self.gguf_name = bases.locate(base, loading_options.get("gguf_file"))
+        self.adapter: Adapter | None = None
+        if self.gguf_name is None:
+            check_base(self.path, **self.st_hub_options)
+            self.adapter = Adapter.find(self.path, self.name, self.hf_hub_options)
+
+    @property
+    def keeps_device(self) -> bool:
+        """Whether the weights stay on the devices that they were loaded on."""
+        return "device_map" in (self.options.get("model_kwargs") or {})
+
+    def find_file(self, name: str) -> str | None:
+        """The path of one of the base's files, downloaded if it is on the Hub; None: it has none of that name."""
+        return load_file_path(self.path, name, **self.st_hub_options)
+
+    def is_embedder(self) -> bool:
+        """Whether it is a model of sentence-transformers; a ValueError if it is one of ours."""
+        modules_file = self.find_file("modules.json")
+        if modules_file is None:
+            return False
+        if '"st_reba.' in Path(modules_file).read_text(encoding="utf-8"):
+            raise ValueError(f"base={self.name!r} is an embedder already. Load it, or build from its base model.")
+        return True
+
+    def load(self) -> RepeatTransformer:
+        """Load weights and tokenizer; a ValueError or OSError where they are not whole."""
+        transformer_kwargs = self._make_kwargs()
+        self._set_weights_type(transformer_kwargs["model_kwargs"])
+        gguf_file = None
+        if self.gguf_name is not None:
+            gguf_file = self._set_gguf_file(transformer_kwargs)
+        tokenizer_path = self._set_tokenizer(transformer_kwargs["processor_kwargs"])
+        path = self.path if self.adapter is None else self.adapter.base_path
+        with self._explained_errors(), limit_numbers(self.path, **self.st_hub_options), panics_as_errors():
+            transformer = RepeatTransformer(path, tokenizer_name_or_path=tokenizer_path, **transformer_kwargs)
+        if gguf_file is not None and self.tokenizer is None:
+            complete_tokenizer(transformer.tokenizer, gguf_file)
+        self._set_stored_dtype(transformer)
+        self._check_weights(transformer)
+        if self.adapter is not None:
+            has_new_tokens = self.tokenizer is not None or self._adapter_has_tokenizer()
+            self.adapter.merge(transformer.model, transformer.text_tokenizer, has_new_tokens=has_new_tokens)
+        return transformer
+
+    def _make_kwargs(self) -> Kwargs:
+        shared_kwargs = {**self.hf_hub_options, "trust_remote_code": bool(self.options.get("trust_remote_code"))}
+        if self.adapter is not None:
+            shared_kwargs.pop("revision", None)  # it is the adapter's
+        transformer_kwargs: Kwargs = {}
+        for option in KWARGS_OPTIONS:
+            transformer_kwargs[option] = shared_kwargs | dict(self.options.get(option) or {})
+        return transformer_kwargs
+
+    def _set_weights_type(self, model_kwargs: dict[str, Any]) -> None:
+        weights_type = bases.weights_dtype(self.dtype, self.device)
+        if self.quantization is not None:
+            requested_dtype = weights_type if self.dtype else None
+            model_kwargs["quantization_config"] = bases.quantization_config(self.quantization, requested_dtype)
+            weights_type = requested_dtype or torch.bfloat16
+        model_kwargs["dtype"] = weights_type
+
+    def _set_gguf_file(self, transformer_kwargs: Kwargs) -> GgufFile:
+        """Load from the GGUF file; it is refused where it cannot be read exactly."""
+        if not hasattr(transformers, "GgufConfig"):
+            raise ImportError(f"base={self.name!r} needs a newer transformers. Run: pip install -U transformers")
+        required("gguf", "gguf", f"base={self.name!r}")
+        model_kwargs = transformer_kwargs["model_kwargs"]
+        if "quantization_config" in model_kwargs:
+            raise ValueError(f"base={self.name!r}: a GGUF file is made dense. Drop quantization.")
+        gguf_path = self.find_file(str(self.gguf_name))
+        if gguf_path is None:
+            raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub: no such file.")
+        gguf_file = read_gguf(gguf_path)
+        check_gguf(gguf_file, has_other_tokenizer=self.tokenizer is not None)
+        for file_kwargs in transformer_kwargs.values():
+            file_kwargs["gguf_file"] = self.gguf_name
+        model_kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        if model_kwargs["dtype"] == "auto":
+            model_kwargs["dtype"] = torch.bfloat16
+        return gguf_file
+
+    def _set_tokenizer(self, processor_kwargs: dict[str, Any]) -> str | None:
+        """Folder or Hub id of the tokenizer, where it is another than the base's."""
+        if self.tokenizer is None:
+            if self.adapter is None or not self._adapter_has_tokenizer():
+                return None
+            processor_kwargs["revision"] = self.hf_hub_options.get("revision")
+            return self.path
+        if not isinstance(self.tokenizer, (str, os.PathLike)) or os.path.isfile(self.tokenizer):
+            raise ValueError(f"tokenizer={self.tokenizer!r:.80} must be a folder or Hub id.")
+        tokenizer_path = bases.resolve_embedded(os.fspath(self.tokenizer))
+        check_tokenizer(tokenizer_path)
+        processor_kwargs["revision"] = None
+        processor_kwargs.pop("gguf_file", None)
+        return tokenizer_path
+
+    def _adapter_has_tokenizer(self) -> bool:
+        return any(self.find_file(name) for name in _TOKENIZER_FILES)
+
+    @contextmanager
+    def _explained_errors(self) -> Iterator[None]:
+        """Within the ``with`` block, errors of others' loading name the base, in one line."""
+        try:
+            yield
+        except OSError as error:
+            reason = f"{suggest_bases(self.path)}{_one_line(error)}"
+            raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub. {reason}") from error
+        except (TypeError, AttributeError) as error:
+            problem = f"cannot be loaded with these options: {_one_line(error)}"
+            remedy = "Check model_kwargs, processor_kwargs and config_kwargs."
+            raise ValueError(f"base={self.name!r} {problem}. {remedy}") from error
+        except (ValueError, ImportError, RuntimeError, MemoryError):
+            raise
+        except Exception as error:
+            detail = f"{type(error).__name__}: {error}"
+            raise ValueError(f"base={self.name!r} could not be loaded. {detail}") from error
+
+    def _set_stored_dtype(self, transformer: RepeatTransformer) -> None:
+        if self.gguf_name is not None and self.dtype is None:
+            transformer.stored_dtype = torch.bfloat16
+            for weight in transformer.model.parameters():
+                # Rounded as it will be saved: what is computed now is what is loaded then.
+                weight.data = weight.data.to(torch.bfloat16).to(weight.dtype)
+        elif self.dtype not in (None, "auto"):
+            transformer.stored_dtype = None  # saved in the type that was asked for
+
+    def _check_weights(self, transformer: RepeatTransformer) -> None:
+        # An adapter may bring embeddings: they are counted when it is merged.
+        if self.tokenizer is not None and self.adapter is None:
+            id_count = count_ids(transformer.text_tokenizer)
+            row_count = count_embeddings(transformer.model)
+            if id_count > row_count:
+                raise ValueError(
+                    f"tokenizer={self.tokenizer!r} has {id_count} ids, but the base {row_count} embeddings."
+                )
+        check_backbone(transformer.model, self.name)
+        missing_weights = sorted(map(str, transformer.loading.get("missing_keys") or ()))
+        if missing_weights:
+            problem = "weights are missing, and would be random numbers"
+            raise ValueError(f"base={self.name!r}: {problem}: {missing_weights[0]}.")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

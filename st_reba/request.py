@@ -1,0 +1,80 @@
+"""What a call of `build` asks for: arguments, recipe and defaults as one value. Read without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from .methods import DEFAULT, OPTIONS, Method
+from .recipe import Recipe, recipe_for
+
+# A folder, a Hub id or a GGUF file; or a loaded model of transformers.
+Base: TypeAlias = str | os.PathLike[str] | Any
+Options: TypeAlias = Mapping[str, Any]
+MutableOptions: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """A base, the method, and how the base is loaded.
+
+    Args:
+        base: The name of a base, never of a recipe; or a loaded model.
+        method: The method, all its options set.
+        loading: Options of `build` that are none of the method's.
+        is_default_method: The caller named neither a method nor what is read of the layers.
+    """
+
+    base: Base
+    method: Method
+    loading: Options
+    is_default_method: bool = False
+
+    @classmethod
+    def read(cls, base: Base, method: str | Method | None, options: Options) -> BuildRequest:
+        """Read the arguments of `build`; most of its errors are raised here, before torch is imported."""
+        method_options, loading_options = split_options(options)
+        is_default_method = method is None and "read" not in method_options
+        base_recipe = _read_recipe(base, method, options)
+        if base_recipe is not None:
+            base = base_recipe.base
+            loading_options = {**base_recipe.loading, **loading_options}
+            if method in (None, base_recipe.method["name"]):
+                method_options = {**base_recipe.method, **method_options}
+                method = method_options.pop("name")
+        _check_prompts(loading_options.get("prompts"))
+        if isinstance(method, Method):
+            method = replace(method, **method_options)
+        else:
+            method = Method.parse(method or DEFAULT, **method_options)
+        return cls(base, method, loading_options, is_default_method)
+
+
+def split_options(options: Options) -> tuple[MutableOptions, MutableOptions]:
+    """The options of the method, and those of loading."""
+    method_options: MutableOptions = {}
+    loading_options: MutableOptions = {}
+    for option_name, option_value in options.items():
+        if option_name in OPTIONS:
+            method_options[option_name] = option_value
+        else:
+            loading_options[option_name] = option_value
+    return method_options, loading_options
+
+
+def _read_recipe(base: Base, method: str | Method | None, options: Options) -> Recipe | None:
+    if not isinstance(base, (str, os.PathLike)):
+        return None
+    if method is not None:
+        options = {**options, "method": method}
+    return recipe_for(base, options)
+
+
+def _check_prompts(prompts: object) -> None:
+    if prompts is None:
+        return
+    if isinstance(prompts, Mapping) and all(isinstance(text, str) for text in (*prompts, *prompts.values())):
+        return
+    raise ValueError(f"prompts={prompts!r:.80} must map names to texts, as {{'query': 'Query: '}}.")

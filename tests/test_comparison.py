@@ -1,0 +1,46 @@
+"""Distances of vectors, and how large they may be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny import tiny_model
+
+from st_reba.comparison import GOLDEN_TEXTS, PROBE_TEXTS, dtype_name, relative_distance, text_distances
+
+VECTORS = np.array([[1.0, 0.0], [0.0, 1.0]])
+
+
+def test_a_distance_is_relative_to_the_spread_of_the_stored_vectors() -> None:
+    assert relative_distance(VECTORS, VECTORS) == 0
+    assert relative_distance(VECTORS, VECTORS * 1.1) == pytest.approx(0.1 * np.sqrt(2))
+
+
+def test_vectors_that_are_all_alike_are_compared_by_their_lengths() -> None:
+    zeros = np.zeros((2, 2))
+    assert relative_distance(zeros, zeros) == 0
+    assert relative_distance(zeros + 100, zeros + 100.1) == pytest.approx(1)
+
+
+def test_vectors_that_cannot_be_compared_are_infinitely_far() -> None:
+    broken = np.array([[1.0, np.nan], [0.0, 1.0]])
+    assert relative_distance(VECTORS, VECTORS[:1]) == np.inf
+    assert relative_distance(VECTORS, broken) == np.inf
+    assert relative_distance(broken, VECTORS) == np.inf
+
+
+def test_the_distance_of_a_text_is_relative_to_its_stored_vector() -> None:
+    distances = text_distances(VECTORS * 2, np.array([[2.0, 0.0], [1.0, 2.0]]))
+    assert distances.tolist() == [0.0, 0.5]
+
+
+def test_stored_probes_rely_on_these_texts() -> None:
+    """Folders hold their vectors without the texts."""
+    assert len(PROBE_TEXTS) == 8 and PROBE_TEXTS[2:4] == ("猫", "Dogs bark.")
+    assert len(set(GOLDEN_TEXTS)) == 20 and GOLDEN_TEXTS[0] == ""
+
+
+def test_the_number_type_of_a_model() -> None:
+    model = tiny_model()
+    assert dtype_name(model) == "float32"
+    assert dtype_name(model.half()) == "float16"
