@@ -161,7 +161,7 @@ def operations(size: int = 24) -> list[Operation]:
         return Operation(f"export {name}", built, export, state, FileExistsError)
 
     def folding(index: Index, folder: Path) -> None:
-        with patch.object(changes, "FEWEST_PENDING", 1):
+        with patch.object(changes, "MIN_PENDING", 1):
             index.add(folder / "plain.jsonl", **parts)
 
     return [

@@ -95,15 +95,21 @@ class DelimitedRows:
     def _parse(self, lines: Iterator[str], separator: str | None = None) -> Iterator[list[str]]:
         # strict: a stray quote is an error, not a silent join of lines.
         quoting: Any = csv.QUOTE_MINIMAL if self._has_quotes else csv.QUOTE_NONE
-        return csv.reader(lines, delimiter=separator or self.separator, strict=True, quoting=quoting)
+        return csv.reader(
+            lines, delimiter=separator or self.separator, strict=True, quoting=quoting
+        )
 
     def _read_header(self) -> list[str]:
         try:
             header = next(self._reader, [])
         except csv.Error as error:
-            raise ValueError(f"line 1: a quote opens and is not closed ({error}); {_QUOTE_REMEDY}") from None
+            raise ValueError(
+                f"line 1: a quote opens and is not closed ({error}); {_QUOTE_REMEDY}"
+            ) from None
         if not header:
-            raise ValueError("it is empty, or begins with an empty line; its first line must name the columns")
+            raise ValueError(
+                "it is empty, or begins with an empty line; its first line must name the columns"
+            )
         if len({*header}) < len(header):
             raise ValueError("the first line must name the columns, each once")
         return header
@@ -112,7 +118,9 @@ class DelimitedRows:
         """Why a record is no row; of several lines, those that are rows by themselves are put back."""
         lines = self._feed.record_lines
         last_line_number = line_number + len(lines) - 1
-        if len(lines) > 1 and self._joins_rows(lines, len(header), is_whole=len(fields) == len(header)):
+        if len(lines) > 1 and self._joins_rows(
+            lines, len(header), is_whole=len(fields) == len(header)
+        ):
             return self._give_up_first_line(
                 f"lines {line_number + 1} to {last_line_number} would be in it, which are rows by themselves"
             )
@@ -150,7 +158,9 @@ class DelimitedRows:
             self._feed.put_back(1)
             return separator_line[1]
         self._feed.put_back(0)
-        shares = {separator: self._agreement(sample, separator) for separator in (default, *SEPARATORS)}
+        shares = {
+            separator: self._agreement(sample, separator) for separator in (default, *SEPARATORS)
+        }
         # Of equal ones the first, which is the default.
         likeliest_separator = max(shares, key=lambda separator: shares[separator])
         if shares[likeliest_separator] < 0.5:

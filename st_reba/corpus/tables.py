@@ -60,7 +60,9 @@ def read_table(path: str | PathLike[str]) -> DataFrame:
     return pandas.DataFrame(rows)
 
 
-def read_rows(path: str | PathLike[str], *, name: str | None = None, encoding: str | None = None) -> Iterator[Row]:
+def read_rows(
+    path: str | PathLike[str], *, name: str | None = None, encoding: str | None = None
+) -> Iterator[Row]:
     """Read a file's rows one by one, as UTF-8 or, after its mark, UTF-16 or UTF-32; ``name`` is its name in places."""
     path = Path(path)
     name, suffix = name or str(path), suffix_of(path)
@@ -69,8 +71,12 @@ def read_rows(path: str | PathLike[str], *, name: str | None = None, encoding: s
     if path.is_dir():
         dataset = required("datasets", "corpus").load_from_disk(str(path))
         if isinstance(dataset, dict):
-            raise ValueError(f"{path}: several datasets; name one: {', '.join(str(path / one) for one in dataset)}")
-        return _arrow_rows(dataset.with_format("arrow").iter(_BATCH), dataset.features.arrow_schema, name)
+            raise ValueError(
+                f"{path}: several datasets; name one: {', '.join(str(path / one) for one in dataset)}"
+            )
+        return _arrow_rows(
+            dataset.with_format("arrow").iter(_BATCH), dataset.features.arrow_schema, name
+        )
     if suffix is None:
         shown = "".join(path.suffixes[-2:]) if path.suffix.lower() == ".gz" else path.suffix
         raise ValueError(f"{path}: the suffix {shown!r} is not supported; use one of {SUPPORTED}")
@@ -121,9 +127,15 @@ def _has_value_per_line(path: Path, encoding: str | None, suffix: str) -> bool:
 def _whole_text(stream: TextIO) -> Iterator[TextRow]:
     text = stream.read(text_files.MOST_CHARS + 1)
     if len(text) > text_files.MOST_CHARS:
-        yield "the text", f"too long: it has more than {text_files.MOST_CHARS:,} characters; split it"
+        yield (
+            "the text",
+            f"too long: it has more than {text_files.MOST_CHARS:,} characters; split it",
+        )
     elif text.strip():
-        yield "the text", decoding_fault(text, stream.encoding) or {"text": text.replace("\r\n", "\n")}
+        yield (
+            "the text",
+            decoding_fault(text, stream.encoding) or {"text": text.replace("\r\n", "\n")},
+        )
 
 
 def _read_parquet(path: Path, name: str) -> Iterator[Row]:
@@ -131,9 +143,13 @@ def _read_parquet(path: Path, name: str) -> Iterator[Row]:
 
     try:
         with parquet.ParquetFile(path, pre_buffer=False) as file:
-            yield from _arrow_rows(file.iter_batches(_BATCH, use_threads=False), file.schema_arrow, name)
+            yield from _arrow_rows(
+                file.iter_batches(_BATCH, use_threads=False), file.schema_arrow, name
+            )
     except (OSError, ArrowException, ValueError, KeyError, OverflowError) as error:
-        raise ValueError(f"{path}: not a Parquet file, or damaged ({error}); write it again") from None
+        raise ValueError(
+            f"{path}: not a Parquet file, or damaged ({error}); write it again"
+        ) from None
 
 
 def _arrow_rows(batches: Iterable[Any], schema: Any, name: str) -> Iterator[Row]:
@@ -141,7 +157,9 @@ def _arrow_rows(batches: Iterable[Any], schema: Any, name: str) -> Iterator[Row]
     if byte_columns:
         warn_of_byte_columns(name, byte_columns)
     columns = [
-        column for column in schema.names if column not in byte_columns and not column.startswith("__index_level_")
+        column
+        for column in schema.names
+        if column not in byte_columns and not column.startswith("__index_level_")
     ]
     row = 0
     for batch in batches:
@@ -159,10 +177,17 @@ def _is_of_bytes(arrow_type: Any) -> bool:
         return _is_of_bytes(arrow_type.storage_type)
     if types.is_dictionary(arrow_type):
         return _is_of_bytes(arrow_type.value_type)
-    tests = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    tests = (
+        types.is_binary,
+        types.is_large_binary,
+        types.is_fixed_size_binary,
+        types.is_binary_view,
+    )
     if any(is_of_kind(arrow_type) for is_of_kind in tests):
         return True
-    return any(_is_of_bytes(arrow_type.field(number).type) for number in range(arrow_type.num_fields))
+    return any(
+        _is_of_bytes(arrow_type.field(number).type) for number in range(arrow_type.num_fields)
+    )
 
 
 def warn_of_byte_columns(name: str, columns: Iterable[str]) -> None:
@@ -203,8 +228,12 @@ def table_rows(table: Any) -> Iterator[Row] | None:
     if hasattr(table, "to_frame") and _index_names(table):
         return _pandas_rows(table.to_frame("text"), name)
     if hasattr(table, "with_format") and getattr(table, "features", None) is not None:
-        return _arrow_rows(table.with_format("arrow").iter(_BATCH), table.features.arrow_schema, name)
-    if hasattr(table, "__arrow_c_stream__") and (hasattr(table, "columns") or hasattr(table, "schema")):
+        return _arrow_rows(
+            table.with_format("arrow").iter(_BATCH), table.features.arrow_schema, name
+        )
+    if hasattr(table, "__arrow_c_stream__") and (
+        hasattr(table, "columns") or hasattr(table, "schema")
+    ):
         import pyarrow  # type: ignore[import-untyped, unused-ignore]
 
         reader = pyarrow.RecordBatchReader.from_stream(table)
@@ -216,8 +245,12 @@ def _pandas_rows(table: Any, name: str) -> Iterator[Row]:
     """The rows of a DataFrame; levels of its index that have a name are columns, as in Parquet."""
     columns = [str(column) for column in table.columns]
     if len({*columns}) < len(columns):
-        raise ValueError(f"{name}: two columns have one name; there: {', '.join(map(repr, columns))}; rename one")
-    index_names = [index_name for index_name in _index_names(table) if str(index_name) not in columns]
+        raise ValueError(
+            f"{name}: two columns have one name; there: {', '.join(map(repr, columns))}; rename one"
+        )
+    index_names = [
+        index_name for index_name in _index_names(table) if str(index_name) not in columns
+    ]
     levels = [table.index.get_level_values(index_name) for index_name in index_names]
     columns += [str(index_name) for index_name in index_names]
     cells = table.itertuples(index=False, name=None)

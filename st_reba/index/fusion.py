@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .bm25 import Scores
-from .store import Keys
+from .scoring import Keys
 
 # Share of the vectors in a score; the rest is of the words. Chosen on Cranfield, CISI, STARD and XQuAD: from 0.3 to
 # 0.5 their average hardly changes, but the more vectors count, the more is lost where these are weak.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from .arguments import parse_queries
 from .query_terms import QueryTerms
-from .store import Matrix
+from .scoring import Matrix
 
 Mode = Literal["hybrid", "vectors", "words"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -53,11 +52,17 @@ def read_queries(
     ready_vectors: Vectors | None,
 ) -> Queries:
     """Check queries; arguments as for ``Index.search``."""
-    if isinstance(given_queries, np.ndarray) and given_queries.dtype.kind in "OTU" and given_queries.ndim == 1:
+    if (
+        isinstance(given_queries, np.ndarray)
+        and given_queries.dtype.kind in "OTU"
+        and given_queries.ndim == 1
+    ):
         given_queries = given_queries.tolist()  # texts, as those of a column
     if isinstance(given_queries, np.ndarray):
         if ready_vectors is not None:
-            raise ValueError("vectors=… belong to texts; give the array alone, or the texts of its queries")
+            raise ValueError(
+                "vectors=… belong to texts; give the array alone, or the texts of its queries"
+            )
         is_single = given_queries.ndim == 1
         return Queries(None, np.atleast_2d(given_queries), is_single)
     query_texts = parse_queries(given_queries)
@@ -80,21 +85,10 @@ def check_mode(mode: Mode | None, queries: Queries) -> None:
         raise ValueError("mode='words' needs no vectors=…; leave them out")
 
 
-def choose_mode(
-    mode: Mode | None,
-    queries: Queries,
-    *,
-    has_words: bool,
-    index_folder: Path,
-) -> Mode:
-    """The mode that is asked for, or the default; a ValueError if the index has no words for it."""
-    if mode in _MODES_OF_WORDS and not has_words:
-        raise ValueError(
-            f"mode={mode!r}: {index_folder} has no words yet; "
-            f"Index.compact (st-reba prune {index_folder} --compact) adds them"
-        )
+def choose_mode(mode: Mode | None, queries: Queries) -> Mode:
+    """The mode that is asked for, or the default."""
     if mode is not None:
         return mode
-    if has_words and queries.texts is not None:
+    if queries.texts is not None:
         return "hybrid"
     return "vectors"

@@ -22,8 +22,8 @@ from ..encode import encode_texts
 from ..filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN
 from ..sentences import QUERY_SAMPLE, sample_sentences
 from .samples import Sample
-from .store import Matrix, State, damaged
-from .vectors import Segment, scaled
+from .scoring import Matrix, Segment, prepare_vectors
+from .state import IndexState, damaged
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -79,7 +79,7 @@ class Whitening:
             return None
         query_sentences = sample_sentences(distinct_sample.texts, QUERY_SAMPLE)
         raw_query_vectors = encode_texts(model, query_sentences, task="query")
-        query_vectors = scaled(raw_query_vectors, metric)
+        query_vectors = prepare_vectors(raw_query_vectors, metric)
         # Here, as it imports torch, without which an index is searched by words.
         from ..linear_filter import Filter
 
@@ -107,8 +107,10 @@ class Whitening:
         whitened_vectors = np.empty(raw_vectors.shape, np.float32)
         for start in range(0, len(raw_vectors), _ROWS_AT_A_TIME):
             rows = slice(start, start + _ROWS_AT_A_TIME)
-            unit_vectors = scaled(raw_vectors[rows], self._metric)
-            whitened_vectors[rows] = scaled(self.linear_filter.apply(unit_vectors, task), self._metric)
+            unit_vectors = prepare_vectors(raw_vectors[rows], self._metric)
+            whitened_vectors[rows] = prepare_vectors(
+                self.linear_filter.apply(unit_vectors, task), self._metric
+            )
         return whitened_vectors
 
     def invert(self, whitened_vectors: Matrix) -> Matrix:
@@ -120,26 +122,24 @@ class Whitening:
             offsets = whitened_vectors[rows].astype(np.float64) @ inverse_weight.T
             if self._metric == "cosine":
                 offsets *= _distances_to_sphere(self.linear_filter.mean, offsets)[:, None]
-            raw_vectors[rows] = scaled(self.linear_filter.mean + offsets, self._metric)
+            raw_vectors[rows] = prepare_vectors(self.linear_filter.mean + offsets, self._metric)
         return raw_vectors
 
 
-def converted(
+def convert_segments(
     segments: Iterable[Segment],
     convert: Callable[[Matrix], Matrix],
 ) -> list[Segment]:
     """Segments whose vectors are converted when they are loaded."""
     converted_segments: list[Segment] = []
-    for keys, load in segments:
-        converted_segments.append((keys, partial(_load_converted, load, convert)))
+    for segment in segments:
+        load = partial(_load_converted, segment, convert)
+        converted_segments.append(Segment(segment.keys, load))
     return converted_segments
 
 
-def _load_converted(
-    load: Callable[[], Matrix],
-    convert: Callable[[Matrix], Matrix],
-) -> Matrix:
-    return convert(load())
+def _load_converted(segment: Segment, convert: Callable[[Matrix], Matrix]) -> Matrix:
+    return convert(segment.load())
 
 
 def _vary(vectors: Matrix) -> bool:
@@ -223,19 +223,21 @@ def tell_what_was_fitted(
     )
 
 
-def read_whitening(tx: sqlite3.Connection, state: State, index_path: Path) -> Whitening | None:
+def read_whitening(
+    connection: sqlite3.Connection, state: IndexState, index_path: Path
+) -> Whitening | None:
     """The whitening of a state; a ValueError where it is not what was written."""
     if state.whitening is None:
         return None
     from ..linear_filter import Filter
 
-    linear_filter = Filter.from_bytes(read_content(tx, state, index_path))
+    linear_filter = Filter.from_bytes(read_content(connection, state, index_path))
     return Whitening(linear_filter, state.metric)
 
 
-def read_content(tx: sqlite3.Connection, state: State, index_path: Path) -> bytes:
+def read_content(connection: sqlite3.Connection, state: IndexState, index_path: Path) -> bytes:
     """The linear map of a whitened index, as `Filter.to_bytes` wrote it, compared with its digest."""
-    row = tx.execute("SELECT content FROM whitening").fetchone()
+    row = connection.execute("SELECT content FROM whitening").fetchone()
     if row is None:
         raise ValueError(damaged(index_path, "its whitening is missing"))
     content = row[0]
@@ -244,15 +246,17 @@ def read_content(tx: sqlite3.Connection, state: State, index_path: Path) -> byte
     return content
 
 
-def write_whitening(tx: sqlite3.Connection, state: State, whitening: Whitening | None) -> None:
+def write_whitening(
+    connection: sqlite3.Connection, state: IndexState, whitening: Whitening | None
+) -> None:
     """Keep a whitening in place of the one before, and name it in the state; None: there is none."""
-    tx.execute("DELETE FROM whitening")
+    connection.execute("DELETE FROM whitening")
     state.whitening = None
     state.whitening_sha256 = ""
     if whitening is None:
         return
     content = whitening.linear_filter.to_bytes()
-    tx.execute("INSERT INTO whitening VALUES (?)", (content,))
+    connection.execute("INSERT INTO whitening VALUES (?)", (content,))
     state.whitening = whitening.description
     state.whitening_sha256 = _digest_of(content)
 

@@ -24,7 +24,7 @@ _TABLES = ("frequencies", "occurrences", "words")
 _INSERT = "INSERT INTO words (rowid, text) VALUES (?, ?)"
 _REMOVE = "INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)"
 _OPTIMIZE = "INSERT INTO words (words) VALUES ('optimize')"
-_SAMPLE = "SELECT substr(text, 1, 2000) FROM documents ORDER BY crc, key LIMIT 500"
+_SAMPLE = "SELECT substr(text, 1, 2000) FROM documents ORDER BY checksum, key LIMIT 500"
 
 _TERMS = "SELECT term FROM frequencies"
 _OCCURRENCES_OF = """

@@ -14,8 +14,9 @@ from tiny import WORDS, tiny_model
 
 import st_reba
 import st_reba.corpus.encode as encoding
+import st_reba.corpus.parts as parts
 from st_reba.corpus import Corpus, Document, encode_corpus, open_source
-from st_reba.corpus.passages import _bounds, parse_passages
+from st_reba.corpus.passages import PassageSize
 from st_reba.storage.files import sole_writer
 
 MODEL = tiny_model()
@@ -28,13 +29,13 @@ QUIET: dict[str, Any] = {"show_progress_bar": False}
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that are encoded."""
     found: list[str] = []
-    real = encoding.encode_texts
+    real = parts.encode_texts
 
     def encode(model: Any, texts: list[str], **options: Any) -> Any:
         found.extend(texts)
         return real(model, texts, **options)
 
-    monkeypatch.setattr(encoding, "encode_texts", encode)
+    monkeypatch.setattr(parts, "encode_texts", encode)
     return found
 
 
@@ -94,7 +95,7 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("where", "name", "input"),
-    [(Corpus, "write_part", TEXTS[::-1]), (Path, "unlink", TEXTS[:12]), (encoding, "_encode", TEXTS)],
+    [(Corpus, "write_part", TEXTS[::-1]), (Path, "unlink", TEXTS[:12]), (encoding, "_encode_pending", TEXTS)],
 )
 def test_one_that_changes_is_not_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, input: list[str]
@@ -183,7 +184,7 @@ def test_vectors_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_parts_of_long_texts_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "PART_CHARS", 100)
+    monkeypatch.setattr(encoding, "MAX_PART_CHARACTERS", 100)
     corpus = encode(tmp_path / "corpus", [{"text": "cat " * 10, "more": "a" * 40}] * 5, part_size=100)
     assert corpus.parts() == 3
 
@@ -223,7 +224,7 @@ def test_passages(tmp_path: Path) -> None:
     corpus = encode(tmp_path / "corpus", [long, "猫"], model, passages="16:4")
     (first, vectors), (second, other) = corpus.read(0)
     offsets = model.tokenizer(long, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    assert first.spans == _bounds(offsets, len(long), 16, 4) and len(vectors) > 3
+    assert first.spans == PassageSize(16, 4).find_spans(offsets, len(long)) and len(vectors) > 3
     assert second.passages == ["猫"] and len(other) == 1
     wanted = model.encode_document(first.passages, show_progress_bar=False)
     assert np.abs(vectors - wanted).max() < 1e-5
@@ -234,12 +235,13 @@ def test_passages(tmp_path: Path) -> None:
 
 
 def test_bounds_of_passages() -> None:
-    assert [parse_passages(each) for each in (None, "8", "8:2")] == [None, (8, 0), (8, 2)]
+    assert [PassageSize.parse(value) for value in ("8", "8:2")] == [PassageSize(8), PassageSize(8, 2)]
     for wrong in ("0", "8:8", "x"):
         with pytest.raises(ValueError):
-            parse_passages(wrong)
+            PassageSize.parse(wrong)
     places = [(0, 1), (0, 1), (1, 3), (4, 5), (5, 6), (6, 7), (8, 9)]  # the first two are bytes of one letter
-    assert _bounds(places, 9, 3, 1) == (0, 4, 1, 6, 5, 9) and _bounds(places[:3], 3, 1, 0) == (0, 1, 0, 1, 1, 3)
+    assert PassageSize(3, 1).find_spans(places, 9) == [0, 4, 1, 6, 5, 9]
+    assert PassageSize(1).find_spans(places[:3], 3) == [0, 1, 0, 1, 1, 3]
 
 
 def test_damaged_headers(tmp_path: Path) -> None:

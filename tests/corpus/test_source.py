@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from st_reba.corpus import Document, Reject
-from st_reba.corpus.records import beginning, checked, plain
+from st_reba.corpus.records import preview, to_json_value, validate
 from st_reba.corpus.source import open_source, read_texts
 
 ROWS = [{"id": "a", "text": "猫 sleeps", "year": 2019}, {"id": "b", "text": 'a "dog"', "year": 2024}]
@@ -218,20 +218,20 @@ def test_images_are_left_out_with_one_warning(kind: str, caplog: pytest.LogCaptu
     ],
 )  # fmt: skip
 def test_documents_that_are_set_aside(fields: Any, kind: str) -> None:
-    found = checked(Document(*fields), "here")
+    found = validate(Document(*fields), "here")
     assert isinstance(found, Reject) and found.kind == kind and found.place == "here"
     assert found.id is None or found.id == "b"
 
 
 def test_beginning() -> None:
-    assert [beginning(each) for each in (None, "a\n b", "a" * 81)] == [None, "a b", "a" * 79 + "…"]
+    assert [preview(each) for each in (None, "a\n b", "a" * 81)] == [None, "a b", "a" * 79 + "…"]
 
 
 def test_metadata_as_json() -> None:
     value = {"a": date(2020, 1, 2), "b": Decimal("1.5"), "c": np.float32(0.5), "d": np.array([1]), "e": float("inf")}
-    assert plain(value) == {"a": "2020-01-02", "b": "1.5", "c": 0.5, "d": [1], "e": None}
-    assert checked(Document("a\ud800"), "here") == Document("a\ufffd")
-    assert checked(longest := Document("a" * 1_000_000), "here") == longest
+    assert to_json_value(value) == {"a": "2020-01-02", "b": "1.5", "c": 0.5, "d": [1], "e": None}
+    assert validate(Document("a\ud800"), "here") == Document("a\ufffd")
+    assert validate(longest := Document("a" * 1_000_000), "here") == longest
 
 
 def test_columns_of_arrow_are_texts() -> None:

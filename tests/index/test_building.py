@@ -60,7 +60,7 @@ def test_too_few_vectors_for_a_factory(tmp_path: Path, monkeypatch: pytest.Monke
     """The vectors stay for a build with another."""
     with pytest.raises(ValueError, match="cannot be trained on 20"):
         build(tmp_path / "index", texts(20), factory="IVF99,Flat")
-    monkeypatch.setattr("st_reba.corpus.encode.encode_texts", None)
+    monkeypatch.setattr("st_reba.corpus.parts.encode_texts", None)
     assert len(build(tmp_path / "index", texts(20))) == 20
 
 
@@ -106,14 +106,14 @@ def test_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_builds_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second to end does not take the place of the first."""
     module = import_module("st_reba.index.index")
-    take_in = module.take_in
+    build_index = module.build_index
 
     def later(*given: Any, **options: Any) -> Any:
-        monkeypatch.setattr(module, "take_in", take_in)
+        monkeypatch.setattr(module, "build_index", build_index)
         build(tmp_path / "index", ["cat"])
-        return take_in(*given, **options)
+        return build_index(*given, **options)
 
-    monkeypatch.setattr(module, "take_in", later)
+    monkeypatch.setattr(module, "build_index", later)
     with pytest.raises(FileExistsError):
         build(tmp_path / "index", ["dog"])
     assert [one.text for one in Index.open(tmp_path / "index")] == ["cat"]

@@ -62,7 +62,7 @@ class Changes(RuleBasedStateMachine):
 
     @rule(fewest=st.sampled_from([0, 5]))
     def fold_soon(self, fewest: int) -> None:
-        changes.FEWEST_PENDING = fewest
+        changes.MIN_PENDING = fewest
 
     @rule()
     def reopen(self) -> None:
@@ -86,7 +86,7 @@ class Changes(RuleBasedStateMachine):
         assert {one.id for one in self.index.search("gold", 99, where=where)} == some
 
     def teardown(self) -> None:
-        changes.FEWEST_PENDING = 1_000
+        changes.MIN_PENDING = 1_000
 
 
 def test_any_order_of_changes(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_any_order_of_changes(tmp_path: Path) -> None:
 
 def test_pending_vectors_are_folded_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = build(tmp_path / "index", documents(100))
-    monkeypatch.setattr(changes, "FEWEST_PENDING", 5)  # fewer than the share
+    monkeypatch.setattr(changes, "MIN_PENDING", 5)  # fewer than the share
     index.add(texts(10, 1), **QUIET)
     assert index.info()["pending"] == 10
     index.add(texts(1, 2), **QUIET)
@@ -108,7 +108,7 @@ def test_pending_vectors_are_folded_in(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_change_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = build(tmp_path / "index", documents(20))
     before = set(index.path.iterdir())
-    monkeypatch.setattr(changes.tables, "write_state", lambda tx, state: 1 / 0)
+    monkeypatch.setattr(changes, "write_state", lambda tx, state: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         index.compact()
     assert set(index.path.iterdir()) == before
@@ -116,7 +116,7 @@ def test_a_change_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.
 
 def test_readers_see_whole_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches in other threads, with an object of their own or a shared one, while documents are moved in pairs."""
-    monkeypatch.setattr(changes, "FEWEST_PENDING", 3)
+    monkeypatch.setattr(changes, "MIN_PENDING", 3)
     index = build(tmp_path / "index", [*documents(50), Document("gold", "p0"), Document("king", "q0")])
     done = threading.Event()
 

@@ -45,7 +45,7 @@ def flip(path: Path, offset: int) -> None:
 def test_a_damaged_vector_file_is_not_rewritten(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewrite: Callable[[Index], object]
 ) -> None:
-    monkeypatch.setattr(changes, "FEWEST_PENDING", 0)
+    monkeypatch.setattr(changes, "MIN_PENDING", 0)
     monkeypatch.setattr(changes, "PENDING_SHARE", 0.0)
     copy = Path(shutil.copytree(built, tmp_path / "index"))
     vectors = copy / "vectors-1.faiss"
@@ -75,7 +75,7 @@ def test_a_damaged_document_is_not_passed_on(built: Path, tmp_path: Path) -> Non
 def test_dead_keys_that_were_altered_delete_nothing_else(built: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(built, tmp_path / "index"))
     with closing(sqlite3.connect(copy / "index.sqlite")) as connection, connection:
-        connection.execute("UPDATE dead SET key = 7")
+        connection.execute("UPDATE tombstones SET key = 7")
     with pytest.raises(ValueError, match="belong together"):
         Index.open(copy).compact()
 
@@ -94,7 +94,7 @@ def test_a_stopped_build_does_not_go_on_with_a_damaged_part(
     options: dict[str, Any] = {"part_size": 8}
     expected = np.stack([result.score for result in build(tmp_path / "whole", **options).search("cat", 40)])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(changes.Writer, "fold", stop)
+        patch.setattr(changes.IndexWriter, "rewrite_vectors", stop)
         build(tmp_path / "index", **options)
     path = tmp_path / "index" / ".building" / name
     flip(path, len(path.read_bytes()) // 2)

@@ -10,7 +10,7 @@ from indexes import MODEL, build, documents
 
 from st_reba.index import Index
 from st_reba.index.changes import changing
-from st_reba.index.vectors import try_factory
+from st_reba.index.factories import try_factory
 
 UNUSABLE = [
     ("IVF0,Flat", None), ("IVF1000000000,Flat", None), ("IVF5M,Flat", None), ("IVF4,FlatDedup", None),
@@ -31,7 +31,7 @@ def test_what_cannot_be_searched_is_refused(
     with pytest.raises(ValueError, match="factory="):
         index.compact(factory=factory, parameters=parameters)
     assert len(index.search("cat", 12)) == 12
-    monkeypatch.setattr(import_module("st_reba.corpus.encode"), "encode_texts", None)  # nothing is encoded
+    monkeypatch.setattr(import_module("st_reba.corpus.parts"), "encode_texts", None)  # nothing is encoded
     with pytest.raises(ValueError, match="factory="):
         build(tmp_path / "new", factory=factory, parameters=parameters)
 

@@ -102,7 +102,7 @@ def test_additions(tmp_path: Path) -> None:
     change = index.upsert([Document("moon", "d3"), *documents(3)], **QUIET)
     assert (change.replaced, change.unchanged, change.added) == (1, 3, 0) and index.get("d3").text == "moon"
     about = index.verify()
-    names = ("documents", "vectors", "pending", "deleted", "filed", "changes")
+    names = ("documents", "vectors", "pending", "deleted", "indexed_count", "changes")
     assert [about[name] for name in names] == [14, 14, 5, 1, 10, 4]
 
 
@@ -181,7 +181,7 @@ def test_deletions(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
     assert index.compact().deleted == 0 and caplog.text.count("until the next compact") == 1
     assert not any(b"xylophone" in file.read_bytes() for file in index.path.iterdir())
     index.delete([one.id or "" for one in index])
-    assert index.search("cat") == [] and index.compact().count == 0 and index.info()["file"] is None
+    assert index.search("cat") == [] and index.compact().count == 0 and index.info()["vector_file"] is None
     index.add(["cat"], **QUIET)
     assert index.search("cat")[0].text == "cat"
     index.verify()
@@ -216,7 +216,7 @@ def test_another_factory_without_encoding(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_passages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("st_reba.index.search._TIES", 0)
+    monkeypatch.setattr("st_reba.index.nearest._TIES", 0)
 
     class Tokenizer:
         is_fast = True

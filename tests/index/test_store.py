@@ -18,7 +18,7 @@ from indexes import MODEL, QUIET, build, documents, texts
 
 from st_reba.index import Index
 from st_reba.index.changes import changing
-from st_reba.index.vectors import save
+from st_reba.index.vectors import write_index
 
 faiss: Any = import_module("faiss")
 
@@ -71,11 +71,11 @@ def sqlite3_dump(path: Path) -> list[str]:
     [
         "DELETE FROM documents WHERE id = 'd3'", "UPDATE documents SET text = 'cat' WHERE id = 'd3'",
         "DELETE FROM pending WHERE key = 41", "UPDATE pending SET vector = zeroblob(64) WHERE key = 41",
-        "INSERT INTO dead VALUES (7)", "DELETE FROM dead WHERE key = 1", "DELETE FROM meta", "DROP TABLE meta",
+        "INSERT INTO tombstones VALUES (7)", "DELETE FROM tombstones WHERE key = 1", "DELETE FROM meta", "DROP TABLE meta",
         "UPDATE meta SET state = replace(state, '\"changes\": ', '\"changes\": 1')",
-        "UPDATE meta SET sha256 = '', state = replace(state, '\"format\": 6', '\"format\": 4')",
+        "UPDATE meta SET sha256 = '', state = replace(state, '\"format\": 7', '\"format\": 4')",
         "UPDATE meta SET sha256 = '', state = replace(state, '\"vectors-', '\"../copy/vectors-')",
-        "DELETE FROM sqlite_master WHERE name = 'documents_content'",
+        "DELETE FROM sqlite_master WHERE name = 'documents_content_hash'",
     ],
 )  # fmt: skip
 def test_altered_tables(built: Path, tmp_path: Path, statement: str) -> None:
@@ -148,7 +148,8 @@ def test_a_vector_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     graph.add_with_ids(np.ones((3, dimension), np.float32), np.arange(3))
     with changing(index._store) as writer:
         state = writer.state
-        state.bytes, state.sha256 = save(index.path / str(state.file), graph)
+        path = index.path / str(state.vector_file)
+        state.vector_file_size, state.vector_file_sha256 = write_index(path, graph)
     with pytest.raises(ValueError, match="IndexIDMap is not used here"):
         Index.open(index.path)
 

@@ -55,7 +55,7 @@ def test_an_addition_that_waited_in_vain_keeps_its_vectors(tmp_path: Path, monke
         index.add(texts(9), **QUIET)
     assert stopped_progress(index.path) == (9, 9)
     assert raised.value.__notes__ == [f"{index.path}: 9 of 9 documents are encoded; the same call goes on"]
-    monkeypatch.setattr("st_reba.corpus.encode.encode_texts", None)
+    monkeypatch.setattr("st_reba.corpus.parts.encode_texts", None)
     assert index.add(texts(9), **QUIET).added and stopped_progress(index.path) is None
 
 

@@ -10,7 +10,7 @@ import pytest
 from indexes import build
 
 from st_reba.index import Document
-from st_reba.index.where import conditions
+from st_reba.index.where import parse_where
 
 DATA: dict[str, dict[str, Any]] = {
     "a": {"n": 1, "lang": "zh", "tags": ["x", "y"], "on": True},
@@ -36,7 +36,7 @@ def test_conditions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     index = build(tmp_path / "index", [Document("cat", name, data) for name, data in DATA.items()])
     for where, wanted in FOUND:
         assert "".join(sorted(one.id for one in index.search("cat", where=where))) == wanted, where
-    assert index._snapshots.latest is not None and len(FOUND) > 8 >= len(index._snapshots.latest.conditions)
+    assert index._snapshots.latest is not None and len(FOUND) > 8 >= len(index._snapshots.latest.masks)
     assert index.search("cat", where={"year": 2020}) == [] and caplog.text.count("no document meets") == 3
     assert "no document meets {'year': 2020}; there are: a\tb, a' b, big, lang, n, on, tags" in caplog.text
     assert len(index.search("cat", where={"n": {"<": 2**63}})) == len(index.search("cat", where={"n": {"<": 1e19}})) > 0
@@ -70,4 +70,4 @@ WRONG += [
 @pytest.mark.parametrize("where", WRONG)
 def test_refused(where: Any) -> None:
     with pytest.raises(ValueError):
-        conditions(where)
+        parse_where(where)

@@ -269,14 +269,9 @@ def test_a_damaged_whitening_is_not_used(
 def test_an_index_without_a_whitening_gets_one(tmp_path: Path) -> None:
     index = Index.build(MODEL, documents(300), tmp_path / "index", **QUIET)
     assert index.info()["whitening"] is None
-    with closing(sqlite3.connect(tmp_path / "index" / "index.sqlite")) as connection, connection:
-        connection.execute("DROP TABLE whitening")  # as in an index of an earlier version
-    older_index = Index.open(tmp_path / "index", MODEL)
-    older_index.verify()
-    assert len(older_index.search("cat", mode="vectors")) == 10
-    older_index.compact(whiten=True)
-    check_searches(older_index, Reference([document.text for document in documents(300)]))
-    older_index.verify()
+    index.compact(whiten=True)
+    check_searches(index, Reference([document.text for document in documents(300)]))
+    index.verify()
 
 
 def test_a_replaced_index_has_no_whitening_of_the_one_before(tmp_path: Path) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sqlite3
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
-from indexes import MODEL, QUIET, build, documents
+from indexes import QUIET, build, documents
 from ranking import all_documents, ids_of, word_occurrences, words_in
 
 from st_reba.index import Document, Index
@@ -134,55 +131,6 @@ def test_an_index_in_the_place_of_another_has_its_own_words(tmp_path: Path) -> N
     assert index.search("gold", mode="words") == []
     assert ids_of(index.search("trombone", mode="words")) == ["0"]
     index.verify()
-
-
-@pytest.fixture
-def index_without_words(tmp_path: Path) -> Index:
-    """An index of the format before there were words."""
-    build(tmp_path / "old").close()
-    connection = sqlite3.connect(tmp_path / "old" / "index.sqlite", isolation_level=None)
-    for table_name in ("frequencies", "occurrences", "words"):
-        connection.execute(f"DROP TABLE {table_name}")
-    (state_text,) = connection.execute("SELECT state FROM meta").fetchone()
-    state = json.loads(state_text)
-    state["format"] = 5
-    del state["words"]
-    old_text = json.dumps(state, ensure_ascii=False)
-    digest = hashlib.sha256(old_text.encode()).hexdigest()
-    connection.execute("UPDATE meta SET state = ?, sha256 = ?", (old_text, digest))
-    connection.close()
-    return Index.open(tmp_path / "old", MODEL)
-
-
-def test_an_index_without_words_is_searched_by_vectors(
-    index_without_words: Index,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    results = index_without_words.search("gold")
-    assert results == index_without_words.search("gold", mode="vectors")
-    assert results == index_without_words.search("gold")
-    assert caplog.text.count("--compact) adds words") == 1
-    index_without_words.verify()
-
-
-@pytest.mark.parametrize("mode", ["words", "hybrid"])
-def test_an_index_without_words_says_how_to_add_them(
-    index_without_words: Index,
-    mode: Literal["words", "hybrid"],
-) -> None:
-    with pytest.raises(ValueError, match="compact"):
-        index_without_words.search("gold", mode=mode)
-
-
-def test_compact_adds_words(index_without_words: Index, tmp_path: Path) -> None:
-    index_without_words.add(["gold trombone"], **QUIET)
-    index_without_words.delete(["d1"])
-    index_without_words.verify()
-    index_without_words.compact()
-    index_without_words.verify()
-    assert ids_of(index_without_words.search("trombone", mode="words")) == ["40"]
-    rebuilt_index = build(tmp_path / "rebuilt", list(index_without_words))
-    assert word_occurrences(index_without_words) == word_occurrences(rebuilt_index)
 
 
 @pytest.mark.parametrize(
