@@ -125,11 +125,11 @@ def encode_documents(
     for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):
         make_folder(folder)
         remove_leftovers(folder)
-    part_size = _begin(corpus, model, options)
+    part_size = _begin_corpus(corpus, model, options)
     corpus_parts = _read_parts(source, part_size, options.hides_progress_bar)
     writer = _PartsWriter(corpus, source.name, options.overwrite)
     for corpus_part in corpus_parts:
-        corpus_part.cut(cutter)
+        corpus_part.cut_passages(cutter)
         writer.write(corpus_part)
     writer.finish()
     pending_parts = corpus.pending()
@@ -155,7 +155,7 @@ def _open_target(path: Path) -> Corpus:
     return corpus
 
 
-def _begin(corpus: Corpus, model: SentenceTransformer, options: EncodeOptions) -> int:
+def _begin_corpus(corpus: Corpus, model: SentenceTransformer, options: EncodeOptions) -> int:
     """Go on with the corpus that is there, or begin one.
 
     Returns:
@@ -228,19 +228,19 @@ def _read_parts(source: Source, part_size: int, hides_bar: bool | None) -> Itera
     character_count = 0
     for record in tqdm(source.read(), "Reading", unit=" texts", disable=hides_bar):
         if isinstance(record, Document):
-            row = Row.from_document(corpus_part.stop, record)
+            row = Row.from_document(corpus_part.end, record)
             corpus_part.rows.append(row)
             character_count += len(row.text) + len(row.metadata)
         else:
             corpus_part.rejects.append(record)
             character_count += len(record.reason)
-        corpus_part.stop += 1
-        is_full = corpus_part.stop - corpus_part.start == part_size
+        corpus_part.end += 1
+        is_full = corpus_part.end - corpus_part.start == part_size
         if is_full or character_count >= MAX_PART_CHARACTERS:
             yield corpus_part
-            corpus_part = Part(corpus_part.stop, corpus_part.stop)
+            corpus_part = Part(corpus_part.end, corpus_part.end)
             character_count = 0
-    if corpus_part.stop > corpus_part.start:
+    if corpus_part.end > corpus_part.start:
         yield corpus_part
 
 

@@ -36,6 +36,7 @@ REJECTS_FILE = "rejects.jsonl"
 FORMAT = 2
 
 Vectors = NDArray[np.float32] | NDArray[np.float16]
+JsonObject = dict[str, Any]
 
 
 class Row(NamedTuple):
@@ -68,7 +69,7 @@ class Row(NamedTuple):
         if not self.spans:
             return [self.text]
         bounds = zip(self.spans[::2], self.spans[1::2], strict=True)
-        return [self.text[start:stop] for start, stop in bounds]
+        return [self.text[start:end] for start, end in bounds]
 
     def document(self) -> Document:
         """The document, its record's number in place of a missing id."""
@@ -91,7 +92,7 @@ class PartInfo:
     """What is known of a part without its documents."""
 
     start: int  # number of its first record
-    stop: int  # number of the record after its last
+    end: int  # number of the record after its last
     document_count: int
     vector_count: int
     digest: str
@@ -106,10 +107,10 @@ class PartInfo:
 
 @dataclass
 class Part:
-    """Documents of a part, of the records from start to stop (excluded), and its rejects."""
+    """Documents of a part, of the records from start to end (excluded), and its rejects."""
 
     start: int
-    stop: int
+    end: int
     rows: list[Row] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
 
@@ -126,7 +127,7 @@ class Part:
             passages += row.passages
         return passages
 
-    def cut(self, cutter: Cutter) -> None:
+    def cut_passages(self, cutter: Cutter) -> None:
         """Cut all texts into passages."""
         all_spans = cutter([row.text for row in self.rows])
         for row_number, spans in enumerate(all_spans):
@@ -136,10 +137,10 @@ class Part:
     def info(self) -> PartInfo:
         """What is known of the part, once its records are complete."""
         rejects = [astuple(reject) for reject in self.rejects]
-        content = to_json([self.start, self.stop, self.rows, rejects])
+        content = to_json([self.start, self.end, self.rows, rejects])
         return PartInfo(
             start=self.start,
-            stop=self.stop,
+            end=self.end,
             document_count=len(self.rows),
             vector_count=sum(self.vector_counts),
             digest=hashlib.sha256(content.encode()).hexdigest(),
@@ -180,11 +181,11 @@ class Corpus:
         self._part_infos: dict[int, PartInfo] = {}
         self._intact_parts: set[int] = set()  # whose vectors were compared with their digest
 
-    def header(self) -> dict[str, Any]:
+    def header(self) -> JsonObject:
         """The content of corpus.json."""
         path = self.path / HEADER_FILE
         try:
-            header: dict[str, Any] = json.loads(path.read_bytes())
+            header: JsonObject = json.loads(path.read_bytes())
             header["model"]["vectors"], header["settings"]["part_size"]
             corpus_format = header.get("format")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -198,7 +199,7 @@ class Corpus:
             )
         return header
 
-    def write_header(self, header: dict[str, Any]) -> None:
+    def write_header(self, header: JsonObject) -> None:
         content = json.dumps({"format": FORMAT, **header}, ensure_ascii=False, indent=2)
         with whole_file(self.path / HEADER_FILE) as stream:
             stream.write(f"{content}\n".encode())
@@ -270,14 +271,12 @@ class Corpus:
             with parquet.ParquetFile(path, pre_buffer=False) as file:
                 columns = file.read(list(Row._fields), use_threads=False).to_pydict()
             rows = list(map(Row, *columns.values()))
-            corpus_part = Part(part_info.start, part_info.stop, rows, part_info.rejects)
+            corpus_part = Part(part_info.start, part_info.end, rows, part_info.rejects)
             is_intact = corpus_part.info == part_info
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: damaged ({error}); encode again") from None
         if not is_intact:
-            raise ValueError(
-                f"{path}: damaged: its records are not what was written; encode again"
-            )
+            raise ValueError(f"{path}: damaged: its records are not what was written; encode again")
         return corpus_part
 
     def write_part(self, part_number: int, corpus_part: Part) -> None:
@@ -319,10 +318,10 @@ class Corpus:
             raise ValueError("its SHA-256 is not that of what was written")
         self._intact_parts.add(part_number)
 
-    def _summary(self, part_number: int) -> dict[str, Any]:
+    def _summary(self, part_number: int) -> JsonObject:
         path = self.summary_path(part_number)
         try:
-            summary: dict[str, Any] = json.loads(path.read_bytes())
+            summary: JsonObject = json.loads(path.read_bytes())
             summary["sha256"], summary["truncated"]
             return summary
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -371,9 +370,9 @@ class Corpus:
         vectors = self.vectors(part_number)
         start = 0
         for row in self.part(part_number).rows:
-            stop = start + row.vector_count
-            yield row, vectors[start:stop]
-            start = stop
+            end = start + row.vector_count
+            yield row, vectors[start:end]
+            start = end
 
     def rejects(self) -> Iterator[Reject]:
         """All rejects, part by part: records that are no documents, then unusable vectors."""
@@ -393,8 +392,8 @@ class Corpus:
             if fault is not None:
                 reason = f"no vector: it is {fault}; leave the text out, or use another dtype"
                 document = row.document()
-                place = f"record {row.record}"
-                rejects[row_number] = Reject(place, reason, document.id, row.text[:80])
+                record_place = f"record {row.record}"
+                rejects[row_number] = Reject(record_place, reason, document.id, row.text[:80])
         return rejects
 
     def files(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 Spans = Sequence[int]
-"""Bounds of a text's passages in characters: start, stop, start, stop, …; empty: not cut."""
+"""Bounds of a text's passages in characters: start, end, start, end, …; empty: not cut."""
 
 Cutter = Callable[[Sequence[str]], list[Spans]]
 
@@ -46,7 +46,7 @@ class PassageSize:
         that it is as long as the others.
 
         Args:
-            token_spans: Start and stop of each token in characters.
+            token_spans: Start and end of each token in characters.
             text_length: Characters of the text.
         """
         last_start = len(token_spans) - self.size
@@ -59,10 +59,10 @@ class PassageSize:
             start = 0
             if first_token > 0:
                 start = token_spans[first_token][0]
-            stop = text_length
+            end = text_length
             if first_token < last_start:
-                stop = token_spans[first_token + self.size][0]
-            spans += [start, max(stop, start + 1)]
+                end = token_spans[first_token + self.size][0]
+            spans += [start, max(end, start + 1)]
         return spans
 
 
@@ -76,7 +76,7 @@ def make_cutter(model: SentenceTransformer, passages: str | None) -> Cutter:
         kind = type(tokenizer).__name__
         raise ValueError(f"passages={passages!r} needs a fast tokenizer; this model's is a {kind}")
 
-    def cut(texts: Sequence[str]) -> list[Spans]:
+    def cut_texts(texts: Sequence[str]) -> list[Spans]:
         if not texts:
             return []
         encoding = tokenizer(
@@ -92,4 +92,4 @@ def make_cutter(model: SentenceTransformer, passages: str | None) -> Cutter:
             for spans, text in zip(token_spans, texts, strict=True)
         ]
 
-    return cut
+    return cut_texts

@@ -80,7 +80,7 @@ class Reject:
         return self.reason.partition(":")[0]
 
 
-def is_missing(value: Any) -> bool:
+def is_missing(value: object) -> bool:
     """True for None and for what pandas puts into an empty cell: NaN, NaT and NA."""
     if type(value).__name__ in _MISSING_TYPES:
         return True
@@ -171,7 +171,7 @@ def to_json_value(value: Any) -> Any:
     raise ValueError(f"{preview(value)} is a {type(value).__name__}")
 
 
-def _to_json_object(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+def _to_json_object(mapping: Mapping[object, object]) -> dict[str, Any]:
     converted = {}
     for key, value in mapping.items():
         if not isinstance(key, str):

@@ -38,7 +38,7 @@ from .tables import (
     table_rows,
     warn_of_byte_columns,
 )
-from .text_files import check_encoding, decode_stream, named_errors, read_text_lines
+from .text_files import Cells, check_encoding, decode_stream, named_errors, read_text_lines
 
 logger = logging.getLogger(__name__)
 Input = Any
@@ -113,40 +113,40 @@ class Source:
         """
 
         def read() -> Iterator[Record]:
-            with _used_ids() as used_ids:
-                for number, record in enumerate(self.read()):
+            with _used_ids() as id_database:
+                for record_number, record in enumerate(self.read()):
                     record_id = record.id
                     if record_id is None and numbers:
-                        record_id = str(number)
+                        record_id = str(record_number)
                     if isinstance(record, Reject) or record_id is None:
                         yield record
                         continue
-                    yield _reject_used_id(used_ids, number, record, record_id)
+                    yield _reject_used_id(id_database, record_number, record, record_id)
 
         return replace(self, read=read)
 
 
 def _used_ids() -> closing[sqlite3.Connection]:
     # A database without a name is a temporary file: memory does not grow with the number of ids.
-    connection = sqlite3.connect("", isolation_level=None)
-    connection.execute("CREATE TABLE used (id TEXT PRIMARY KEY, record INTEGER) WITHOUT ROWID")
-    connection.execute("BEGIN")
-    return closing(connection)
+    id_database = sqlite3.connect("", isolation_level=None)
+    id_database.execute("CREATE TABLE used (id TEXT PRIMARY KEY, record INTEGER) WITHOUT ROWID")
+    id_database.execute("BEGIN")
+    return closing(id_database)
 
 
 def _reject_used_id(
-    used_ids: sqlite3.Connection,
-    number: int,
+    id_database: sqlite3.Connection,
+    record_number: int,
     document: Document,
     document_id: str,
 ) -> Record:
-    id_row = (document_id, number)
-    if used_ids.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", id_row).rowcount:
+    id_row = (document_id, record_number)
+    if id_database.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", id_row).rowcount:
         return document
     query = "SELECT record FROM used WHERE id = ?"
-    (owner,) = used_ids.execute(query, (document_id,)).fetchone()
+    (owner,) = id_database.execute(query, (document_id,)).fetchone()
     reason = f"id used twice: {document_id!r} is that of record {owner} too; give each its own"
-    return Reject(f"record {number}", reason, document_id, preview(document.text))
+    return Reject(f"record {record_number}", reason, document_id, preview(document.text))
 
 
 def open_source(
@@ -179,11 +179,11 @@ def open_source(
         _check_path(input)
         tables = _file_tables(Path(input), encoding)
     elif isinstance(input, Mapping):  # to iterate over it would give its keys
-        kind = type(input).__name__
-        raise TypeError(f"the input is one {kind}; give one of its values, or a list of dicts")
+        type_name = type(input).__name__
+        raise TypeError(f"the input is one {type_name}; give one of its values, or a list of dicts")
     elif not hasattr(input, "__iter__") and not hasattr(input, "__len__"):
-        kind = type(input).__name__  # as a query of polars that has not run
-        raise TypeError(f"the input is a {kind}; give a file, a table, or a list of texts")
+        type_name = type(input).__name__  # as a query of polars that has not run
+        raise TypeError(f"the input is a {type_name}; give a file, a table, or a list of texts")
     else:
         tables = iter([_Table(table_rows(input) or _item_rows(input))])
     records = _read_tables(tables, requested_columns, found_columns)
@@ -344,15 +344,15 @@ def _is_of_st_reba(file: Path) -> bool:
     return is_of_corpus or (parent / "modules.json").is_file()
 
 
-def _item_rows(items: Iterable[Any]) -> Iterator[PlacedRow]:
-    for number, item in enumerate(python_values(items)):
+def _item_rows(items: Input) -> Iterator[PlacedRow]:
+    for record_number, item in enumerate(python_values(items)):
         row = item
         if isinstance(item, str):
             row = Document(item)
         elif not isinstance(item, (Document, Mapping, Reject)):
-            kind = type(item).__name__
-            row = f"wrong type: {preview(item)} is a {kind}; give strings, Documents or dicts"
-        yield f"record {number}", row
+            type_name = type(item).__name__
+            row = f"wrong type: {preview(item)} is a {type_name}; give strings, Documents or dicts"
+        yield f"record {record_number}", row
 
 
 def _read_tables(
@@ -396,7 +396,7 @@ class _TableReader:
             return Reject(row_place, f"no text: there is no {self.text_column!r}; give it one")
         return validate(self._document(self._without_bytes(row, row_place), row_place), row_place)
 
-    def _find_columns(self, row: Mapping[str, Any], row_place: str) -> None:
+    def _find_columns(self, row: Cells, row_place: str) -> None:
         """Find the columns of a table by its first row."""
         requested = self._requested_columns
         shown_names = [repr(preview(name)) for name in list(row)[:_SHOWN_COLUMNS]]
@@ -430,7 +430,7 @@ class _TableReader:
         if self._id_column in row:
             self.found_id_column = self._id_column
 
-    def _without_bytes(self, row: Mapping[str, Any], row_place: str) -> Mapping[str, Any]:
+    def _without_bytes(self, row: Cells, row_place: str) -> Cells:
         """A row without images and other bytes, of which the first row's warning tells."""
         used_columns = (self.text_column, self._id_column)
         columns = set()
@@ -445,23 +445,23 @@ class _TableReader:
             self._byte_columns |= new_columns
         return {column: value for column, value in row.items() if column not in columns}
 
-    def _document(self, row: Mapping[str, Any], row_place: str) -> Document:
-        cells = {column: value for column, value in row.items() if not is_missing(value)}
-        text: Any = cells.pop(self.text_column, None)
+    def _document(self, row: Cells, row_place: str) -> Document:
+        row_cells = {column: value for column, value in row.items() if not is_missing(value)}
+        text = row_cells.pop(self.text_column, None)
         document_id = None
         if self._id_column:
-            document_id = _to_id(cells.pop(self._id_column, None))
+            document_id = _to_id(row_cells.pop(self._id_column, None))
         # Without an id, a search could name its number only, which nobody can look up in several
         # files.
         if document_id is None and self._file_name is not None and _PLACE_COLUMNS.isdisjoint(row):
             position = _position_of(row_place)
-            metadata = {"file": self._file_name, **cells, **position}
+            metadata = {"file": self._file_name, **row_cells, **position}
             return Document(text, metadata=metadata, position_keys=tuple(position))
-        return Document(text, document_id, cells)
+        return Document(text, document_id, row_cells)
 
 
-def _usual_name(names: Iterable[str], row: Mapping[str, Any], excluded: str = "") -> str | None:
-    for name in names:
+def _usual_name(column_names: Iterable[str], row: Cells, excluded: str = "") -> str | None:
+    for name in column_names:
         if name in row and name != excluded:
             return name
     return None

@@ -34,6 +34,12 @@ _BYTE_ENCODING_REMEDY = (
 _WIDE_ENCODING_REMEDY = _ENCODING_REMEDY.format("utf-16-le")
 GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 
+Cells = dict[str, Any]
+"""The cells of a row by column."""
+
+TableRow = tuple[str, Cells | str]
+"""The place of a row, as "line 3", and its cells, or why it cannot be read."""
+
 
 def open_text(path: Path, encoding: str | None = None) -> TextIO:
     """Open a text file, or one that gzip compressed, whose name then ends in .gz.
@@ -138,19 +144,19 @@ def decoding_fault(text: str, encoding: str) -> str | None:
 def read_lines(stream: TextIO) -> Iterator[str]:
     """The lines; a ValueError of one that is too long, which must not pull the file into memory."""
     line_number = 0
-    while line := stream.readline(MOST_CHARS):
+    while text_line := stream.readline(MOST_CHARS):
         line_number += 1
-        if len(line) == MOST_CHARS and line[-1] != "\n":
+        if len(text_line) == MOST_CHARS and text_line[-1] != "\n":
             raise ValueError(
                 f"line {line_number} has more than {MOST_CHARS:,} characters; split its text"
             )
-        yield line
+        yield text_line
 
 
-def read_text_lines(stream: TextIO) -> Iterator[tuple[str, dict[str, Any] | str]]:
+def read_text_lines(stream: TextIO) -> Iterator[TableRow]:
     """The text of each line that is not blank, as {"text": line}, or why it is none; with its place, as "line 3"."""
-    for line_number, line in enumerate(read_lines(stream), 1):
-        text = line.rstrip("\r\n").lstrip("\ufeff")  # files that are joined keep their marks
+    for line_number, text_line in enumerate(read_lines(stream), 1):
+        text = text_line.rstrip("\r\n").lstrip("\ufeff")  # files that are joined keep their marks
         if text and not text.isspace():
             yield f"line {line_number}", decoding_fault(text, stream.encoding) or {"text": text}
 
@@ -192,7 +198,7 @@ class _Rejoined(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: memoryview) -> int:
         if self._sample:
             content = self._sample[: len(buffer)]
             self._sample = self._sample[len(buffer) :]

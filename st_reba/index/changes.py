@@ -134,7 +134,7 @@ class IndexWriter:
         first_number = self.state.next_number
         part_infos = corpus.part_infos()
         if part_infos:
-            self.state.next_number += part_infos[-1].stop
+            self.state.next_number += part_infos[-1].end
         segments = []
         for part_number in range(len(part_infos)):
             first_key = self.state.next_key

@@ -56,8 +56,8 @@ class StoredDocument(NamedTuple):
         if self.spans is None:
             return self.text
         first_bound = 2 * (key - self.key)
-        start, stop = json.loads(self.spans)[first_bound : first_bound + 2]
-        return self.text[start:stop]
+        start, end = json.loads(self.spans)[first_bound : first_bound + 2]
+        return self.text[start:end]
 
     def document(self) -> Document:
         return Document(self.text, self.id, json.loads(self.metadata))
