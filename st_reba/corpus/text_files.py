@@ -198,7 +198,7 @@ class _Rejoined(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         if self._sample:
             content = self._sample[: len(buffer)]
             self._sample = self._sample[len(buffer) :]

@@ -25,7 +25,7 @@ from ..corpus.folder import Corpus, Progress, Row, is_corpus, read_progress
 from ..corpus.records import Reject, preview
 from ..storage.files import refuse_links, sole_writer
 from ..storage.probe import Probe, check
-from .factories import FaissIndex, add_vectors, check_search, train_index, try_factory
+from .factories import FaissIndex, add_vectors, train_index, try_factory
 from .schema import DATA_TABLES, StoredDocument, insert_document, read_documents
 from .scoring import Matrix, Segment, prepare_vectors
 from .state import IndexState, damaged, read_state, write_state
@@ -163,7 +163,7 @@ class IndexWriter:
         shape = corpus.vectors(part_number).shape
         if shape != (sum(vector_counts), self.state.dimension):
             reason = f"{shape} for {sum(vector_counts)} texts"
-            raise ValueError(damaged(corpus.vectors_path(part_number), reason))
+            raise damaged(corpus.vectors_path(part_number), reason)
         unusable = corpus.unusable(part_number)
         truncated_rows = set(corpus.truncated(part_number))
         rejects = list(corpus_part.rejects)
@@ -323,7 +323,6 @@ class IndexWriter:
         """A new index of all vectors."""
         trained = train_index(factory, self.state.dimension, parameters, segments)
         add_vectors(trained.index, segments)
-        check_search(trained.index, trained.parameters, segments)
         self.state.factory = trained.factory
         self.state.parameters = trained.parameters
         return trained.index

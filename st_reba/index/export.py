@@ -110,7 +110,7 @@ def _write_parquet(
         "whitening": state.whitening,
         "whitening_sha256": state.whitening_sha256,
     }
-    fields = [
+    column_types = [
         ("key", pyarrow.int64()),
         ("id", pyarrow.string()),
         ("text", pyarrow.string()),
@@ -118,15 +118,15 @@ def _write_parquet(
         ("passage", pyarrow.string()),
         ("vector", pyarrow.list_(pyarrow.float32(), state.dimension)),
     ]
-    schema = pyarrow.schema(fields, {"st_reba": json.dumps(facts)})
+    schema = pyarrow.schema(column_types, {"st_reba": json.dumps(facts)})
     rows = _read_rows(connection)
     with whole_path(out) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
         for segment in segments:
             if not len(segment.keys):
                 continue
             segment_rows = islice(rows, len(segment.keys))
-            columns = zip(*segment_rows, strict=True)
-            arrays = list(map(pyarrow.array, columns, schema.types))
+            column_values = zip(*segment_rows, strict=True)
+            arrays = list(map(pyarrow.array, column_values, schema.types))
             values = pyarrow.array(segment.load().ravel())
             arrays.append(pyarrow.FixedSizeListArray.from_arrays(values, state.dimension))
             writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
@@ -153,16 +153,16 @@ def verify(snapshot: Snapshot, connection: sqlite3.Connection) -> None:
     state = snapshot.state
     (integrity,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if integrity != "ok":
-        raise ValueError(damaged(store.path, integrity))
+        raise damaged(store.path, integrity)
     if not _has_all_tables(connection, state):
-        raise ValueError(damaged(store.path, "a table or an index of it is missing"))
+        raise damaged(store.path, "a table or an index of it is missing")
     for _ in read_documents(connection):  # checksums are compared
         pass
     read_pending(connection, state, store.path)
     (truncated_count,) = connection.execute("SELECT COUNT(*) FROM truncated").fetchone()
     if truncated_count != state.truncated:
         reason = "another number of documents is marked as too long"
-        raise ValueError(damaged(store.path, reason))
+        raise damaged(store.path, reason)
     _check_keys(snapshot, connection)
     vector_file = snapshot.vectors.vector_file
     if vector_file is not None:

@@ -236,17 +236,3 @@ def add_vectors(index: FaissIndex, segments: Iterable[Segment]) -> None:
         if len(segment.keys):
             vectors = np.ascontiguousarray(segment.load(), np.float32)
             index.add_with_ids(vectors, segment.keys)
-
-
-def check_search(index: FaissIndex, parameters: str | None, segments: Iterable[Segment]) -> None:
-    """Raise a ValueError if a search of an index does not find vectors that were added to it."""
-    if not isinstance(index, faiss.IndexIVF):
-        return
-    set_parameters(index, parameters)
-    filled_segments = (segment for segment in segments if len(segment.keys))
-    sample = next(filled_segments).load()[:4]
-    neighbors = search_lists(index, np.ascontiguousarray(sample, np.float32), 1, None)
-    if (neighbors.keys < 0).any():
-        raise ValueError(
-            "a search of the new FAISS index does not find what it holds; name another factory"
-        )

@@ -46,10 +46,10 @@ class BuildOptions:
 def check_target(store: Store, *, overwrite: bool) -> None:
     """Refuse to build where anything else is than an index, or what a killed build left."""
     folder = store.folder
-    names = set()
+    file_names = set()
     if folder.is_dir():
-        names = {path.name for path in folder.iterdir()}
-    is_index = FILE in names or names <= {BUILDING, LOCK_FILE}
+        file_names = {path.name for path in folder.iterdir()}
+    is_index = FILE in file_names or file_names <= {BUILDING, LOCK_FILE}
     if folder.is_file() or not is_index:
         raise FileExistsError(
             f"{folder}: not an index, so nothing is written there; give another path"
@@ -179,45 +179,47 @@ class _NewRecords:
 
     def read(self) -> Iterator[Document | Reject]:
         numbered_records = enumerate(self._source.read())
-        while group := list(islice(numbered_records, _GROUP_SIZE)):
-            group_documents = [record for _, record in group if isinstance(record, Document)]
-            known = self._find(group_documents)
-            for number, record in group:
+        while record_group := list(islice(numbered_records, _GROUP_SIZE)):
+            group_documents = [record for _, record in record_group if isinstance(record, Document)]
+            known_documents = self._find(group_documents)
+            for record_number, record in record_group:
                 if isinstance(record, Reject):
                     yield record
-                elif known.has(record):
+                elif known_documents.has(record):
                     self.unchanged_count += 1
                 else:
-                    yield self._reject_if_refused(record, number, known)
+                    yield self._reject_if_refused(record, record_number, known_documents)
 
     def _find(self, documents: Sequence[Document]) -> _KnownDocuments:
         ids = [document.id for document in documents if document.id is not None]
-        hashes: list[int] = []
+        content_hashes: list[int] = []
         if not self._upsert:
-            hashes = [document.content_hash for document in documents if document.id is None]
-        known = _KnownDocuments({}, set())
+            content_hashes = [
+                document.content_hash for document in documents if document.id is None
+            ]
+        known_documents = _KnownDocuments({}, set())
         with self._store.reading() as connection:
             for stored in documents_with(connection, "id", ids):
-                known.content_by_id[stored.id] = (stored.text, stored.metadata)
-            for stored in documents_with(connection, "content_hash", hashes):
-                known.unnamed.add((stored.text, stored.content_hash))
-        return known
+                known_documents.content_by_id[stored.id] = (stored.text, stored.metadata)
+            for stored in documents_with(connection, "content_hash", content_hashes):
+                known_documents.unnamed.add((stored.text, stored.content_hash))
+        return known_documents
 
     def _reject_if_refused(
         self,
         document: Document,
-        number: int,
-        known: _KnownDocuments,
+        record_number: int,
+        known_documents: _KnownDocuments,
     ) -> Document | Reject:
         reason = None
         if document.id is None:
             if self._upsert:
                 reason = _NO_ID
-        elif document.id in known.content_by_id and not self._upsert:
+        elif document.id in known_documents.content_by_id and not self._upsert:
             reason = _ID_IN_INDEX.format(document.id)
         if reason is None:
             return document
-        return Reject(f"record {number}", reason, document.id, preview(document.text))
+        return Reject(f"record {record_number}", reason, document.id, preview(document.text))
 
 
 @dataclass(frozen=True)

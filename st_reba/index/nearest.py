@@ -201,7 +201,7 @@ class VectorSearch:
         rows = connection.execute(_VECTOR_COUNTS, (json.dumps(document_keys),))
         vector_counts = dict(rows.fetchall())
         if vector_counts.keys() != set(document_keys):
-            raise ValueError(damaged(self._path, "documents are missing"))
+            raise damaged(self._path, "documents are missing")
         return vector_counts
 
 

@@ -77,13 +77,13 @@ class Snapshot:
     ) -> None:
         self.store = store
         self.state = state
-        old_vectors = None
+        old_vectors: VectorSearch | None = None
         self._whitening: Whitening | None = None  # read when vectors are first searched
         if old_snapshot is not None:
             old_vectors = old_snapshot.vectors
             if old_snapshot.state.whitening_sha256 == state.whitening_sha256:
                 self._whitening = old_snapshot._whitening
-        self.vectors = VectorSearch(connection, store, state, old_vectors)
+        self.vectors: VectorSearch = VectorSearch(connection, store, state, old_vectors)
         self.masks: dict[Condition, Mask] = {}  # by key: whether a condition is met
         self._words: WordScores | None = None  # read when words are first searched
 
@@ -138,13 +138,13 @@ class Snapshot:
         try:
             hits_by_query = search.find(question)
         except IndexError:  # a key among the words that no document has
-            raise ValueError(damaged_words(self.store.path)) from None
+            raise damaged_words(self.store.path) from None
         keys = {hit.key for hits in hits_by_query for hit in hits}
         documents = {}
         for document in documents_with(connection, "key", keys):
             documents[document.key] = document
         if documents.keys() != keys:
-            raise ValueError(damaged(self.store.path, "documents are missing"))
+            raise damaged(self.store.path, "documents are missing")
         results = []
         for hits in hits_by_query:
             ranked_hits = enumerate(hits, 1)

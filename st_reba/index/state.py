@@ -50,10 +50,10 @@ class IndexState:
     whitening_sha256: str = ""  # of the content of the table
 
 
-def damaged(path: Path, reason: object) -> str:
-    """Message about a file that is not what was written."""
+def damaged(path: Path, reason: object) -> ValueError:
+    """The error about a file that is not what was written."""
     remedy = "restore a copy of the folder, or remove it and build the index again"
-    return f"{path}: damaged, or not of an index ({reason}); {remedy}"
+    return ValueError(f"{path}: damaged, or not of an index ({reason}); {remedy}")
 
 
 def absent_index(folder: Path) -> str:
@@ -71,7 +71,7 @@ def read_state(connection: sqlite3.Connection, path: Path) -> IndexState:
     foreign_object = connection.execute(_FOREIGN_OBJECTS).fetchone()
     if foreign_object is not None:
         reason = f"{foreign_object[0]!r:.80} is a view or a trigger, and an index has none"
-        raise ValueError(damaged(path, reason))
+        raise damaged(path, reason)
     row = None
     if has_tables(connection):
         row = connection.execute("SELECT state, sha256 FROM meta").fetchone()
@@ -82,7 +82,7 @@ def read_state(connection: sqlite3.Connection, path: Path) -> IndexState:
     except _OtherFormatError as error:
         raise ValueError(f"{path}: {error}; remove the folder and build the index again") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(damaged(path, error)) from None
+        raise damaged(path, error) from None
 
 
 class _OtherFormatError(Exception):

@@ -56,8 +56,8 @@ class Store:
     @contextmanager
     def writing(self, *, create: bool) -> Iterator[sqlite3.Connection]:
         """The one writer; the ``with`` block takes effect at its end, or not at all."""
-        mode = "rwc" if create else "rw"
-        with self._translated_errors(), closing(self._connect_writer(mode)) as connection:
+        open_mode = "rwc" if create else "rw"
+        with self._translated_errors(), closing(self._connect_writer(open_mode)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             if not has_tables(connection):
                 create_tables(connection)
@@ -75,24 +75,24 @@ class Store:
         with self.reading() as connection:
             return read_state(connection, self.path)
 
-    def _connect_writer(self, mode: str) -> sqlite3.Connection:
-        connection = self._connect(mode)
+    def _connect_writer(self, open_mode: str) -> sqlite3.Connection:
+        connection = self._connect(open_mode)
         for setting in _WRITER_SETTINGS:
             connection.execute(f"PRAGMA {setting}")
         return connection
 
     def _connect_reader(self) -> sqlite3.Connection:
-        mode = "rw"
+        open_mode = "rw"
         has_log = self.path.with_name(f"{FILE}-wal").exists()
         if not has_log and not os.access(self.folder, os.W_OK):
-            mode = "ro&immutable=1"  # SQLite would make a log
-        connection = self._connect(mode)
+            open_mode = "ro&immutable=1"  # SQLite would make a log
+        connection = self._connect(open_mode)
         connection.execute("PRAGMA trusted_schema = OFF")
         return connection
 
-    def _connect(self, mode: str) -> sqlite3.Connection:
+    def _connect(self, open_mode: str) -> sqlite3.Connection:
         return sqlite3.connect(
-            f"{self.path.absolute().as_uri()}?mode={mode}",
+            f"{self.path.absolute().as_uri()}?mode={open_mode}",
             uri=True,
             isolation_level=None,
             check_same_thread=False,
@@ -111,7 +111,7 @@ class Store:
         error_number = _SYSTEM_ERRORS.get(sqlite_code & 0xFF)
         is_cut_short = sqlite_code == sqlite3.SQLITE_IOERR_SHORT_READ
         if error_number is None or is_cut_short:
-            return ValueError(damaged(self.path, error))
+            return damaged(self.path, error)
         if not self.path.exists():
             return FileNotFoundError(absent_index(self.folder))
         if error_number == errno.EAGAIN:
@@ -128,11 +128,12 @@ def vector_keys(connection: sqlite3.Connection, where: str = "1", *parameters: o
     """Keys of the vectors of documents that meet a condition in SQL, ascending."""
     query = f"SELECT key, vector_count FROM documents WHERE {where} ORDER BY key"
     rows = connection.execute(query, parameters)
-    table = np.fromiter(rows, [("key", np.int64), ("vector_count", np.int64)])
-    vector_counts = table["vector_count"]
+    key_table = np.fromiter(rows, [("key", np.int64), ("vector_count", np.int64)])
+    vector_counts = key_table["vector_count"]
     vectors_before = np.cumsum(vector_counts) - vector_counts
     offsets = np.arange(vector_counts.sum()) - np.repeat(vectors_before, vector_counts)
-    return np.repeat(table["key"], vector_counts) + offsets
+    first_keys = np.repeat(key_table["key"], vector_counts)
+    return np.asarray(first_keys + offsets, np.int64)
 
 
 def read_pending(
@@ -141,18 +142,18 @@ def read_pending(
     path: Path,
 ) -> tuple[Keys, Matrix]:
     """Pending vectors: keys [n] and vectors [n, dim]."""
-    message = damaged(path, "its pending vectors are not what was written")
+    damage = damaged(path, "its pending vectors are not what was written")
     keys: list[int] = []
     vectors: list[bytes] = []
     rows = connection.execute("SELECT key, checksum, vector FROM pending ORDER BY key")
     for key, checksum, vector in rows:
         is_whole = type(vector) is bytes and len(vector) == 4 * state.dimension
         if not is_whole or zlib.crc32(vector) != checksum:
-            raise ValueError(message)
+            raise damage
         keys.append(key)
         vectors.append(vector)
     if len(keys) != state.pending:
-        raise ValueError(message)
+        raise damage
     values = np.frombuffer(b"".join(vectors), "<f4").reshape(len(keys), state.dimension)
     return np.array(keys, np.int64), np.asarray(values, np.float32)
 
@@ -196,7 +197,7 @@ def check_keys(
         belong_together &= np.array_equal(file_keys, expected_file_keys)
     if not belong_together:
         reason = "its documents and its vectors do not belong together"
-        raise ValueError(damaged(folder, reason))
+        raise damaged(folder, reason)
 
 
 def read_tombstones(connection: sqlite3.Connection) -> Keys:
@@ -204,6 +205,6 @@ def read_tombstones(connection: sqlite3.Connection) -> Keys:
     return _read_keys(connection, "tombstones")
 
 
-def _read_keys(connection: sqlite3.Connection, table: str) -> Keys:
-    rows = connection.execute(f"SELECT key FROM {table} ORDER BY key").fetchall()
+def _read_keys(connection: sqlite3.Connection, table_name: str) -> Keys:
+    rows = connection.execute(f"SELECT key FROM {table_name} ORDER BY key").fetchall()
     return np.array(rows, np.int64).ravel()

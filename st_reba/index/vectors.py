@@ -88,7 +88,7 @@ class VectorFile:
         size = self._size()
         if size != state.vector_file_size:
             reason = f"{size} bytes, but {state.vector_file_size} were written"
-            raise ValueError(damaged(self.path, reason))
+            raise damaged(self.path, reason)
         if not mmap:
             self.check_digest()
         self.index = self._open(mmap)
@@ -119,26 +119,26 @@ class VectorFile:
             return faiss.read_index(str(self.path), flags)
         except (RuntimeError, MemoryError) as error:
             self._size()  # a FileNotFoundError where a writer has replaced it meanwhile
-            raise ValueError(damaged(self.path, error)) from None
+            raise damaged(self.path, error) from None
 
     def _check_kind(self, state: IndexState) -> None:
         shape = (self.index.d, self.index.ntotal, self.index.metric_type)
         if shape != (state.dimension, state.indexed_count, faiss.METRIC_INNER_PRODUCT):
             reason = "another number of vectors, another dimension, or another metric"
-            raise ValueError(damaged(self.path, reason))
+            raise damaged(self.path, reason)
         is_supported = isinstance(self.index, faiss.IndexIVF)
         if isinstance(self.index, faiss.IndexIDMap):
             inner_index = faiss.downcast_index(self.index.index)
             is_supported = isinstance(inner_index, faiss.IndexFlat)
         if not is_supported:
             kind = type(self.index).__name__
-            raise ValueError(damaged(self.path, f"{kind} is not used here"))
+            raise damaged(self.path, f"{kind} is not used here")
 
     def check_digest(self) -> None:
         """Raise a ValueError if the file's SHA-256 is not that of what was written."""
         self._size()
         if sha256(self.path) != self._expected_digest:
-            raise ValueError(damaged(self.path, "its SHA-256 is not that of what was written"))
+            raise damaged(self.path, "its SHA-256 is not that of what was written")
 
     def check_search(self, keys: Keys) -> None:
         """Search for some of the vectors, by their keys; a ValueError if nothing is found."""
@@ -146,7 +146,7 @@ class VectorFile:
             return
         neighbors = self.search(self.vectors(keys), 1)
         if neighbors.keys.shape != (len(keys), 1) or (neighbors.keys < 0).any():
-            raise ValueError(damaged(self.path, "a search for its own vectors finds nothing"))
+            raise damaged(self.path, "a search for its own vectors finds nothing")
 
     def search(
         self,

@@ -133,8 +133,8 @@ class _Field:
             values_by_kind[self._kind_of(operator, operand)].append(_to_sqlite(operand))
         clauses = []
         parameters = []
-        for kind, values in values_by_kind.items():
-            clauses.append(f"{self._value_as(kind)} {_ANY_OF}")
+        for value_kind, values in values_by_kind.items():
+            clauses.append(f"{self._value_as(value_kind)} {_ANY_OF}")
             parameters.append(to_json(values))
         sql = " OR ".join(clauses) or "0"
         return Condition(f"({sql}) IS TRUE", tuple(parameters))
@@ -147,9 +147,9 @@ class _Field:
             return Condition(f"{self._type} = 'array' AND EXISTS {items}", (value,))
         return Condition(f"{self._value_as(value_kind)} {operator} ?", (value,))
 
-    def _value_as(self, kind: str) -> str:
+    def _value_as(self, value_kind: str) -> str:
         typed_value = f"(SELECT json_extract(metadata, {self._path}) AS v, {self._type} AS t)"
-        return f"(SELECT {kind} FROM {typed_value})"
+        return f"(SELECT {value_kind} FROM {typed_value})"
 
     def _kind_of(self, operator: object, operand: object) -> str:
         """The SQL of a metadata value as one of an operand's kind."""
@@ -171,10 +171,9 @@ class _Field:
         )
 
 
-def _to_sqlite(value: Any) -> Value:
+def _to_sqlite(value: Value) -> Value:
     if value is None:
         return True  # compared with "v IS NULL"
-    is_wide = isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER
-    if is_wide:
+    if isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
         return float(max(-_MAX_FLOAT, min(_MAX_FLOAT, value)))
     return value

@@ -239,10 +239,10 @@ def read_content(connection: sqlite3.Connection, state: IndexState, index_path: 
     """The linear map of a whitened index, as `Filter.to_bytes` wrote it, compared with its digest."""
     row = connection.execute("SELECT content FROM whitening").fetchone()
     if row is None:
-        raise ValueError(damaged(index_path, "its whitening is missing"))
+        raise damaged(index_path, "its whitening is missing")
     content = row[0]
     if type(content) is not bytes or _digest_of(content) != state.whitening_sha256:
-        raise ValueError(damaged(index_path, "its whitening is not what was written"))
+        raise damaged(index_path, "its whitening is not what was written")
     return content
 
 

@@ -82,9 +82,9 @@ def remove_words(connection: sqlite3.Connection, key: int, text: str) -> None:
     connection.execute(_REMOVE, (key, separated(text)))
 
 
-def damaged_words(database_path: Path) -> str:
-    """Message about words that do not fit the documents."""
-    return (
+def damaged_words(database_path: Path) -> ValueError:
+    """The error about words that do not fit the documents."""
+    return ValueError(
         f"{database_path}: damaged (its words are not those of its documents); Index.compact "
         f"(st-reba prune {database_path.parent} --compact) writes them anew"
     )
@@ -99,7 +99,7 @@ def verify_words(connection: sqlite3.Connection, language: str, database_path: P
         insert_rows(expected, _separated_documents(connection))
         expected.execute("COMMIT")
         if not _have_equal_words(connection, expected):
-            raise ValueError(damaged_words(database_path))
+            raise damaged_words(database_path)
 
 
 def _separated_documents(source: sqlite3.Connection) -> Iterator[tuple[int, str]]:
