@@ -18,8 +18,17 @@ import st_reba.index.changes as changes
 from st_reba.corpus import Corpus, encode_corpus
 from st_reba.index import Document, Index
 
-QUERIES, EXPORTS = ["cat ship", "gold", "moon rain king"], ("out.parquet", "out.faiss")
-
+QUERIES = ["cat ship", "gold", "moon rain king"]
+EXPORTS = ("out.parquet", "out.faiss")
+_VISIBLE_FACTS = (
+    "documents",
+    "vectors",
+    "factory",
+    "parameters",
+    "columns",
+    "pending",
+    "whitening",
+)
 
 model = cache(tiny_model)
 
@@ -27,78 +36,107 @@ model = cache(tiny_model)
 def texts(count: int, seed: int = 0) -> list[str]:
     """Texts of one to six words."""
     random = np.random.default_rng(seed)
-    return [" ".join(random.choice(WORDS[:12], size=random.integers(1, 7))) for _ in range(count)]
+    drawn_texts = []
+    for _ in range(count):
+        drawn_words = random.choice(WORDS[:12], size=random.integers(1, 7))
+        drawn_texts.append(" ".join(drawn_words))
+    return drawn_texts
 
 
 def documents(count: int, seed: int = 0, prefix: str = "d") -> list[Document]:
     """Documents with ids and metadata."""
-    return [Document(text, f"{prefix}{n}", {"n": n}) for n, text in enumerate(texts(count, seed))]
+    numbered_texts = enumerate(texts(count, seed))
+    return [Document(text, f"{prefix}{row}", {"n": row}) for row, text in numbered_texts]
 
 
 def state(folder: Path) -> State:
-    """All that a reader can see: an index and what it finds, a whole corpus, and what was exported."""
-    exported = {path.name: path.read_bytes() for name in EXPORTS if (path := folder / name).exists()}
-    return {**index_state(folder / "index"), "corpus": corpus_state(Corpus(folder / "corpus")), "exported": exported}
+    """All that a reader can see: an index and its results, a whole corpus, and exports."""
+    exported = {}
+    for name in EXPORTS:
+        path = folder / name
+        if path.exists():
+            exported[name] = path.read_bytes()
+    whole_state = index_state(folder / "index")
+    whole_state["corpus"] = corpus_state(Corpus(folder / "corpus"))
+    whole_state["exported"] = exported
+    return whole_state
 
 
 class Nearly(float):
     """A number that equals others which rounding alone makes different."""
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, float) and math.isclose(self, other, abs_tol=1e-5)
+    def __eq__(self, other_number: object) -> bool:
+        return isinstance(other_number, float) and math.isclose(self, other_number, abs_tol=1e-5)
 
     __hash__ = None  # type: ignore[assignment]
 
 
 def state_but_for_rounding(folder: Path) -> State:
-    """The state of an index whose vectors each repetition computes from those that are there."""
+    """The state of an index whose vectors every repetition computes from the stored ones."""
     whole_state = state(folder)
     results_by_query = []
     for results in whole_state["found"]:
-        results_by_query.append([(identifier, Nearly(score), text) for identifier, score, text in results])
+        rounded_results = [(result_id, Nearly(score), text) for result_id, score, text in results]
+        results_by_query.append(rounded_results)
     whole_state["found"] = results_by_query
     del whole_state["values"]  # bytes of vectors, which the scores stand for
     return whole_state
 
 
-def index_state(path: Path) -> dict[str, Any]:
+def index_state(path: Path) -> State:
     try:
         index = Index.open(path)
     except FileNotFoundError:
         return {}
     out = path.with_name("vectors.parquet")
     index.export(out)
-    values = out.read_bytes()
+    exported_bytes = out.read_bytes()
     out.unlink()
-    about = index.verify()
-    queries = np.asarray(model().encode_query(QUERIES, show_progress_bar=False))
-    return {
-        **{
-            name: about[name]
-            for name in ("documents", "vectors", "factory", "parameters", "columns", "pending", "whitening")
-        },
-        "found": [[(one.id, one.score, one.text) for one in row] for row in index.search(queries, k=8)],
-        "words": [[(one.id, one.score) for one in row] for row in index.search(QUERIES, k=8, mode="words")],
-        "texts": [(one.id, one.text, one.metadata) for one in index],
+    facts = index.verify()
+    index_facts = {name: facts[name] for name in _VISIBLE_FACTS}
+    query_vectors = np.asarray(model().encode_query(QUERIES, show_progress_bar=False))
+    nearest = []
+    for results in index.search(query_vectors, k=8):
+        nearest.append([(result.id, result.score, result.text) for result in results])
+    found_by_words = []
+    for results in index.search(QUERIES, k=8, mode="words"):
+        found_by_words.append([(result.id, result.score) for result in results])
+    index_facts |= {
+        "found": nearest,
+        "words": found_by_words,
+        "texts": [(document.id, document.text, document.metadata) for document in index],
         "rejects": index.rejects(),
-        "values": values,
+        "values": exported_bytes,
     }
+    return index_facts
 
 
-def corpus_state(corpus: Corpus) -> dict[str, Any]:
+def corpus_state(corpus: Corpus) -> State:
     try:
         header = corpus.header()
-        found = {name: header[name] for name in ("totals", "files")}
+        corpus_facts = {name: header[name] for name in ("totals", "files")}
     except (FileNotFoundError, KeyError):
         return {}
     corpus.verify()
-    parts = [[(row, vectors.tobytes()) for row, vectors in corpus.read(part)] for part in range(corpus.parts())]
-    return {**found, "parts": parts, "rejects": list(corpus.rejects())}
+    rows = []
+    for part_number in range(corpus.parts()):
+        for row, vectors in corpus.read(part_number):
+            rows.append((part_number, row, vectors.tobytes()))
+    corpus_facts["rows"] = rows
+    corpus_facts["rejects"] = list(corpus.rejects())
+    return corpus_facts
 
 
 def build_whitened(folder: Path) -> None:
     """An index of as many different texts as a whitening needs."""
-    Index.build(model(), documents(300), folder / "index", whiten=True, part_size=150, show_progress_bar=False)
+    Index.build(
+        model(),
+        documents(300),
+        folder / "index",
+        whiten=True,
+        part_size=150,
+        show_progress_bar=False,
+    )
 
 
 def change_whitened(folder: Path) -> None:
@@ -112,71 +150,144 @@ def whiten_anew(folder: Path) -> None:
     Index.open(folder / "index", model()).compact(whiten=True)
 
 
-def operations(size: int = 24) -> list[Operation]:
-    """All of them; ``size``: documents of the index that is built first."""
-    more = max(4, size // 3)
-    # Ids of its own, ids that are there, none, and what is set aside.
-    mixed: list[dict[str, Any]] = [
-        *({"id": one.id, "text": one.text, "n": one.metadata["n"]} for one in documents(more, 1, "e")),
-        *({"id": f"d{n}", "text": text} for n, text in enumerate(texts(more, 2))),
-        *({"text": text} for text in texts(more, 3)),
-        *({"text": "  "}, {"text": 7}, {"id": "e0", "text": "cat"}),
-    ]
-    inputs = {"in.jsonl": mixed, "plain.jsonl": [{"text": text} for text in texts(more, 4)]}
-    parts: dict[str, Any] = {"part_size": max(2, size // 3), "show_progress_bar": False}
-    ivf, sq8 = (f"IVF{max(2, size // 12)},{code}" for code in ("Flat", "SQ8"))
+def _mixed_rows(row_count: int) -> list[dict[str, Any]]:
+    """Rows with ids of their own, with ids that are there, without ids, and rejects."""
+    rows: list[dict[str, Any]] = []
+    for document in documents(row_count, 1, "e"):
+        rows.append({"id": document.id, "text": document.text, "n": document.metadata["n"]})
+    for number, text in enumerate(texts(row_count, 2)):
+        rows.append({"id": f"d{number}", "text": text})
+    rows += [{"text": text} for text in texts(row_count, 3)]
+    rows += [{"text": "  "}, {"text": 7}, {"id": "e0", "text": "cat"}]
+    return rows
 
-    def empty(folder: Path) -> None:
+
+class _Operations:
+    """Operations on an index.
+
+    Args:
+        size: Documents of the index that is built first.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.added_count = max(4, size // 3)
+        list_count = max(2, size // 12)
+        self.flat_lists = f"IVF{list_count},Flat"
+        self.coded_lists = f"IVF{list_count},SQ8"
+        self.options: dict[str, Any] = {
+            "part_size": max(2, size // 3),
+            "show_progress_bar": False,
+        }
+
+    def write_inputs(self, folder: Path) -> None:
+        plain_rows = [{"text": text} for text in texts(self.added_count, 4)]
+        inputs = {"in.jsonl": _mixed_rows(self.added_count), "plain.jsonl": plain_rows}
         for name, rows in inputs.items():
-            (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            lines = [json.dumps(row) + "\n" for row in rows]
+            (folder / name).write_text("".join(lines), encoding="utf-8")
 
-    def built(folder: Path, factory: str = "Flat") -> None:
-        empty(folder)
-        index = Index.build(model(), documents(size), folder / "index", factory=factory, show_progress_bar=False)
-        index.add(texts(more, 5), show_progress_bar=False)
+    def prepare_index(self, folder: Path, factory: str = "Flat") -> None:
+        self.write_inputs(folder)
+        index = Index.build(
+            model(),
+            documents(self.size),
+            folder / "index",
+            factory=factory,
+            show_progress_bar=False,
+        )
+        index.add(texts(self.added_count, 5), show_progress_bar=False)
         index.delete(["d1", "d4"])
 
-    def encode(folder: Path) -> None:
-        encode_corpus(model(), folder / "in.jsonl", folder / "corpus", **parts)
+    def encode(self, folder: Path) -> None:
+        encode_corpus(model(), folder / "in.jsonl", folder / "corpus", **self.options)
 
-    def building(title: str, factory: str, prepare: Callable[[Path], None] = empty, **options: Any) -> Operation:
-        def build(folder: Path) -> None:
-            options.update(factory=factory, strict=False, **parts)
-            Index.build(model(), folder / "in.jsonl", folder / "index", **options)
+    def building(self, factory: str) -> Operation:
+        build = partial(self.build, factory)
+        return Operation(f"build {factory}", self.write_inputs, build, state, FileExistsError)
 
-        return Operation(title, prepare, build, state, FileExistsError)
+    def build(self, factory: str, folder: Path, *, overwrite: bool = False) -> None:
+        Index.build(
+            model(),
+            folder / "in.jsonl",
+            folder / "index",
+            factory=factory,
+            strict=False,
+            overwrite=overwrite,
+            **self.options,
+        )
 
-    def changing(title: str, run: Callable[[Index, Path], object], *factories: str) -> Iterator[Operation]:
-        def change(folder: Path) -> None:
-            run(Index.open(folder / "index", model()), folder)
+    def overwriting(self) -> Operation:
+        build = partial(self.build, "Flat", overwrite=True)
+        return Operation("build overwrite", self.prepare_index, build, state, FileExistsError)
+
+    def changing(
+        self,
+        title: str,
+        change: Callable[[Index, Path], object],
+        *factories: str,
+    ) -> Iterator[Operation]:
+        """A change of an index of each factory; none: of a flat one."""
+
+        def run(folder: Path) -> None:
+            change(Index.open(folder / "index", model()), folder)
 
         for factory in factories or ("Flat",):
-            name = f"{title} ({factory})" if factory != "Flat" else title
-            yield Operation(name, partial(built, factory=factory), change, state)
+            name = title
+            if factory != "Flat":
+                name = f"{title} ({factory})"
+            prepare = partial(self.prepare_index, factory=factory)
+            yield Operation(name, prepare, run, state)
 
-    def exporting(name: str) -> Operation:
+    def exporting(self, name: str) -> Operation:
         def export(folder: Path) -> None:
             Index.open(folder / "index").export(folder / name)
 
-        return Operation(f"export {name}", built, export, state, FileExistsError)
+        return Operation(f"export {name}", self.prepare_index, export, state, FileExistsError)
 
-    def folding(index: Index, folder: Path) -> None:
+    def add_mixed(self, index: Index, folder: Path) -> None:
+        index.add(folder / "in.jsonl", strict=False, **self.options)
+
+    def upsert_mixed(self, index: Index, folder: Path) -> None:
+        index.upsert(folder / "in.jsonl", strict=False, **self.options)
+
+    def add_plain(self, index: Index, folder: Path) -> None:
+        index.add(folder / "plain.jsonl", **self.options)
+
+    def add_list(self, index: Index, folder: Path) -> None:
+        index.add(texts(self.added_count, 4), **self.options)
+
+    def add_and_rewrite(self, index: Index, folder: Path) -> None:
         with patch.object(changes, "MIN_PENDING", 1):
-            index.add(folder / "plain.jsonl", **parts)
+            self.add_plain(index, folder)
 
+    def delete_few(self, index: Index, folder: Path) -> None:
+        index.delete(["d0", "d2"])
+
+    def delete_most(self, index: Index, folder: Path) -> None:
+        index.delete([f"d{number}" for number in range(self.size)])
+
+    def compact(self, index: Index, folder: Path) -> None:
+        index.compact()
+
+
+def operations(size: int = 24) -> list[Operation]:
+    """All operations; ``size``: documents of the index that is built first."""
+    on = _Operations(size)
+    all_factories = ("Flat", on.flat_lists, on.coded_lists)
     return [
-        Operation("build whitened", empty, build_whitened, state, FileExistsError),
+        Operation("build whitened", on.write_inputs, build_whitened, state, FileExistsError),
         Operation("compact whitened", change_whitened, whiten_anew, state_but_for_rounding),
-        Operation("encode_corpus", empty, encode, state),
-        *(building(f"build {factory}", factory) for factory in ("Flat", ivf, sq8)),
-        building("build overwrite", "Flat", built, overwrite=True),
-        *changing("add a file with ids", lambda i, f: i.add(f / "in.jsonl", strict=False, **parts)),
-        *changing("add a file without ids", lambda i, f: i.add(f / "plain.jsonl", **parts)),
-        *changing("add a list", lambda i, f: i.add(texts(more, 4), **parts), ivf),
-        *changing("add that folds", folding, "Flat", sq8),
-        *changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts), "Flat", sq8),
-        *changing("delete a few", lambda i, f: i.delete(["d0", "d2"])),
-        *changing("delete most", lambda i, f: i.delete([f"d{n}" for n in range(size)]), ivf),
-        *changing("compact", lambda i, f: i.compact(), "Flat", ivf, sq8),
-        *map(exporting, EXPORTS),
+        Operation("encode_corpus", on.write_inputs, on.encode, state),
+        *map(on.building, all_factories),
+        on.overwriting(),
+        *on.changing("add a file with ids", on.add_mixed),
+        *on.changing("add a file without ids", on.add_plain),
+        *on.changing("add a list", on.add_list, on.flat_lists),
+        *on.changing("add that folds", on.add_and_rewrite, "Flat", on.coded_lists),
+        *on.changing("upsert", on.upsert_mixed, "Flat", on.coded_lists),
+        *on.changing("delete a few", on.delete_few),
+        *on.changing("delete most", on.delete_most, on.flat_lists),
+        *on.changing("compact", on.compact, *all_factories),
+        *map(on.exporting, EXPORTS),
     ]

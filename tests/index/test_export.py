@@ -23,7 +23,9 @@ def test_export(tmp_path: Path, factory: str) -> None:
     index.delete(["d4", "62"])
     assert index.export(tmp_path / "a.parquet") == index.export(tmp_path / "a.faiss") == 63
     table = pd.read_parquet(tmp_path / "a.parquet")
-    assert list(table["id"]) == [one.id for one in index] and list(table["text"]) == [one.text for one in index]
+    assert list(table["id"]) == [one.id for one in index] and list(table["text"]) == [
+        one.text for one in index
+    ]
     assert [json.loads(one) for one in table["metadata"]] == [one.metadata for one in index]
     vectors = np.stack(table["vector"])
     assert np.abs(vectors - encoded(list(table["text"]))).max() < 1e-6
@@ -32,7 +34,9 @@ def test_export(tmp_path: Path, factory: str) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_compaction_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
+def test_a_compaction_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
     """Before or after the file is read that it replaces, of the state that a transaction has seen."""
     monkeypatch.setattr(Store, "clear_log", lambda store: True)  # it would wait for the transaction
     index = build(tmp_path / "index", documents(20))

@@ -26,12 +26,18 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 @pytest.mark.parametrize(("factory", "parameters"), UNUSABLE)
 def test_what_cannot_be_searched_is_refused(
-    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, parameters: str | None
+    index: Index,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    factory: str,
+    parameters: str | None,
 ) -> None:
     with pytest.raises(ValueError, match="factory="):
         index.compact(factory=factory, parameters=parameters)
     assert len(index.search("cat", 12)) == 12
-    monkeypatch.setattr(import_module("st_reba.corpus.parts"), "encode_texts", None)  # nothing is encoded
+    monkeypatch.setattr(
+        import_module("st_reba.corpus.parts"), "encode_texts", None
+    )  # nothing is encoded
     with pytest.raises(ValueError, match="factory="):
         build(tmp_path / "new", factory=factory, parameters=parameters)
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import stat
+from collections.abc import Callable
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ from st_reba.index.changes import changing
 from st_reba.index.vectors import write_index
 
 faiss: Any = import_module("faiss")
+FLIPPED_BYTES = 60
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +36,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def damaged(path: Path) -> bool:
-    """True if somebody is told."""
+def is_refused(path: Path) -> bool:
+    """True if opening or verifying is an error."""
     try:
         Index.open(path).verify()
     except (ValueError, OSError):
@@ -43,89 +45,164 @@ def damaged(path: Path) -> bool:
     return False
 
 
-def test_files_cut_short_and_flipped_bytes(built: Path, tmp_path: Path) -> None:
-    random, harmless = np.random.default_rng(0), 0
-    assert not damaged(built)
-    for file in (next(built.glob("*.faiss")), built / "index.sqlite"):
-        data = file.read_bytes()
-        flipped = [data[:n] + bytes([data[n] ^ 0x55]) + data[n + 1 :] for n in random.integers(0, len(data), 60)]
-        for content in [data[:size] for size in (0, 1, len(data) // 2, -1)] + flipped:
-            copy = Path(shutil.copytree(built, tmp_path / "copy"))
-            (copy / file.name).write_bytes(content)
-            if not damaged(copy):
-                # Free space of SQLite's pages, or the table of what was set aside.
-                assert file.suffix == ".sqlite" and sqlite3_dump(copy) == sqlite3_dump(built) and content in flipped
-                harmless += 1
-            shutil.rmtree(copy)
-    assert harmless < 60
+def is_refused_with(built: Path, copy: Path, file_name: str, content: bytes) -> bool:
+    """True if a copy of an index with another content of a file is refused."""
+    shutil.copytree(built, copy)
+    (copy / file_name).write_bytes(content)
+    return is_refused(copy)
 
 
-def sqlite3_dump(path: Path) -> list[str]:
-    """All statements that make the database, but for what was set aside."""
+FILES = [
+    lambda folder: next(folder.glob("*.faiss")),
+    lambda folder: folder / "index.sqlite",
+]
+
+
+@pytest.mark.parametrize("find_file", FILES, ids=["vectors", "documents"])
+def test_a_file_cut_short_is_refused(
+    built: Path, tmp_path: Path, find_file: Callable[[Path], Path]
+) -> None:
+    file = find_file(built)
+    content = file.read_bytes()
+    assert not is_refused(built)
+    for size in (0, 1, len(content) // 2, len(content) - 1):
+        copy = tmp_path / f"cut at {size}"
+        assert is_refused_with(built, copy, file.name, content[:size])
+
+
+@pytest.mark.parametrize("find_file", FILES, ids=["vectors", "documents"])
+def test_a_flipped_byte_is_refused_or_harmless(
+    built: Path, tmp_path: Path, find_file: Callable[[Path], Path]
+) -> None:
+    file = find_file(built)
+    content = file.read_bytes()
+    offsets = np.random.default_rng(0).integers(0, len(content), FLIPPED_BYTES)
+    harmless_count = 0
+    for flip_number, offset in enumerate(offsets.tolist()):
+        flipped = bytearray(content)
+        flipped[offset] ^= 0x55
+        copy = tmp_path / str(flip_number)
+        if not is_refused_with(built, copy, file.name, bytes(flipped)):
+            # Free space of SQLite's pages, or the table of rejects.
+            assert file.suffix == ".sqlite"
+            assert dump(copy) == dump(built)
+            harmless_count += 1
+    assert harmless_count < FLIPPED_BYTES
+
+
+def dump(path: Path) -> list[str]:
+    """All statements that make the database, but for rejects."""
     with closing(sqlite3.connect(path / "index.sqlite")) as connection:
         return [line for line in connection.iterdump() if "rejects" not in line]
+
+
+def alter(path: Path, statement: str) -> None:
+    """Run a statement on an index; its state gets the digest that fits."""
+    with closing(sqlite3.connect(path / "index.sqlite")) as connection:
+        statements_before = list(connection.iterdump())
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(statement)
+        if "sha256" in statement:
+            connection.create_function("digest", 1, digest_of)
+            connection.execute("UPDATE meta SET sha256 = digest(state)")
+        assert list(connection.iterdump()) != statements_before
+        connection.commit()
+
+
+def digest_of(state: str) -> str:
+    return hashlib.sha256(state.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(
     "statement",
     [
-        "DELETE FROM documents WHERE id = 'd3'", "UPDATE documents SET text = 'cat' WHERE id = 'd3'",
-        "DELETE FROM pending WHERE key = 41", "UPDATE pending SET vector = zeroblob(64) WHERE key = 41",
-        "INSERT INTO tombstones VALUES (7)", "DELETE FROM tombstones WHERE key = 1", "DELETE FROM meta", "DROP TABLE meta",
+        "DELETE FROM documents WHERE id = 'd3'",
+        "UPDATE documents SET text = 'cat' WHERE id = 'd3'",
+        "DELETE FROM pending WHERE key = 41",
+        "UPDATE pending SET vector = zeroblob(64) WHERE key = 41",
+        "INSERT INTO tombstones VALUES (7)",
+        "DELETE FROM tombstones WHERE key = 1",
+        "DELETE FROM meta",
+        "DROP TABLE meta",
         "UPDATE meta SET state = replace(state, '\"changes\": ', '\"changes\": 1')",
         "UPDATE meta SET sha256 = '', state = replace(state, '\"format\": 7', '\"format\": 4')",
         "UPDATE meta SET sha256 = '', state = replace(state, '\"vectors-', '\"../copy/vectors-')",
         "DELETE FROM sqlite_master WHERE name = 'documents_content_hash'",
+        "DROP TABLE truncated",
+        "DROP TABLE whitening",
     ],
-)  # fmt: skip
-def test_altered_tables(built: Path, tmp_path: Path, statement: str) -> None:
+)
+def test_altered_tables_are_refused(built: Path, tmp_path: Path, statement: str) -> None:
+    copy = Path(shutil.copytree(built, tmp_path / "copy"))
+    alter(copy, statement)
+    assert is_refused(copy)
+
+
+def test_a_search_notices_that_a_document_is_missing(built: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(built, tmp_path / "copy"))
     index = Index.open(copy, MODEL)
-    connection = sqlite3.connect(copy / "index.sqlite")
-    connection.create_function("digest", 1, lambda state: hashlib.sha256(state.encode()).hexdigest())
-    before = list(connection.iterdump())
-    connection.execute("PRAGMA writable_schema = ON")
-    connection.execute(statement)
-    if "sha256" in statement:
-        connection.execute("UPDATE meta SET sha256 = digest(state)")
-    assert list(connection.iterdump()) != before
-    connection.commit()
-    connection.close()
-    assert damaged(copy)
-    if "DELETE FROM documents" in statement or "DELETE FROM meta" in statement:
-        with pytest.raises(FileNotFoundError if "meta" in statement else ValueError):
-            index.delete(["d5"]) if "meta" in statement else index.search("cat", 99)
+    alter(copy, "DELETE FROM documents WHERE id = 'd3'")
+    with pytest.raises(ValueError):
+        index.search("cat", 99)
 
 
-def test_what_is_no_index(tmp_path: Path, built: Path) -> None:
+def test_a_deletion_notices_that_the_state_is_missing(built: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(built, tmp_path / "copy"))
+    index = Index.open(copy, MODEL)
+    alter(copy, "DELETE FROM meta")
+    with pytest.raises(FileNotFoundError):
+        index.delete(["d5"])
+
+
+def test_an_index_of_another_format_is_to_be_built_again(built: Path, tmp_path: Path) -> None:
+    """Also where its tables are others, and where it is to be replaced."""
+    copy = Path(shutil.copytree(built, tmp_path / "copy"))
+    with closing(sqlite3.connect(copy / "index.sqlite")) as connection:
+        connection.execute("ALTER TABLE tombstones RENAME TO dead")
+        connection.commit()
+    alter(copy, 'UPDATE meta SET sha256 = \'\', state = \'{"format": 6, "stamp": ""}\'')
+    message = r"another version \(format 6, not 7\); remove the folder and build the index again"
+    for use in (Index.open, lambda path: build(path, overwrite=True)):
+        with pytest.raises(ValueError, match=message):
+            use(copy)
+
+
+@pytest.mark.parametrize("name", ["missing", "empty", "file"])
+def test_a_folder_without_an_index_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    for name in ("missing", "empty", "file"):
-        with pytest.raises(FileNotFoundError):
-            Index.open(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        Index.open(tmp_path / name)
+
+
+def test_a_missing_vector_file_is_refused(built: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(built, tmp_path / "copy"))
     next(copy.glob("*.faiss")).unlink()
     with pytest.raises(FileNotFoundError):
         Index.open(copy)
-    (tmp_path / "other").mkdir()
-    connection = sqlite3.connect(tmp_path / "other" / "index.sqlite")
-    connection.execute("CREATE TABLE a (b)")
-    connection.close()
+
+
+def test_a_database_of_others_is_refused(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as connection:
+        connection.execute("CREATE TABLE a (b)")
     with pytest.raises(ValueError, match="no such table"):
-        Index.open(tmp_path / "other")
+        Index.open(tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="folders have no such permissions")
-def test_a_folder_that_is_only_read(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_folder_can_be_searched(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = Path(shutil.copytree(built, tmp_path / "copy"))
-    before = sorted(copy.iterdir())
+    files_before = sorted(copy.iterdir())
     copy.chmod(stat.S_IRUSR | stat.S_IXUSR)
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     try:
         index = Index.open(copy, MODEL)
         assert len(index.search("cat", 99)) == len(index)
-        with index._store.reading() as tx:
-            assert tx.execute("SELECT 1 FROM meta").fetchone() and sorted(copy.iterdir()) == before
+        with index._store.reading() as connection:
+            assert connection.execute("SELECT 1 FROM meta").fetchone()
+            assert sorted(copy.iterdir()) == files_before
         if os.geteuid():
             with pytest.raises(PermissionError):
                 index.delete(["d5"])
@@ -133,11 +210,12 @@ def test_a_folder_that_is_only_read(built: Path, tmp_path: Path, monkeypatch: py
         copy.chmod(stat.S_IRWXU)
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are not listed")
 def test_descriptors_are_closed(built: Path) -> None:
-    count = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    count_before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         Index.open(built, MODEL).search("cat")
-    assert not count or len(os.listdir("/proc/self/fd")) <= count + 3
+    assert len(os.listdir("/proc/self/fd")) <= count_before + 3
 
 
 def test_a_vector_file_of_another_kind_is_refused(tmp_path: Path) -> None:
@@ -147,9 +225,10 @@ def test_a_vector_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     graph = faiss.IndexIDMap(faiss.IndexHNSWFlat(dimension, 4, faiss.METRIC_INNER_PRODUCT))
     graph.add_with_ids(np.ones((3, dimension), np.float32), np.arange(3))
     with changing(index._store) as writer:
-        state = writer.state
-        path = index.path / str(state.vector_file)
-        state.vector_file_size, state.vector_file_sha256 = write_index(path, graph)
+        path = index.path / str(writer.state.vector_file)
+        size, digest = write_index(path, graph)
+        writer.state.vector_file_size = size
+        writer.state.vector_file_sha256 = digest
     with pytest.raises(ValueError, match="IndexIDMap is not used here"):
         Index.open(index.path)
 

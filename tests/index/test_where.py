@@ -36,16 +36,31 @@ def test_conditions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     index = build(tmp_path / "index", [Document("cat", name, data) for name, data in DATA.items()])
     for where, wanted in FOUND:
         assert "".join(sorted(one.id for one in index.search("cat", where=where))) == wanted, where
-    assert index._snapshots.latest is not None and len(FOUND) > 8 >= len(index._snapshots.latest.masks)
-    assert index.search("cat", where={"year": 2020}) == [] and caplog.text.count("no document meets") == 3
-    assert "no document meets {'year': 2020}; there are: a\tb, a' b, big, lang, n, on, tags" in caplog.text
-    assert len(index.search("cat", where={"n": {"<": 2**63}})) == len(index.search("cat", where={"n": {"<": 1e19}})) > 0
+    assert index._snapshots.latest is not None and len(FOUND) > 8 >= len(
+        index._snapshots.latest.masks
+    )
+    assert (
+        index.search("cat", where={"year": 2020}) == []
+        and caplog.text.count("no document meets") == 3
+    )
+    assert (
+        "no document meets {'year': 2020}; there are: a\tb, a' b, big, lang, n, on, tags"
+        in caplog.text
+    )
+    assert (
+        len(index.search("cat", where={"n": {"<": 2**63}}))
+        == len(index.search("cat", where={"n": {"<": 1e19}}))
+        > 0
+    )
 
 
 def test_values_of_numpy_and_lone_surrogates(tmp_path: Path) -> None:
     """They are compared as what is stored of them: plain numbers, and texts with U+FFFD."""
     metadata = [{"n": 1, "on": True, "mark\ud800": "a\ud800"}, {"n": 2.5, "on": False}]
-    index = build(tmp_path / "index", [Document("cat", str(number), data) for number, data in enumerate(metadata)])
+    index = build(
+        tmp_path / "index",
+        [Document("cat", str(number), data) for number, data in enumerate(metadata)],
+    )
     conditions_of_the_first: list[dict[str, Any]] = [
         {"n": np.int64(1)}, {"n": {"<": np.float32(2)}}, {"n": {"in": np.array([1, 7])}}, {"on": np.bool_(True)},
         {"n": {"in": [np.int8(1)]}}, {"mark\ud800": "a\ud800"}, {"mark\udcff": {"exists": np.bool_(True)}},
@@ -55,7 +70,15 @@ def test_values_of_numpy_and_lone_surrogates(tmp_path: Path) -> None:
     assert [result.text for result in index.search("cat\ud800", 1)] == ["cat"]
 
 
-WRONG: list[Any] = [{"n": {"~": 1}}, {"n": [1]}, {"n": {"in": "abc"}}, {'a"b': 1}, {1: 1}, {"n": {">": True}}, ["n"]]
+WRONG: list[Any] = [
+    {"n": {"~": 1}},
+    {"n": [1]},
+    {"n": {"in": "abc"}},
+    {'a"b': 1},
+    {1: 1},
+    {"n": {">": True}},
+    ["n"],
+]
 WRONG += [
     {"n": {"exists": "false"}},
     {"n": {"exists": 0}},

@@ -70,9 +70,16 @@ class Reference:
 def check_searches(index: Index, reference: Reference, **options: Any) -> None:
     """All scores of all documents are those of the reference."""
     indexed_documents = list(index)
-    expected_scores = reference.queries(QUERIES) @ reference.documents([one.text for one in indexed_documents]).T
-    for expected, results in zip(expected_scores, index.search(QUERIES, 400, mode="vectors", **options), strict=True):
-        by_id = {document.id: score for document, score in zip(indexed_documents, expected.tolist(), strict=True)}
+    expected_scores = (
+        reference.queries(QUERIES) @ reference.documents([one.text for one in indexed_documents]).T
+    )
+    for expected, results in zip(
+        expected_scores, index.search(QUERIES, 400, mode="vectors", **options), strict=True
+    ):
+        by_id = {
+            document.id: score
+            for document, score in zip(indexed_documents, expected.tolist(), strict=True)
+        }
         assert len(results) == len(indexed_documents)
         assert max(abs(result.score - by_id[result.id]) for result in results) < 1e-6
 
@@ -103,14 +110,19 @@ def test_ready_vectors_are_those_of_the_model(tmp_path: Path) -> None:
     assert index.search(vectors[0]) == index.search(QUERIES[0], mode="vectors")
 
 
-def test_an_index_ranks_as_the_model_with_the_filter(tmp_path: Path, mini: SentenceTransformer) -> None:
+def test_an_index_ranks_as_the_model_with_the_filter(
+    tmp_path: Path, mini: SentenceTransformer
+) -> None:
     random = np.random.default_rng(0)
     sentences = [" ".join(random.choice(WORDS[:12], size=6)) + "." for _ in range(110)]
     index = Index.build(mini, sentences, tmp_path / "index", **QUIET)
     search_model = st_reba.fit_filter(mini, sentences, "whiten", power=0.25, queries=True)
     by_model = Index.build(search_model, sentences, tmp_path / "by_model", **QUIET)
     # A decoder is whitened unless it has a filter.
-    assert (index.info()["whitening"] is None, by_model.info()["whitening"] is None) == (False, True)
+    assert (index.info()["whitening"] is None, by_model.info()["whitening"] is None) == (
+        False,
+        True,
+    )
     for query in QUERIES:
         results = index.search(query, 110, mode="vectors")
         scores = {result.id: result.score for result in by_model.search(query, 110, mode="vectors")}
@@ -124,7 +136,9 @@ def mini() -> Any:
     return st_reba.build("mini", "echo", pooling="mean")
 
 
-@pytest.mark.parametrize(("count", "extent"), [(19, None), (50, "center:texts=50"), (110, "whiten:power=0.25")])
+@pytest.mark.parametrize(
+    ("count", "extent"), [(19, None), (50, "center:texts=50"), (110, "whiten:power=0.25")]
+)
 def test_few_texts_allow_less(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -147,8 +161,12 @@ def test_equal_vectors_are_left_raw(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("factory", "tolerance"), [("Flat", 2e-6), ("IVF2,SQ8", 0.03)])
-def test_compact_fits_anew_or_takes_the_whitening_away(tmp_path: Path, factory: str, tolerance: float) -> None:
-    index = whitened(tmp_path / "index", factory=factory, parameters="nprobe=2" if factory != "Flat" else None)
+def test_compact_fits_anew_or_takes_the_whitening_away(
+    tmp_path: Path, factory: str, tolerance: float
+) -> None:
+    index = whitened(
+        tmp_path / "index", factory=factory, parameters="nprobe=2" if factory != "Flat" else None
+    )
     index.add(texts(30, 7), **QUIET)
     index.delete([f"d{number}" for number in range(100)])
     index.compact(whiten=True)
@@ -179,7 +197,9 @@ def test_inner_products_are_whitened(tmp_path: Path) -> None:
     index = Index.build(model, documents(300), tmp_path / "index", whiten=True, **QUIET)
     index.compact(whiten=False)
     index.export(tmp_path / "raw.parquet")
-    raw_vectors = np.asarray(model.encode_document([document.text for document in index], show_progress_bar=False))
+    raw_vectors = np.asarray(
+        model.encode_document([document.text for document in index], show_progress_bar=False)
+    )
     assert np.abs(exported_vectors(tmp_path / "raw.parquet") - raw_vectors).max() < 1e-5
 
 
@@ -227,7 +247,9 @@ def test_exports_say_what_was_done(tmp_path: Path) -> None:
     query_vectors = unit(MODEL.encode_query(QUERIES, show_progress_bar=False))
     whitened_queries = unit(fitted_filter.apply(query_vectors, "query")).astype(np.float32)
     scores, _ = faiss.read_index(str(tmp_path / "all.faiss")).search(whitened_queries, 5)
-    expected_scores = [[result.score for result in row] for row in index.search(QUERIES, 5, mode="vectors")]
+    expected_scores = [
+        [result.score for result in row] for row in index.search(QUERIES, 5, mode="vectors")
+    ]
     assert np.abs(scores - expected_scores).max() < 1e-6
     index.compact(whiten=False)
     index.export(tmp_path / "all.faiss", overwrite=True)
@@ -251,7 +273,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-@pytest.mark.parametrize("damage", ["UPDATE whitening SET content = zeroblob(9)", "DELETE FROM whitening"])
+@pytest.mark.parametrize(
+    "damage", ["UPDATE whitening SET content = zeroblob(9)", "DELETE FROM whitening"]
+)
 def test_a_damaged_whitening_is_not_used(
     built: Path,
     tmp_path: Path,
@@ -261,7 +285,9 @@ def test_a_damaged_whitening_is_not_used(
     copy = Path(shutil.copytree(built, tmp_path / "index"))
     with closing(sqlite3.connect(copy / "index.sqlite")) as connection, connection:
         connection.execute(damage)
-    with pytest.raises(ValueError, match="whitening is (missing|not what was written).*restore a copy"):
+    with pytest.raises(
+        ValueError, match="whitening is (missing|not what was written).*restore a copy"
+    ):
         use(Index.open(copy, MODEL))
     assert Index.open(copy).search("cat", mode="words") != []
 
@@ -276,7 +302,9 @@ def test_an_index_without_a_whitening_gets_one(tmp_path: Path) -> None:
 
 def test_a_replaced_index_has_no_whitening_of_the_one_before(tmp_path: Path) -> None:
     whitened(tmp_path / "index").close()
-    index = Index.build(MODEL, documents(300), tmp_path / "index", whiten=False, overwrite=True, **QUIET)
+    index = Index.build(
+        MODEL, documents(300), tmp_path / "index", whiten=False, overwrite=True, **QUIET
+    )
     assert index.info()["whitening"] is None
     index.verify()
 
@@ -289,7 +317,9 @@ def test_whiten_is_true_or_false(tmp_path: Path) -> None:
         whitened(tmp_path / "index", ["cat"]).compact(whiten=wrong)
 
 
-def test_the_sample_of_many_vectors_is_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sample_of_many_vectors_is_the_same_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(samples, "_SAMPLE_SIZE", 150)
     first = whitened(tmp_path / "first", part_size=64)
     second = whitened(tmp_path / "second", part_size=300)
@@ -297,7 +327,9 @@ def test_the_sample_of_many_vectors_is_the_same_each_time(tmp_path: Path, monkey
     assert "texts=1" in str(first.info()["whitening"])
 
 
-def test_another_models_index_is_not_whitened_by_this_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_models_index_is_not_whitened_by_this_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     index = Index.build(MODEL, documents(120), tmp_path / "index", **QUIET)
     fit = whitening.Whitening.fit
 

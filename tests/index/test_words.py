@@ -10,7 +10,7 @@ import pytest
 from indexes import QUIET, build, documents
 from ranking import all_documents, ids_of, word_occurrences, words_in
 
-from st_reba.index import Document, Index
+from st_reba.index import Document
 from st_reba.index.query_terms import MAX_QUERY_TERMS, read_terms
 from st_reba.index.terms import ENGLISH, OTHER, language_of
 
@@ -40,7 +40,9 @@ def test_hostile_queries_find_no_more_than_their_words(tmp_path: Path, seed: int
     query_vector = np.ones(16, np.float32)
     random = np.random.default_rng(seed)
     for _ in range(30):
-        pieces = random.choice([*SYNTAX_TEXT.split(), *CHARACTERS, *LONG], size=random.integers(1, 4))
+        pieces = random.choice(
+            [*SYNTAX_TEXT.split(), *CHARACTERS, *LONG], size=random.integers(1, 4)
+        )
         query = "_".join(["", *pieces])  # a query may not be blank; "_" is no part of a word
         plain_query = query.replace("\0", " ").replace("_", " ").replace("１２３", "123")
         query_words = set(words_in(plain_query.lower()))
