@@ -90,24 +90,33 @@ class ChildResult(NamedTuple):
 class Trial:
     """One operation, with its undisturbed result, in a scratch folder."""
 
-    def __init__(self, operation: Operation, folder: Path) -> None:
+    def __init__(
+        self,
+        operation: Operation,
+        folder: Path,
+    ) -> None:
         self.operation = operation
         self._folder = folder
         self._original = folder / "before"
         self._original.mkdir(parents=True)
         operation.prepare(self._original)
         self.old_state = operation.state(self._original)
-        with self.copy() as copy:
+        with self.copy() as work_copy:
             start_time = time.perf_counter()
-            result = run_child(lambda: operation.run(copy))
+            result = run_child(lambda: operation.run(work_copy))
             self.seconds = time.perf_counter() - start_time
             assert result.status == 0, f"{operation.name}: {result.error_message}"
             self.event_count = result.event_count
-            self.new_state = operation.state(copy)
-            self.new_files = list_files(copy)
+            self.new_state = operation.state(work_copy)
+            self.new_files = list_files(work_copy)
         assert self.new_state != self.old_state, f"{operation.name} changes nothing"
 
-    def kill(self, *, event: int | None = None, delay: float | None = None) -> Outcome:
+    def kill(
+        self,
+        *,
+        event: int | None = None,
+        delay: float | None = None,
+    ) -> Outcome:
         """Kill the operation, and go on as a user would.
 
         Args:
@@ -115,49 +124,53 @@ class Trial:
             delay: Kill after so many seconds.
         """
         saw_new_state = False
-        with self.copy() as copy:
-            result = run_child(lambda: self.operation.run(copy), event=event, delay=delay)
+        with self.copy() as work_copy:
+            result = run_child(lambda: self.operation.run(work_copy), event=event, delay=delay)
             if result.status == 0:  # the caller has been told, and does not call again
                 return Outcome(False, True)
             try:
                 assert result.status == KILLED, result.error_message
-                saw_new_state = self._read_after_kill(copy)
-                self._repeat(copy, saw_new_state)
+                saw_new_state = self._read_after_kill(work_copy)
+                self._repeat(work_copy, saw_new_state)
             except Exception:
                 return Outcome(True, saw_new_state, traceback.format_exc())
         return Outcome(True, saw_new_state)
 
-    def _read_after_kill(self, copy: Path) -> bool:
+    def _read_after_kill(self, work_copy: Path) -> bool:
         """True if a reader sees the new state, and not the old one."""
-        state = self.operation.state(copy)
+        state = self.operation.state(work_copy)
         if state == self.new_state:
             return True
         difference = describe_difference(state, self.new_state)
         assert state == self.old_state, f"a reader saw neither old nor new: {difference}"
         return False
 
-    def _repeat(self, copy: Path, saw_new_state: bool) -> None:
+    def _repeat(
+        self,
+        work_copy: Path,
+        saw_new_state: bool,
+    ) -> None:
         try:
-            self.operation.run(copy)
+            self.operation.run(work_copy)
         except self.operation.refusals:
             # It took effect, and its writer was killed while it cleaned up.
             assert saw_new_state, "the repetition was refused"
             return
-        state = self.operation.state(copy)
+        state = self.operation.state(work_copy)
         difference = describe_difference(state, self.new_state)
         assert state == self.new_state, f"at last, it differs: {difference}"
-        other_files = sorted(list_files(copy) ^ self.new_files)
+        other_files = sorted(list_files(work_copy) ^ self.new_files)
         assert not other_files, f"at last, other files: {other_files}"
 
     @contextmanager
     def copy(self) -> Iterator[Path]:
         """The folder before the operation, always at the same path, which some files hold."""
-        copy = self._folder / "work"
-        shutil.copytree(self._original, copy)
+        work_copy = self._folder / "work"
+        shutil.copytree(self._original, work_copy)
         try:
-            yield copy
+            yield work_copy
         finally:
-            shutil.rmtree(copy)
+            shutil.rmtree(work_copy)
 
 
 def list_files(folder: Path) -> frozenset[str]:
@@ -173,7 +186,7 @@ def list_files(folder: Path) -> frozenset[str]:
 
 
 def run_child(
-    work: Callable[[], object],
+    child_work: Callable[[], object],
     *,
     event: int | None = None,
     delay: float | None = None,
@@ -181,22 +194,26 @@ def run_child(
     """Run something in a fork of this process, which is killed before an event or after a time."""
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=_work_in_child, args=(work, event, sender))
-    process.start()
+    child_process = fork.Process(target=_work_in_child, args=(child_work, event, sender))
+    child_process.start()
     sender.close()
     if delay is not None:
         time.sleep(delay)
-        process.kill()
-    process.join()
+        child_process.kill()
+    child_process.join()
     try:
         event_count, error_message = receiver.recv()
     except (EOFError, OSError):
-        return ChildResult(process.exitcode or 1, "", 0)
+        return ChildResult(child_process.exitcode or 1, "", 0)
     # A kill between the end of the work and that of the process came too late.
     return ChildResult(int(error_message != ""), error_message, event_count)
 
 
-def _work_in_child(work: Callable[[], object], event: int | None, sender: Connection) -> None:
+def _work_in_child(
+    child_work: Callable[[], object],
+    event: int | None,
+    sender: Connection,
+) -> None:
     null_device = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(null_device, output)
@@ -204,7 +221,7 @@ def _work_in_child(work: Callable[[], object], event: int | None, sender: Connec
     event_counter.install()
     error_message = ""
     try:
-        work()
+        child_work()
     except BaseException as error:
         error_message = f"{type(error).__name__}: {error}"[:2000]
     sender.send((event_counter.count, error_message))
@@ -238,7 +255,11 @@ class EventCounter:
         if self.count == self._last_event:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _audit(self, event_name: str, arguments: tuple[Any, ...]) -> None:
+    def _audit(
+        self,
+        event_name: str,
+        arguments: tuple[Any, ...],
+    ) -> None:
         if event_name in FILE_EVENTS:
             self._add()
         elif event_name == "open":
@@ -248,7 +269,10 @@ class EventCounter:
                 self._add()
 
 
-def describe_difference(state: State, expected_state: State) -> str:
+def describe_difference(
+    state: State,
+    expected_state: State,
+) -> str:
     """Where two states differ, for people."""
     differences = []
     for key in {**state, **expected_state}:

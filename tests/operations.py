@@ -33,7 +33,10 @@ _VISIBLE_FACTS = (
 model = cache(tiny_model)
 
 
-def texts(count: int, seed: int = 0) -> list[str]:
+def texts(
+    count: int,
+    seed: int = 0,
+) -> list[str]:
     """Texts of one to six words."""
     random = np.random.default_rng(seed)
     drawn_texts = []
@@ -43,22 +46,26 @@ def texts(count: int, seed: int = 0) -> list[str]:
     return drawn_texts
 
 
-def documents(count: int, seed: int = 0, prefix: str = "d") -> list[Document]:
+def documents(
+    count: int,
+    seed: int = 0,
+    prefix: str = "d",
+) -> list[Document]:
     """Documents with ids and metadata."""
     numbered_texts = enumerate(texts(count, seed))
     return [Document(text, f"{prefix}{row}", {"n": row}) for row, text in numbered_texts]
 
 
-def state(folder: Path) -> State:
+def state(work_folder: Path) -> State:
     """All that a reader can see: an index and its results, a whole corpus, and exports."""
-    exported = {}
+    exported_files = {}
     for name in EXPORTS:
-        path = folder / name
-        if path.exists():
-            exported[name] = path.read_bytes()
-    whole_state = index_state(folder / "index")
-    whole_state["corpus"] = corpus_state(Corpus(folder / "corpus"))
-    whole_state["exported"] = exported
+        index_path = work_folder / name
+        if index_path.exists():
+            exported_files[name] = index_path.read_bytes()
+    whole_state = index_state(work_folder / "index")
+    whole_state["corpus"] = corpus_state(Corpus(work_folder / "corpus"))
+    whole_state["exported"] = exported_files
     return whole_state
 
 
@@ -71,9 +78,9 @@ class Nearly(float):
     __hash__ = None  # type: ignore[assignment]
 
 
-def state_but_for_rounding(folder: Path) -> State:
+def state_but_for_rounding(work_folder: Path) -> State:
     """The state of an index whose vectors every repetition computes from the stored ones."""
-    whole_state = state(folder)
+    whole_state = state(work_folder)
     results_by_query = []
     for results in whole_state["found"]:
         rounded_results = [(result_id, Nearly(score), text) for result_id, score, text in results]
@@ -83,12 +90,12 @@ def state_but_for_rounding(folder: Path) -> State:
     return whole_state
 
 
-def index_state(path: Path) -> State:
+def index_state(index_path: Path) -> State:
     try:
-        index = Index.open(path)
+        index = Index.open(index_path)
     except FileNotFoundError:
         return {}
-    out = path.with_name("vectors.parquet")
+    out = index_path.with_name("vectors.parquet")
     index.export(out)
     exported_bytes = out.read_bytes()
     out.unlink()
@@ -127,27 +134,27 @@ def corpus_state(corpus: Corpus) -> State:
     return corpus_facts
 
 
-def build_whitened(folder: Path) -> None:
+def build_whitened(work_folder: Path) -> None:
     """An index of as many different texts as a whitening needs."""
     Index.build(
         model(),
         documents(300),
-        folder / "index",
+        work_folder / "index",
         whiten=True,
         part_size=150,
         show_progress_bar=False,
     )
 
 
-def change_whitened(folder: Path) -> None:
-    build_whitened(folder)
-    index = Index.open(folder / "index", model())
+def change_whitened(work_folder: Path) -> None:
+    build_whitened(work_folder)
+    index = Index.open(work_folder / "index", model())
     index.add(texts(8, 5), show_progress_bar=False)
     index.delete([f"d{number}" for number in range(20)])
 
 
-def whiten_anew(folder: Path) -> None:
-    Index.open(folder / "index", model()).compact(whiten=True)
+def whiten_anew(work_folder: Path) -> None:
+    Index.open(work_folder / "index", model()).compact(whiten=True)
 
 
 def _mixed_rows(row_count: int) -> list[dict[str, Any]]:
@@ -180,37 +187,47 @@ class _Operations:
             "show_progress_bar": False,
         }
 
-    def write_inputs(self, folder: Path) -> None:
+    def write_inputs(self, work_folder: Path) -> None:
         plain_rows = [{"text": text} for text in texts(self.added_count, 4)]
         inputs = {"in.jsonl": _mixed_rows(self.added_count), "plain.jsonl": plain_rows}
         for name, rows in inputs.items():
             lines = [json.dumps(row) + "\n" for row in rows]
-            (folder / name).write_text("".join(lines), encoding="utf-8")
+            (work_folder / name).write_text("".join(lines), encoding="utf-8")
 
-    def prepare_index(self, folder: Path, factory: str = "Flat") -> None:
-        self.write_inputs(folder)
+    def prepare_index(
+        self,
+        work_folder: Path,
+        factory: str = "Flat",
+    ) -> None:
+        self.write_inputs(work_folder)
         index = Index.build(
             model(),
             documents(self.size),
-            folder / "index",
+            work_folder / "index",
             factory=factory,
             show_progress_bar=False,
         )
         index.add(texts(self.added_count, 5), show_progress_bar=False)
         index.delete(["d1", "d4"])
 
-    def encode(self, folder: Path) -> None:
-        encode_corpus(model(), folder / "in.jsonl", folder / "corpus", **self.options)
+    def encode(self, work_folder: Path) -> None:
+        encode_corpus(model(), work_folder / "in.jsonl", work_folder / "corpus", **self.options)
 
     def building(self, factory: str) -> Operation:
         build = partial(self.build, factory)
         return Operation(f"build {factory}", self.write_inputs, build, state, FileExistsError)
 
-    def build(self, factory: str, folder: Path, *, overwrite: bool = False) -> None:
+    def build(
+        self,
+        factory: str,
+        work_folder: Path,
+        *,
+        overwrite: bool = False,
+    ) -> None:
         Index.build(
             model(),
-            folder / "in.jsonl",
-            folder / "index",
+            work_folder / "in.jsonl",
+            work_folder / "index",
             factory=factory,
             strict=False,
             overwrite=overwrite,
@@ -229,8 +246,8 @@ class _Operations:
     ) -> Iterator[Operation]:
         """A change of an index of each factory; none: of a flat one."""
 
-        def run(folder: Path) -> None:
-            change(Index.open(folder / "index", model()), folder)
+        def run(work_folder: Path) -> None:
+            change(Index.open(work_folder / "index", model()), work_folder)
 
         for factory in factories or ("Flat",):
             name = title
@@ -240,34 +257,66 @@ class _Operations:
             yield Operation(name, prepare, run, state)
 
     def exporting(self, name: str) -> Operation:
-        def export(folder: Path) -> None:
-            Index.open(folder / "index").export(folder / name)
+        def export(work_folder: Path) -> None:
+            Index.open(work_folder / "index").export(work_folder / name)
 
         return Operation(f"export {name}", self.prepare_index, export, state, FileExistsError)
 
-    def add_mixed(self, index: Index, folder: Path) -> None:
-        index.add(folder / "in.jsonl", strict=False, **self.options)
+    def add_mixed(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
+        index.add(work_folder / "in.jsonl", strict=False, **self.options)
 
-    def upsert_mixed(self, index: Index, folder: Path) -> None:
-        index.upsert(folder / "in.jsonl", strict=False, **self.options)
+    def upsert_mixed(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
+        index.upsert(work_folder / "in.jsonl", strict=False, **self.options)
 
-    def add_plain(self, index: Index, folder: Path) -> None:
-        index.add(folder / "plain.jsonl", **self.options)
+    def add_plain(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
+        index.add(work_folder / "plain.jsonl", **self.options)
 
-    def add_list(self, index: Index, folder: Path) -> None:
+    def add_list(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
         index.add(texts(self.added_count, 4), **self.options)
 
-    def add_and_rewrite(self, index: Index, folder: Path) -> None:
+    def add_and_rewrite(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
         with patch.object(changes, "MIN_PENDING", 1):
-            self.add_plain(index, folder)
+            self.add_plain(index, work_folder)
 
-    def delete_few(self, index: Index, folder: Path) -> None:
+    def delete_few(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
         index.delete(["d0", "d2"])
 
-    def delete_most(self, index: Index, folder: Path) -> None:
+    def delete_most(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
         index.delete([f"d{number}" for number in range(self.size)])
 
-    def compact(self, index: Index, folder: Path) -> None:
+    def compact(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
         index.compact()
 
 

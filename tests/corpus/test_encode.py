@@ -94,7 +94,10 @@ def test_vectors_of_another_shape_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.bars
-def test_bars_are_shown_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bars_are_shown_on_request(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     encode(tmp_path / "quiet")
     assert capsys.readouterr().err == ""
     encode(tmp_path / "shown", show_progress_bar=True)
@@ -111,7 +114,9 @@ def test_vectors_may_be_stored_in_float16(tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoded_texts: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    encoded_texts: list[str],
 ) -> None:
     whole_files = read_files(encode(tmp_path / "whole"))
     assert sorted(encoded_texts) == sorted(TEXTS)
@@ -132,7 +137,10 @@ def test_a_stopped_run_goes_on(
     assert sorted(encoded_texts) == sorted(TEXTS[12:])
 
 
-def test_a_complete_corpus_is_not_encoded_again(tmp_path: Path, encoded_texts: list[str]) -> None:
+def test_a_complete_corpus_is_not_encoded_again(
+    tmp_path: Path,
+    encoded_texts: list[str],
+) -> None:
     files = read_files(encode(tmp_path / "corpus"))
     encoded_texts.clear()
     assert read_files(encode(tmp_path / "corpus")) == files
@@ -155,7 +163,11 @@ def test_a_run_that_was_killed_at_its_beginning_begins_again(tmp_path: Path) -> 
     ids=["documents", "removal", "vectors"],
 )
 def test_a_corpus_that_changes_is_not_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, input: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    input: list[str],
 ) -> None:
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -178,7 +190,10 @@ ALTERATIONS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("alter", ALTERATIONS.values(), ids=ALTERATIONS)
 @pytest.mark.parametrize("name", ["documents/00001.parquet", "vectors/00001.npy", "rejects.jsonl"])
 def test_an_altered_file_is_made_again(
-    tmp_path: Path, encoded_texts: list[str], name: str, alter: Callable[[Path], object]
+    tmp_path: Path,
+    encoded_texts: list[str],
+    name: str,
+    alter: Callable[[Path], object],
 ) -> None:
     corpus = encode(tmp_path / "corpus", [*TEXTS, ""])
     files = read_files(corpus)
@@ -201,7 +216,10 @@ OTHER_CALLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OTHER_CALLS.values(), ids=OTHER_CALLS)
-def test_another_input_model_or_setting_is_refused(tmp_path: Path, options: Any) -> None:
+def test_another_input_model_or_setting_is_refused(
+    tmp_path: Path,
+    options: Any,
+) -> None:
     files = read_files(encode(tmp_path / "corpus"))
     with pytest.raises(ValueError, match="overwrite=True|cannot be used"):
         encode(tmp_path / "corpus", **options)
@@ -209,7 +227,10 @@ def test_another_input_model_or_setting_is_refused(tmp_path: Path, options: Any)
 
 
 @pytest.mark.parametrize("options", OTHER_CALLS.values(), ids=OTHER_CALLS)
-def test_overwriting_gives_the_same_as_a_new_corpus(tmp_path: Path, options: Any) -> None:
+def test_overwriting_gives_the_same_as_a_new_corpus(
+    tmp_path: Path,
+    options: Any,
+) -> None:
     """Also where the earlier one is not complete."""
     corpus = encode(tmp_path / "corpus")
     corpus.vectors_path(2).unlink()
@@ -219,7 +240,10 @@ def test_overwriting_gives_the_same_as_a_new_corpus(tmp_path: Path, options: Any
     assert read_files(overwritten) == read_files(encode(tmp_path / "other", **options))
 
 
-def test_overwriting_keeps_equal_parts(tmp_path: Path, encoded_texts: list[str]) -> None:
+def test_overwriting_keeps_equal_parts(
+    tmp_path: Path,
+    encoded_texts: list[str],
+) -> None:
     encode(tmp_path / "corpus")
     encoded_texts.clear()
     encode(tmp_path / "corpus", OTHER_TEXTS, overwrite=True)
@@ -274,7 +298,11 @@ def test_a_strict_source_stops_at_a_reject(tmp_path: Path) -> None:
     [(1, 0, 0, "zero"), ((-2, 0), 1e6, 1, "NaN or infinite in float16")],
 )
 def test_one_unusable_vector_rejects_its_document(
-    tmp_path: Path, place: Any, value: float, row: int, fault: str
+    tmp_path: Path,
+    place: Any,
+    value: float,
+    row: int,
+    fault: str,
 ) -> None:
     """One passage's is enough, and one value of it that is not finite; a single zero is fine."""
     texts = ["A long text in passages.", "Short.", "Other."]
@@ -291,7 +319,10 @@ def test_one_unusable_vector_rejects_its_document(
     assert f"it is {fault};" in rejects[row].reason
 
 
-def test_parts_of_long_texts_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_long_texts_are_short(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(encoding, "MAX_PART_CHARACTERS", 100)
     long_rows = [{"text": "cat " * 10, "more": "a" * 40}] * 5
     assert encode(tmp_path / "corpus", long_rows, part_size=100).parts() == 3
@@ -310,7 +341,9 @@ def test_parts_of_long_texts_are_short(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_options_that_are_refused_leave_nothing(
-    tmp_path: Path, options: dict[str, Any], error: type[Exception]
+    tmp_path: Path,
+    options: dict[str, Any],
+    error: type[Exception],
 ) -> None:
     with pytest.raises(error):
         encode(tmp_path / "corpus", **options)
@@ -327,7 +360,10 @@ def test_folders_and_files_of_others_are_refused(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["a.txt"]
 
 
-def test_a_second_writer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_writer_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("st_reba.storage.files.WRITER_PATIENCE", 0.1)
     encode(tmp_path / "corpus")
     with sole_writer(tmp_path / "corpus", "*"), pytest.raises(BlockingIOError):
@@ -377,7 +413,10 @@ def test_passages_hold_every_character() -> None:
 
 
 @pytest.mark.parametrize("header", ["", "[]", "{}", '{"model": 1, "settings": 2}'])
-def test_a_damaged_header_is_refused_or_overwritten(tmp_path: Path, header: str) -> None:
+def test_a_damaged_header_is_refused_or_overwritten(
+    tmp_path: Path,
+    header: str,
+) -> None:
     corpus = encode(tmp_path / "corpus")
     (corpus.path / "corpus.json").write_text(header, encoding="utf-8")
     with pytest.raises(ValueError):
@@ -385,11 +424,18 @@ def test_a_damaged_header_is_refused_or_overwritten(tmp_path: Path, header: str)
     assert encode(corpus.path, overwrite=True).header()["totals"]["documents"] == 20
 
 
-def test_workers_encode_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_encode_all_parts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[tuple[list[int], int]] = []
 
     def encode_on_ray(
-        model: Any, corpus: Corpus, part_numbers: list[int], progress: Any, workers: int
+        model: Any,
+        corpus: Corpus,
+        part_numbers: list[int],
+        progress: Any,
+        workers: int,
     ) -> None:
         calls.append((part_numbers, workers))
         for part_number in part_numbers:
@@ -403,7 +449,10 @@ def test_workers_encode_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("rate", "part_size"), [(0.1, 64), (100, 1024), (1e6, 16_384)])
 def test_a_quick_model_gets_larger_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float, part_size: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rate: float,
+    part_size: int,
 ) -> None:
     monkeypatch.setattr(encoding, "encoding_rate", lambda model: rate)
     corpus = encode(tmp_path / "corpus", part_size=None)

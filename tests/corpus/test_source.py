@@ -51,30 +51,39 @@ def test_data_sets_and_their_streams_are_read() -> None:
     assert read(datasets.IterableDataset.from_generator(lambda: iter(ROWS))) == EXPECTED
 
 
-def write(path: Path, rows: Rows) -> Path:
+def write(
+    file_path: Path,
+    table_rows: Rows,
+) -> Path:
     """A file of the format of its name."""
-    frame = pd.DataFrame(rows)
-    if ".jsonl" in path.name:
-        frame.to_json(path, orient="records", lines=True)
-    elif path.suffix == ".parquet":
-        frame.to_parquet(path)
-    elif ".tsv" in path.name:
-        frame.to_csv(path, index=False, sep="\t")
+    data_frame = pd.DataFrame(table_rows)
+    if ".jsonl" in file_path.name:
+        data_frame.to_json(file_path, orient="records", lines=True)
+    elif file_path.suffix == ".parquet":
+        data_frame.to_parquet(file_path)
+    elif ".tsv" in file_path.name:
+        data_frame.to_csv(file_path, index=False, sep="\t")
     else:
-        frame.to_csv(path, index=False)
-    return path
+        data_frame.to_csv(file_path, index=False)
+    return file_path
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "A.JSONL.GZ", "a.parquet"])
-def test_files_of_typed_values_are_read(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / name.lower(), ROWS).rename(tmp_path / name)
-    assert read(path) == EXPECTED
-    assert read(str(path)) == EXPECTED
+@pytest.mark.parametrize("file_name", ["a.jsonl", "A.JSONL.GZ", "a.parquet"])
+def test_files_of_typed_values_are_read(
+    tmp_path: Path,
+    file_name: str,
+) -> None:
+    file_path = write(tmp_path / file_name.lower(), ROWS).rename(tmp_path / file_name)
+    assert read(file_path) == EXPECTED
+    assert read(str(file_path)) == EXPECTED
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.gz"])
-def test_files_of_strings_are_read(tmp_path: Path, name: str) -> None:
-    documents = read(write(tmp_path / name, ROWS))
+@pytest.mark.parametrize("file_name", ["a.csv", "a.tsv", "a.csv.gz"])
+def test_files_of_strings_are_read(
+    tmp_path: Path,
+    file_name: str,
+) -> None:
+    documents = read(write(tmp_path / file_name, ROWS))
     assert documents == [
         Document("猫 sleeps", "a", {"year": "2019"}),
         Document('a "dog"', "b", {"year": "2024"}),
@@ -84,8 +93,8 @@ def test_files_of_strings_are_read(tmp_path: Path, name: str) -> None:
 @pytest.fixture
 def mixed_folder(tmp_path: Path) -> Path:
     """Tables and texts, and files that are no texts."""
-    for name in ("more", "model", "corpus/documents", "empty"):
-        (tmp_path / name).mkdir(parents=True)
+    for file_name in ("more", "model", "corpus/documents", "empty"):
+        (tmp_path / file_name).mkdir(parents=True)
     write(tmp_path / "b.jsonl", ROWS)
     (tmp_path / "a.txt").write_text("cat\n", encoding="utf-8")
     write(tmp_path / "more" / "c.csv", [{"body": "ship", "doc_id": 7}])
@@ -99,7 +108,8 @@ def mixed_folder(tmp_path: Path) -> Path:
 
 
 def test_the_texts_of_a_folder_are_read(
-    mixed_folder: Path, caplog: pytest.LogCaptureFixture
+    mixed_folder: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     line = Document("cat", None, {"file": "a.txt", "line": 1})
     assert read(mixed_folder) == [line, *EXPECTED, Document("ship", "7")]
@@ -113,24 +123,28 @@ def test_tables_of_a_folder_may_have_different_columns(mixed_folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("empty", "no texts"), ("corpus", "an encoded corpus")]
+    ("file_name", "reason"), [("empty", "no texts"), ("corpus", "an encoded corpus")]
 )
-def test_folders_without_texts_are_refused(mixed_folder: Path, name: str, reason: str) -> None:
+def test_folders_without_texts_are_refused(
+    mixed_folder: Path,
+    file_name: str,
+    reason: str,
+) -> None:
     with pytest.raises(ValueError, match=reason):
-        read(mixed_folder / name)
+        read(mixed_folder / file_name)
 
 
 def test_rows_of_a_folder_without_an_id_name_their_file(tmp_path: Path) -> None:
-    rows = [{"text": "cat", "year": 2019}, {"text": "ship", "year": 2024}]
-    for name in ("b.jsonl", "c.csv", "d.parquet"):
-        write(tmp_path / name, rows)
+    table_rows = [{"text": "cat", "year": 2019}, {"text": "ship", "year": 2024}]
+    for file_name in ("b.jsonl", "c.csv", "d.parquet"):
+        write(tmp_path / file_name, table_rows)
     array = '[{"text":\n"cat"},\n{"text": "ship"}]\n'
     (tmp_path / "e.jsonl").write_text(array, encoding="utf-8")
     metadata = []
-    for record in read(tmp_path):
-        assert isinstance(record, Document)
-        if record.text == "ship":
-            metadata.append((record.metadata, record.position_keys))
+    for source_record in read(tmp_path):
+        assert isinstance(source_record, Document)
+        if source_record.text == "ship":
+            metadata.append((source_record.metadata, source_record.position_keys))
     assert metadata == [
         ({"file": "b.jsonl", "year": 2024, "line": 2}, ("line",)),
         ({"file": "c.csv", "year": "2024", "line": 3}, ("line",)),
@@ -186,7 +200,8 @@ def test_files_may_be_one_document(folder_of_texts: Path) -> None:
 
 
 def test_texts_alone_are_read_with_a_warning_of_rejects(
-    folder_of_texts: Path, caplog: pytest.LogCaptureFixture
+    folder_of_texts: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert read(folder_of_texts / "a.md") == [CAT]
     assert read_texts(folder_of_texts / "a.md") == [CAT.text]
@@ -223,27 +238,29 @@ def test_folders_of_datasets_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_inputs_that_are_refused(
-    input: Any, options: dict[str, Any], error: type[Exception]
+    input: Any,
+    options: dict[str, Any],
+    error: type[Exception],
 ) -> None:
     with pytest.raises(error):
         read(input, **options)
 
 
 def test_usual_names_of_columns_are_found() -> None:
-    rows = [
+    table_rows = [
         {"body": "cat", "_id": 1},
         {"body": "dog", "_id": None, "more": 1},
         {"other": 1},
         7,
     ]
-    cat, dog, without_text, wrong_type = read(rows)
+    cat, dog, without_text, wrong_type = read(table_rows)
     assert cat == Document("cat", "1")
     assert dog == Document("dog", None, {"more": 1})
     assert isinstance(without_text, Reject)
     assert without_text.kind == "no text"
     assert isinstance(wrong_type, Reject)
     assert wrong_type.kind == "wrong type"
-    assert open_source(rows).columns == {"text_column": "body", "id_column": "_id"}
+    assert open_source(table_rows).columns == {"text_column": "body", "id_column": "_id"}
 
 
 def test_columns_may_be_named() -> None:
@@ -252,9 +269,9 @@ def test_columns_may_be_named() -> None:
 
 
 def test_the_first_id_may_be_in_a_later_record() -> None:
-    rows = [{"text": "cat"}, {"text": "dog", "id": "x"}]
-    assert read(rows)[1] == Document("dog", "x")
-    assert open_source(rows).columns["id_column"] is None
+    table_rows = [{"text": "cat"}, {"text": "dog", "id": "x"}]
+    assert read(table_rows)[1] == Document("dog", "x")
+    assert open_source(table_rows).columns["id_column"] is None
 
 
 def test_a_source_is_read_once() -> None:
@@ -282,7 +299,7 @@ FRAME = pd.DataFrame(ROWS)
 
 
 @pytest.mark.parametrize(
-    "frame",
+    "data_frame",
     [
         FRAME.set_index("id"),
         FRAME.set_index(["year", "id"]),
@@ -291,13 +308,13 @@ FRAME = pd.DataFrame(ROWS)
     ],
     ids=["id", "two levels", "id and column", "text"],
 )
-def test_a_named_index_of_pandas_is_a_column(frame: pd.DataFrame) -> None:
-    assert read(frame) == EXPECTED
+def test_a_named_index_of_pandas_is_a_column(data_frame: pd.DataFrame) -> None:
+    assert read(data_frame) == EXPECTED
 
 
-@pytest.mark.parametrize("name", ["text", "anything"])
-def test_a_named_index_of_a_series_is_its_id(name: str) -> None:
-    series = FRAME.set_index("id")["text"].rename(name)
+@pytest.mark.parametrize("file_name", ["text", "anything"])
+def test_a_named_index_of_a_series_is_its_id(file_name: str) -> None:
+    series = FRAME.set_index("id")["text"].rename(file_name)
     assert read(series) == [Document("猫 sleeps", "a"), Document('a "dog"', "b")]
 
 
@@ -308,7 +325,7 @@ def test_a_named_index_of_pandas_is_a_column_of_parquet(tmp_path: Path) -> None:
 
 def test_an_unnamed_index_of_pandas_is_left_out() -> None:
     unnamed = FRAME.drop(columns="id").set_axis([7, 7])
-    assert [record.id for record in read(unnamed)] == [None, None]
+    assert [source_record.id for source_record in read(unnamed)] == [None, None]
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
@@ -323,31 +340,34 @@ ROWS_WITH_IMAGES: Rows = [
 ]
 
 
-def make_input_with_images(kind: str) -> Any:
+def make_input_with_images(input_kind: str) -> Any:
     tables = {
         "dicts": list,
         "pandas": pd.DataFrame,
         "polars": pl.DataFrame,
         "arrow": pa.Table.from_pylist,
     }
-    if kind in tables:
-        return tables[kind](ROWS_WITH_IMAGES)
+    if input_kind in tables:
+        return tables[input_kind](ROWS_WITH_IMAGES)
     datasets = pytest.importorskip("datasets")
-    if kind == "generator":
+    if input_kind == "generator":
         return datasets.IterableDataset.from_generator(lambda: iter(ROWS_WITH_IMAGES))
     dataset = datasets.Dataset.from_list(ROWS_WITH_IMAGES)
-    if kind == "images":
+    if input_kind == "images":
         return dataset.cast_column("image", datasets.Image())
-    if kind == "stream":
+    if input_kind == "stream":
         return dataset.to_iterable_dataset()
     return dataset
 
 
 @pytest.mark.parametrize(
-    "kind", ["dataset", "images", "stream", "generator", "dicts", "pandas", "polars", "arrow"]
+    "input_kind", ["dataset", "images", "stream", "generator", "dicts", "pandas", "polars", "arrow"]
 )
-def test_images_are_left_out_with_one_warning(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    first, second = read(make_input_with_images(kind))
+def test_images_are_left_out_with_one_warning(
+    input_kind: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = read(make_input_with_images(input_kind))
     assert first == Document("a")
     assert second.text == "b"
     (warning,) = caplog.messages
@@ -355,7 +375,7 @@ def test_images_are_left_out_with_one_warning(kind: str, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind"),
+    ("fields", "input_kind"),
     [
         ((" \n",), "no text"),
         ((None,), "no text"),
@@ -370,10 +390,13 @@ def test_images_are_left_out_with_one_warning(kind: str, caplog: pytest.LogCaptu
         (("a", "b", [1]), "wrong type"),
     ],
 )
-def test_documents_that_are_rejected(fields: Any, kind: str) -> None:
+def test_documents_that_are_rejected(
+    fields: Any,
+    input_kind: str,
+) -> None:
     reject = validate(Document(*fields), "here")
     assert isinstance(reject, Reject)
-    assert reject.kind == kind
+    assert reject.kind == input_kind
     assert reject.place == "here"
     assert reject.id in (None, "b")
 
@@ -388,7 +411,10 @@ def test_valid_documents_are_cleaned() -> None:
     ("value", "expected"),
     [(None, None), ("a\n b", "a b"), ("a" * 80, "a" * 80), ("a" * 81, "a" * 79 + "…")],
 )
-def test_a_preview_is_one_short_line(value: str | None, expected: str | None) -> None:
+def test_a_preview_is_one_short_line(
+    value: str | None,
+    expected: str | None,
+) -> None:
     assert preview(value) == expected
 
 
@@ -409,9 +435,9 @@ def test_metadata_are_converted_to_json() -> None:
     }
 
 
-@pytest.mark.parametrize("column", [pa.array(["a", "b"]), pa.chunked_array([["a"], ["b"]])])
-def test_columns_of_arrow_are_texts(column: Any) -> None:
-    assert read(column) == [Document("a"), Document("b")]
+@pytest.mark.parametrize("arrow_column", [pa.array(["a", "b"]), pa.chunked_array([["a"], ["b"]])])
+def test_columns_of_arrow_are_texts(arrow_column: Any) -> None:
+    assert read(arrow_column) == [Document("a"), Document("b")]
 
 
 @pytest.mark.parametrize("value", [pl.DataFrame({"text": ["a"]}).lazy(), 5])

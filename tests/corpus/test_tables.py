@@ -60,7 +60,9 @@ def test_fields_may_be_longer_than_python_allows_by_default(tmp_path: Path) -> N
     ],
 )
 def test_quotes_of_tsv_enclose_fields_if_all_rows_can_be_read_so(
-    tmp_path: Path, content: str, expected_rows: list[object]
+    tmp_path: Path,
+    content: str,
+    expected_rows: list[object],
 ) -> None:
     assert rows(tmp_path / "a.tsv", content) == expected_rows
 
@@ -120,7 +122,10 @@ def test_lines_of_another_encoding_are_unreadable(tmp_path: Path) -> None:
     ],
 )
 def test_cells_and_names_of_another_encoding_are_unreadable(
-    tmp_path: Path, name: str, text: str, row_place: str
+    tmp_path: Path,
+    name: str,
+    text: str,
+    row_place: str,
 ) -> None:
     content = text.encode("gb18030")
     assert rows(tmp_path / name, content) == [(row_place, "not utf-8")]
@@ -137,7 +142,11 @@ def test_cells_and_names_of_another_encoding_are_unreadable(
         ("a.csv.gz", b"nonsense"),
     ],
 )
-def test_files_that_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
+def test_files_that_are_refused(
+    tmp_path: Path,
+    name: str,
+    content: bytes,
+) -> None:
     with pytest.raises(ValueError, match="a\\."):
         rows(tmp_path / name, content)
 
@@ -148,7 +157,8 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_bytes_and_unnamed_levels_of_parquet_are_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     table = pa.table(
         {
@@ -176,7 +186,9 @@ def test_two_columns_of_one_name_in_parquet_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv", ".tsv"])
 def test_a_line_without_end_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    suffix: str,
 ) -> None:
     monkeypatch.setattr("st_reba.corpus.text_files.MOST_CHARS", 50)
     with pytest.raises(ValueError, match="line 2"):
@@ -184,7 +196,8 @@ def test_a_line_without_end_is_refused(
 
 
 def test_lines_and_texts_may_have_the_greatest_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("st_reba.corpus.text_files.MOST_CHARS", 50)
     assert rows(tmp_path / "a.md", "b" * 51) == [("a, the text", "too long")]

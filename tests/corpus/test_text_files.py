@@ -18,10 +18,10 @@ from st_reba.corpus.source import open_source, read_stream, read_texts
 LINES = [f"d{number},Line {number} is about trains.,en\n" for number in range(1, 11)]
 
 
-def read(path: Path, content: str | bytes, **options: Any) -> list[Document | Reject]:
-    if isinstance(content, str):
-        content = content.encode()
-    path.write_bytes(content)
+def read(path: Path, file_content: str | bytes, **options: Any) -> list[Document | Reject]:
+    if isinstance(file_content, str):
+        file_content = file_content.encode()
+    path.write_bytes(file_content)
     return list(open_source(path, **options).read())
 
 
@@ -57,7 +57,8 @@ def ids_and_places(records: list[Document | Reject]) -> tuple[list[str | None], 
     ],
 )
 def test_a_quote_that_nobody_closes_costs_its_own_line(
-    tmp_path: Path, later_lines: dict[int, str]
+    tmp_path: Path,
+    later_lines: dict[int, str],
 ) -> None:
     lines = LINES.copy()
     lines[4] = 'd5,"A quote that nobody closes,en\n'
@@ -85,19 +86,23 @@ def test_an_open_quote_in_the_header_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "a.csv", 'id,"text,lang\n1,a,b\n')
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.gz"])
+@pytest.mark.parametrize("file_name", ["a.csv", "a.tsv", "a.csv.gz"])
 @pytest.mark.parametrize("separator", [";", "\t", "|", ","])
-def test_the_separator_is_recognized(tmp_path: Path, name: str, separator: str) -> None:
+def test_the_separator_is_recognized(
+    tmp_path: Path,
+    file_name: str,
+    separator: str,
+) -> None:
     rows = ["id;text", '1;"Hallo; Welt, ""ja"""', "2;3.5 or 3:5", ""]
-    content = "\n".join(rows).replace(";", separator).encode()
-    if name.endswith(".gz"):
-        content = gzip.compress(content)
-    records = read(tmp_path / name, content)
+    file_content = "\n".join(rows).replace(";", separator).encode()
+    if file_name.endswith(".gz"):
+        file_content = gzip.compress(file_content)
+    records = read(tmp_path / file_name, file_content)
     assert records == [Document(f'Hallo{separator} Welt, "ja"', "1"), Document("3.5 or 3:5", "2")]
 
 
 @pytest.mark.parametrize(
-    ("content", "document"),
+    ("file_content", "expected_document"),
     [
         (b"sep=;\r\nid;text\r\n1;a, b\r\n", Document("a, b", "1")),
         ("id\ttext\n1\t\u00e4\n".encode("utf-16"), Document("\u00e4", "1")),
@@ -106,9 +111,11 @@ def test_the_separator_is_recognized(tmp_path: Path, name: str, separator: str) 
     ids=["named", "UTF-16", "one column"],
 )
 def test_separators_of_excel_and_of_one_column(
-    tmp_path: Path, content: bytes, document: Document
+    tmp_path: Path,
+    file_content: bytes,
+    expected_document: Document,
 ) -> None:
-    assert read(tmp_path / "a.csv", content) == [document]
+    assert read(tmp_path / "a.csv", file_content) == [expected_document]
 
 
 def test_the_error_about_an_unknown_separator_names_known_ones(tmp_path: Path) -> None:
@@ -118,16 +125,23 @@ def test_the_error_about_an_unknown_separator_names_known_ones(tmp_path: Path) -
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize("text", ["A dog runs.\nNaïve cats.\n", "你好\n银行\n"])
-def test_wide_text_without_a_mark_is_refused(tmp_path: Path, encoding: str, text: str) -> None:
-    for name in ("a.txt", "a.csv", "a.jsonl", "a.md"):
+def test_wide_text_without_a_mark_is_refused(
+    tmp_path: Path,
+    encoding: str,
+    text: str,
+) -> None:
+    for file_name in ("a.txt", "a.csv", "a.jsonl", "a.md"):
         with pytest.raises(ValueError, match=f"a NUL, as UTF-16 .* encoding='{encoding}'"):
-            read(tmp_path / name, text.encode(encoding))
+            read(tmp_path / file_name, text.encode(encoding))
     records = read(tmp_path / "a.txt", text.encode(encoding), encoding=encoding)
     assert records == [Document(line) for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig"])
-def test_a_mark_tells_the_encoding(tmp_path: Path, encoding: str) -> None:
+def test_a_mark_tells_the_encoding(
+    tmp_path: Path,
+    encoding: str,
+) -> None:
     assert read(tmp_path / "a.txt", "狗\n猫\n".encode(encoding)) == [Document("狗"), Document("猫")]
 
 
@@ -138,36 +152,45 @@ def test_a_nul_far_into_a_file_costs_its_line(tmp_path: Path) -> None:
     assert reject_places == ["a.txt, line 20001"]
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.ndjson"])
-def test_json_arrays_are_read(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("file_name", ["a.json", "a.jsonl", "a.ndjson"])
+def test_json_arrays_are_read(
+    tmp_path: Path,
+    file_name: str,
+) -> None:
     rows = '[{"id": 1, "text": "a, ]"},\n\n {"id": 2, "text": "b"}, "c", 7]'
-    *documents, reject = read(tmp_path / name, rows)
+    *documents, reject = read(tmp_path / file_name, rows)
     assert documents == [Document("a, ]", "1"), Document("b", "2"), Document("c")]
     assert isinstance(reject, Reject)
-    assert reject.place == f"{name}, item 4 (line 3)"
+    assert reject.place == f"{file_name}, item 4 (line 3)"
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.ndjson"])
-def test_long_json_arrays_are_read(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("file_name", ["a.json", "a.jsonl", "a.ndjson"])
+def test_long_json_arrays_are_read(
+    tmp_path: Path,
+    file_name: str,
+) -> None:
     long_row = {"text": "long " * 500}
-    assert len(read(tmp_path / name, json.dumps([long_row] * 100))) == 100
+    assert len(read(tmp_path / file_name, json.dumps([long_row] * 100))) == 100
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.ndjson"])
-def test_a_broken_line_of_json_costs_itself(tmp_path: Path, name: str) -> None:
-    records = read(tmp_path / name, '{"text": "a"}\n{"text": \n"b"\n')
+@pytest.mark.parametrize("file_name", ["a.json", "a.ndjson"])
+def test_a_broken_line_of_json_costs_itself(
+    tmp_path: Path,
+    file_name: str,
+) -> None:
+    records = read(tmp_path / file_name, '{"text": "a"}\n{"text": \n"b"\n')
     cat, reject, dog = records
     assert (cat, dog) == (Document("a"), Document("b"))
     assert isinstance(reject, Reject)
 
 
 def test_json_values_may_take_several_lines(tmp_path: Path) -> None:
-    content = '{\n "text": "a"\n}\n{\n "text": "b"}'
-    assert read(tmp_path / "a.json", content) == [Document("a"), Document("b")]
+    file_content = '{\n "text": "a"\n}\n{\n "text": "b"}'
+    assert read(tmp_path / "a.json", file_content) == [Document("a"), Document("b")]
 
 
 @pytest.mark.parametrize(
-    "content",
+    "file_content",
     [
         '[{"text": "a"},\n{"text":}]',
         '[{"text": "a"},\n{"te',
@@ -176,13 +199,17 @@ def test_json_values_may_take_several_lines(tmp_path: Path) -> None:
         '["a"\n',
     ],
 )
-def test_broken_json_is_refused(tmp_path: Path, content: str) -> None:
+def test_broken_json_is_refused(
+    tmp_path: Path,
+    file_content: str,
+) -> None:
     with pytest.raises(ValueError, match="line 2: no JSON: "):
-        read(tmp_path / "a.json", content)
+        read(tmp_path / "a.json", file_content)
 
 
 def test_settings_in_a_folder_are_no_texts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "package.json").write_text('{"name": "x"}', encoding="utf-8")
     (tmp_path / "a.txt").write_text("text\n", encoding="utf-8")
@@ -209,7 +236,10 @@ def compressible(suffix: str) -> bytes:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_compressed_files_are_read_by_their_name(tmp_path: Path, suffix: str) -> None:
+def test_compressed_files_are_read_by_their_name(
+    tmp_path: Path,
+    suffix: str,
+) -> None:
     compressed = gzip.compress(compressible(suffix))
     assert read(tmp_path / f"a{suffix}.gz", compressed)
     with pytest.raises(ValueError, match="compressed by gzip; let its name end in .gz"):
@@ -217,11 +247,14 @@ def test_compressed_files_are_read_by_their_name(tmp_path: Path, suffix: str) ->
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_damaged_compressed_files_are_refused(tmp_path: Path, suffix: str) -> None:
-    content = compressible(suffix)
-    compressed = gzip.compress(content)
+def test_damaged_compressed_files_are_refused(
+    tmp_path: Path,
+    suffix: str,
+) -> None:
+    file_content = compressible(suffix)
+    compressed = gzip.compress(file_content)
     damages = {
-        content: "gzip did not write it",
+        file_content: "gzip did not write it",
         compressed[:-9]: "cut or damaged",
         compressed[:-8] + b"\0" * 8: "cut or damaged",
     }
@@ -248,7 +281,10 @@ def test_compressed_parquet_is_not_supported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["", "nonsense", "base64", "undefined", "a\0"])
-def test_encodings_that_are_none(tmp_path: Path, encoding: str) -> None:
+def test_encodings_that_are_none(
+    tmp_path: Path,
+    encoding: str,
+) -> None:
     with pytest.raises(ValueError, match=r"encoding=.* is not known; name one of text"):
         read(tmp_path / "a.txt", "a\n", encoding=encoding)
 
@@ -263,8 +299,8 @@ LINES_WITH_LONG_INTEGERS = [
 
 
 def check_rejects_of_long_integers(records: list[Document | Reject]) -> None:
-    *rejects, document = records
-    assert document == Document("c")
+    *rejects, expected_document = records
+    assert expected_document == Document("c")
     assert len(rejects) == 3
     for reject in rejects:
         assert isinstance(reject, Reject)
@@ -285,20 +321,23 @@ def test_escaped_surrogates_are_no_fault_of_the_encoding(tmp_path: Path) -> None
     assert read(tmp_path / "a.jsonl", lines) == [Document("a\ufffd", metadata={"k": "\ufffd"})]
 
 
-def read_bytes(content: bytes, encoding: str | None = None) -> list[Document | Reject]:
-    stream = io.BytesIO(content)
+def read_bytes(
+    file_content: bytes,
+    encoding: str | None = None,
+) -> list[Document | Reject]:
+    stream = io.BytesIO(file_content)
     return list(read_stream(stream, "standard input", encoding))
 
 
-@pytest.mark.parametrize("content", ["狗\n\n\n\ufeff猫".encode(), "狗\n猫\n".encode("utf-16")])
-def test_streams_are_read_as_files_are(content: bytes) -> None:
-    assert read_bytes(content) == [Document("狗"), Document("猫")]
+@pytest.mark.parametrize("file_content", ["狗\n\n\n\ufeff猫".encode(), "狗\n猫\n".encode("utf-16")])
+def test_streams_are_read_as_files_are(file_content: bytes) -> None:
+    assert read_bytes(file_content) == [Document("狗"), Document("猫")]
 
 
 def test_the_encoding_of_a_stream_may_be_named() -> None:
-    content = "银行\n".encode("gb18030")
-    assert read_bytes(content, "gb18030") == [Document("银行")]
-    (reject,) = read_bytes(content)
+    file_content = "银行\n".encode("gb18030")
+    assert read_bytes(file_content, "gb18030") == [Document("银行")]
+    (reject,) = read_bytes(file_content)
     assert isinstance(reject, Reject)
     assert reject.place == "standard input, line 1"
     assert reject.kind == "not utf-8"
@@ -325,7 +364,8 @@ def test_where_nothing_can_be_read_the_first_reasons_are_named(unreadable_table:
 
 
 def test_an_index_of_nothing_names_the_first_reasons(
-    tmp_path: Path, unreadable_table: Path
+    tmp_path: Path,
+    unreadable_table: Path,
 ) -> None:
     model = st_reba.build("mini")
     message = "no documents: all 4 records are set aside: a.csv, line 2: .*first line"

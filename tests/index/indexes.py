@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from operations import documents, texts
 from tiny import tiny_model
 
-from st_reba.index import Index
+from st_reba.index import Index, Reject, SearchResult
 
 __all__ = [
     "MODEL",
@@ -18,9 +19,13 @@ __all__ = [
     "build",
     "documents",
     "encoded",
+    "ids_of",
+    "kinds_of",
     "rank_by_brute_force",
     "rank_by_index",
+    "scores_of",
     "texts",
+    "texts_of",
 ]
 MODEL = tiny_model()
 # Words that it does not know have no vector.
@@ -28,25 +33,49 @@ MODEL[0].embedding.weight.data[0] = 0
 QUIET: dict[str, Any] = {"show_progress_bar": False}
 
 
-def build(path: Path, input: Any = None, **options: Any) -> Index:
+def build(index_folder: Path, input: Any = None, **build_options: Any) -> Index:
     """An index of 40 documents, or of others."""
     if input is None:
         input = documents(40)
-    return Index.build(MODEL, input, path, **QUIET, **options)
+    return Index.build(MODEL, input, index_folder, **QUIET, **build_options)
 
 
-def encoded(items: list[str], method_name: str = "encode_document") -> NDArray[np.float64]:
+def encoded(
+    given_texts: list[str],
+    method_name: str = "encode_document",
+) -> NDArray[np.float64]:
     """Vectors of length one, in float64."""
     encode = getattr(MODEL, method_name)
-    vectors = np.asarray(encode(items, show_progress_bar=False), np.float64)
+    vectors = np.asarray(encode(given_texts, show_progress_bar=False), np.float64)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def rank_by_brute_force(index: Index, query: str, k: int) -> list[tuple[float, str | None]]:
+def ids_of(items: Iterable[Any]) -> list[str]:
+    """Ids of documents, results or rejects, in their order."""
+    return [item.id for item in items]
+
+
+def texts_of(items: Iterable[Any]) -> list[str]:
+    return [item.text for item in items]
+
+
+def scores_of(results: Iterable[SearchResult]) -> list[float]:
+    return [result.score for result in results]
+
+
+def kinds_of(rejects: Iterable[Reject]) -> list[str]:
+    return [reject.kind for reject in rejects]
+
+
+def rank_by_brute_force(
+    index: Index,
+    query_text: str,
+    k: int,
+) -> list[tuple[float, str | None]]:
     """Score and id of the k best documents, computed from their texts."""
     stored_documents = list(index)
-    stored_texts = [document.text for document in stored_documents]
-    scores = encoded(stored_texts) @ encoded([query], "encode_query")[0]
+    stored_texts = texts_of(stored_documents)
+    scores = encoded(stored_texts) @ encoded([query_text], "encode_query")[0]
     order = np.lexsort((np.arange(len(scores)), -scores.astype(np.float32)))
     ranking = []
     for row in order[:k].tolist():
@@ -56,10 +85,10 @@ def rank_by_brute_force(index: Index, query: str, k: int) -> list[tuple[float, s
 
 def rank_by_index(
     index: Index,
-    query: str,
+    query_text: str,
     k: int,
-    **options: Any,
+    **build_options: Any,
 ) -> list[tuple[float, str | None]]:
     """As `rank_by_brute_force`, but by the index."""
-    results = index.search(query, k, mode="vectors", **options)
+    results = index.search(query_text, k, mode="vectors", **build_options)
     return [(round(result.score, 5), result.id) for result in results]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from indexes import MODEL, QUIET, build, documents, texts
+from indexes import MODEL, QUIET, build, documents, ids_of, texts, texts_of
 from kills import run_child
 from marks import slow_but
 from tiny import tiny_model
@@ -28,13 +28,13 @@ CHANGES: dict[str, Callable[[Index], object]] = {
 }
 
 
-def test_an_index_is_replaced_only_on_request(tmp_path: Path) -> None:
-    build(tmp_path / "index", ["cat"])
+def test_an_index_is_replaced_only_on_request(index_path: Path) -> None:
+    build(index_path, ["cat"])
     for model in (MODEL, "not/there"):  # refused before a model is loaded
         with pytest.raises(FileExistsError):
-            Index.build(model, ["dog"], tmp_path / "index", **QUIET)
-    index = build(tmp_path / "index", ["dog"], overwrite=True)
-    assert [document.text for document in index] == ["dog"]
+            Index.build(model, ["dog"], index_path, **QUIET)
+    index = build(index_path, ["dog"], overwrite=True)
+    assert texts_of(index) == ["dog"]
 
 
 def test_a_damaged_index_is_not_replaced(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ def test_files_of_others_are_not_replaced(tmp_path: Path) -> None:
     foreign_file = tmp_path / "folder" / "vectors-1.faiss"
     foreign_file.parent.mkdir()
     foreign_file.write_text("mine", encoding="utf-8")
-    for path in (foreign_file, foreign_file.parent):
+    for foreign_path in (foreign_file, foreign_file.parent):
         with pytest.raises(FileExistsError):
-            build(path, ["cat"], overwrite=True)
+            build(foreign_path, ["cat"], overwrite=True)
     assert foreign_file.read_text(encoding="utf-8") == "mine"
 
 
@@ -70,20 +70,24 @@ def test_files_of_others_are_not_replaced(tmp_path: Path) -> None:
     ],
 )
 def test_a_build_that_fails_leaves_nothing(
-    tmp_path: Path, input: Any, options: Any, reason: str
+    index_path: Path,
+    input: Any,
+    options: Any,
+    reason: str,
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        build(tmp_path / "index", input, **options)
-    assert not (tmp_path / "index").exists()
+        build(index_path, input, **options)
+    assert not (index_path).exists()
 
 
 def test_vectors_that_are_too_few_for_a_factory_serve_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(ValueError, match="cannot be trained on 20"):
-        build(tmp_path / "index", texts(20), factory="IVF99,Flat")
+        build(index_path, texts(20), factory="IVF99,Flat")
     monkeypatch.setattr("st_reba.corpus.parts.encode_texts", None)
-    assert len(build(tmp_path / "index", texts(20))) == 20
+    assert len(build(index_path, texts(20))) == 20
 
 
 def test_rejects_are_listed(tmp_path: Path) -> None:
@@ -91,7 +95,7 @@ def test_rejects_are_listed(tmp_path: Path) -> None:
         build(tmp_path / "nothing", ["", " "], strict=False)
     input = [Document("cat", "a"), " ", Document("dog", "a"), "zzzz", {"text": 7}]
     index = build(tmp_path / "index", input, strict=False)
-    assert [document.id for document in index] == ["a"]
+    assert ids_of(index) == ["a"]
     rejects = sorted((reject.place, reject.kind) for reject in index.rejects())
     assert rejects == [
         ("record 1", "no text"),
@@ -115,9 +119,12 @@ def test_a_build_goes_on_after_a_failure(tmp_path: Path) -> None:
     ("text", "reason", "is_encoded"), [("", "no text", False), ("zzzz", "no vector", True)]
 )
 def test_an_addition_that_fails_changes_nothing(
-    tmp_path: Path, text: str, reason: str, is_encoded: bool
+    index_path: Path,
+    text: str,
+    reason: str,
+    is_encoded: bool,
 ) -> None:
-    index = build(tmp_path / "index", documents(10))
+    index = build(index_path, documents(10))
     facts_before = index.verify()
     building = index.path / ".building"
     with pytest.raises(ValueError, match=reason):
@@ -129,38 +136,45 @@ def test_an_addition_that_fails_changes_nothing(
     assert not building.exists()
 
 
-def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_writer_at_a_time(
+    index_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("st_reba.storage.files.WRITER_PATIENCE", 0.1)
-    index = build(tmp_path / "index", documents(10))
-    with sole_writer(tmp_path / "index", "*"):
+    index = build(index_path, documents(10))
+    with sole_writer(index_path, "*"):
         with pytest.raises(BlockingIOError):
             index.add(["cat"], **QUIET)
         with pytest.raises(BlockingIOError):
-            build(tmp_path / "index", ["cat"], overwrite=True)
+            build(index_path, ["cat"], overwrite=True)
         assert index.search("cat")
         assert index.delete(["d1"]).deleted == 1
     assert index.add(["cat"], **QUIET).added == 1
 
 
 def test_the_later_of_two_builds_does_not_replace_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     build_index = index_module.build_index
 
     def build_later(*arguments: Any) -> Any:
         monkeypatch.setattr(index_module, "build_index", build_index)
-        build(tmp_path / "index", ["cat"])
+        build(index_path, ["cat"])
         return build_index(*arguments)
 
     monkeypatch.setattr(index_module, "build_index", build_later)
     with pytest.raises(FileExistsError):
-        build(tmp_path / "index", ["dog"])
-    assert [document.text for document in Index.open(tmp_path / "index")] == ["cat"]
+        build(index_path, ["dog"])
+    assert texts_of(Index.open(index_path)) == ["cat"]
 
 
-def test_files_of_the_next_writer_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_the_next_writer_stay(
+    index_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It may begin as soon as a change is committed, before the earlier writer has tidied up."""
-    index = build(tmp_path / "index", documents(10))
+    index = build(index_path, documents(10))
     writing = index._store.writing
 
     @contextmanager
@@ -175,10 +189,13 @@ def test_files_of_the_next_writer_stay(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(list(index.path.glob("*.faiss"))) == 1
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("make_change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize(("link", "target"), [(".building", "."), ("vectors-7.faiss", "a")])
 def test_nothing_is_written_through_links(
-    tmp_path: Path, link: str, target: str, change: Callable[[Index], object]
+    tmp_path: Path,
+    link: str,
+    target: str,
+    make_change: Callable[[Index], object],
 ) -> None:
     index = build(tmp_path / "index", documents(10))
     foreign_folder = tmp_path / "mine"
@@ -186,14 +203,15 @@ def test_nothing_is_written_through_links(
     (foreign_folder / "a").write_text("mine", encoding="utf-8")
     (index.path / link).symlink_to(foreign_folder / target)
     with pytest.raises(ValueError, match="link"):
-        change(index)
+        make_change(index)
     assert (foreign_folder / "a").read_text(encoding="utf-8") == "mine"
 
 
 def test_a_full_disk_is_named_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    index = build(tmp_path / "index", documents(10))
+    index = build(index_path, documents(10))
     index.delete(["d1"])
 
     def fail(descriptor: int) -> None:
@@ -221,23 +239,29 @@ COUNTS_AFTER_STEP = {"build": 90, "add": 119, "delete": 1, "compact": 59, "expor
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 @pytest.mark.parametrize("step", slow_but(list(STEPS), "build", "add"))
-def test_a_step_that_cannot_write_works_afterwards(tmp_path: Path, step: str) -> None:
+def test_a_step_that_cannot_write_works_afterwards(
+    tmp_path: Path,
+    step: str,
+) -> None:
     """As on a full disk: the old state stays, and the same call then works."""
     original = tmp_path / "start"
     build(original, documents(60)).delete(["d1"])
     failure_count = 0
     for limit in (0, 300, 3_000, 9_000, 20_000, 40_000):
-        folder = Path(shutil.copytree(original, tmp_path / f"at {limit}"))
+        index_folder = Path(shutil.copytree(original, tmp_path / f"at {limit}"))
         export = tmp_path / EXPORT
         export.unlink(missing_ok=True)
 
-        def work(folder: Path = folder, limit: int = limit) -> None:
-            index = Index.open(folder, MODEL)
+        def work(
+            index_folder: Path = index_folder,
+            limit: int = limit,
+        ) -> None:
+            index = Index.open(index_folder, MODEL)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             STEPS[step](index)
 
         result = run_child(work)
-        index = Index.open(folder, MODEL)
+        index = Index.open(index_folder, MODEL)
         assert len(list(index)) == index.verify()["documents"]
         if result.status:
             failure_count += 1

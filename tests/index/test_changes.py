@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from indexes import MODEL, QUIET, build, documents, encoded, texts
+from indexes import MODEL, QUIET, build, documents, encoded, ids_of, scores_of, texts, texts_of
 
 import st_reba.index.changes as changes
 from st_reba.index import Document, Index
@@ -67,7 +67,11 @@ class Changes(RuleBasedStateMachine):
         self.expected = contents | self.expected
 
     @rule(ids=st.sets(IDS, max_size=5), first_number=st.integers(0, 60))
-    def delete(self, ids: set[str], first_number: int) -> None:
+    def delete(
+        self,
+        ids: set[str],
+        first_number: int,
+    ) -> None:
         numbers = range(first_number, min(60, first_number + 9))
         deleted_ids = [*ids, *(f"d{number}" for number in numbers)]
         change = self.index.delete(deleted_ids)
@@ -101,11 +105,11 @@ class Changes(RuleBasedStateMachine):
         if not hasattr(self, "index"):
             return
         results = self.index.search("gold ship", 99, mode="vectors")
-        assert sorted(result.id for result in results) == sorted(self.expected)
+        assert sorted(ids_of(results)) == sorted(self.expected)
         if results and self.index.info()["factory"] != "IVF2,SQ8":
-            result_vectors = encoded([result.text for result in results])
+            result_vectors = encoded(texts_of(results))
             scores = result_vectors @ encoded(["gold ship"], "encode_query")[0]
-            assert [result.score for result in results] == pytest.approx(scores, abs=1e-5)
+            assert scores_of(results) == pytest.approx(scores, abs=1e-5)
 
     @invariant()
     def finds_by_words_and_conditions(self) -> None:
@@ -119,9 +123,9 @@ class Changes(RuleBasedStateMachine):
             if metadata.get("a", 0) > 0:
                 ids_of_condition.add(document_id)
         by_words = self.index.search("gold", 99, mode="words")
-        assert {result.id for result in by_words} == ids_with_word
+        assert set(ids_of(by_words)) == ids_with_word
         by_condition = self.index.search("gold", 99, where={"a": {">": 0}})
-        assert {result.id for result in by_condition} == ids_of_condition
+        assert set(ids_of(by_condition)) == ids_of_condition
 
     def teardown(self) -> None:
         changes.MIN_PENDING = 1_000
@@ -140,9 +144,10 @@ def test_any_order_of_changes(tmp_path: Path) -> None:
 
 
 def test_many_pending_vectors_are_written_to_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    index = build(tmp_path / "index", documents(100))
+    index = build(index_path, documents(100))
     monkeypatch.setattr(changes, "MIN_PENDING", 5)  # fewer than the share
     index.add(texts(10, 1), **QUIET)
     assert index.info()["pending"] == 10
@@ -153,9 +158,10 @@ def test_many_pending_vectors_are_written_to_the_file(
 
 
 def test_a_change_that_fails_leaves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    index = build(tmp_path / "index", documents(20))
+    index = build(index_path, documents(20))
     files_before = set(index.path.iterdir())
     monkeypatch.setattr(changes, "write_state", lambda connection, state: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -163,25 +169,28 @@ def test_a_change_that_fails_leaves_no_file(
     assert set(index.path.iterdir()) == files_before
 
 
-def test_readers_see_whole_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_see_whole_states(
+    index_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Searches in threads, with their own object or a shared one, while pairs are replaced."""
     monkeypatch.setattr(changes, "MIN_PENDING", 3)
     pair_ids = {"p0", "q0"}
     pair = [Document("gold", "p0"), Document("king", "q0")]
-    index = build(tmp_path / "index", [*documents(50), *pair])
+    index = build(index_path, [*documents(50), *pair])
     is_done = threading.Event()
 
     def read(reader_index: Index) -> None:
         while not is_done.is_set():
             by_vectors = reader_index.search(np.ones(16, np.float32), 99)
-            ids = {result.id for result in by_vectors}
+            ids = set(ids_of(by_vectors))
             assert len(ids) == 52
             assert pair_ids <= ids
             by_words = reader_index.search("gold king", 99, mode="words")
-            assert pair_ids <= {result.id for result in by_words}
+            assert pair_ids <= set(ids_of(by_words))
 
     with ThreadPoolExecutor() as pool:
-        reader_indexes = (index, index, Index.open(tmp_path / "index"))
+        reader_indexes = (index, index, Index.open(index_path))
         readers = [pool.submit(read, reader_index) for reader_index in reader_indexes]
         try:
             for length in range(1, 9):

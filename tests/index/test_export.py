@@ -10,60 +10,71 @@ import faiss
 import numpy as np
 import pandas as pd
 import pytest
-from indexes import QUIET, build, documents, encoded, texts
+from indexes import QUIET, build, documents, encoded, ids_of, texts, texts_of
 
 from st_reba.index import Index
 from st_reba.index.store import Store
 
 
 @pytest.fixture(params=["Flat", "IVF2,Flat"])
-def index(request: pytest.FixtureRequest, tmp_path: Path) -> Index:
-    index = build(tmp_path / "index", documents(60), factory=request.param)
+def index(
+    request: pytest.FixtureRequest,
+    index_path: Path,
+) -> Index:
+    index = build(index_path, documents(60), factory=request.param)
     index.add(texts(5, 1), **QUIET)
     index.delete(["d4", "62"])
     return index
 
 
-def test_a_parquet_file_has_all_documents_and_vectors(index: Index, tmp_path: Path) -> None:
+def test_a_parquet_file_has_all_documents_and_vectors(
+    index: Index,
+    tmp_path: Path,
+) -> None:
     assert index.export(tmp_path / "a.parquet") == 63
-    table = pd.read_parquet(tmp_path / "a.parquet")
+    exported_table = pd.read_parquet(tmp_path / "a.parquet")
     stored_documents = list(index)
-    table_texts = table["text"].tolist()
-    assert table["id"].tolist() == [document.id for document in stored_documents]
-    assert table_texts == [document.text for document in stored_documents]
+    table_texts = exported_table["text"].tolist()
+    assert exported_table["id"].tolist() == ids_of(stored_documents)
+    assert table_texts == texts_of(stored_documents)
     metadata = [document.metadata for document in stored_documents]
-    assert table["metadata"].map(json.loads).tolist() == metadata
-    assert np.abs(np.stack(table["vector"]) - encoded(table_texts)).max() < 1e-6
+    assert exported_table["metadata"].map(json.loads).tolist() == metadata
+    assert np.abs(np.stack(exported_table["vector"]) - encoded(table_texts)).max() < 1e-6
 
 
-def test_a_faiss_file_finds_the_vectors_by_key(index: Index, tmp_path: Path) -> None:
+def test_a_faiss_file_finds_the_vectors_by_key(
+    index: Index,
+    tmp_path: Path,
+) -> None:
     index.export(tmp_path / "a.parquet")
     assert index.export(tmp_path / "a.faiss") == 63
-    table = pd.read_parquet(tmp_path / "a.parquet")
-    vectors = np.stack(table["vector"])
+    exported_table = pd.read_parquet(tmp_path / "a.parquet")
+    vectors = np.stack(exported_table["vector"])
     _, nearest_keys = faiss.read_index(str(tmp_path / "a.faiss")).search(vectors, 1)
-    rows = np.searchsorted(table["key"], nearest_keys[:, 0])
+    rows = np.searchsorted(exported_table["key"], nearest_keys[:, 0])
     assert np.abs(vectors - vectors[rows]).max() < 1e-6
 
 
 @pytest.mark.parametrize("is_read_first", [False, True])
 def test_an_export_outlives_a_compaction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read_first: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_read_first: bool,
 ) -> None:
     """Before or after the file is read that the compaction replaces, of the exported state."""
     # It would wait for the transaction.
     monkeypatch.setattr(Store, "clear_log", lambda store: True)
     index = build(tmp_path / "index", documents(20))
     index.delete(["d4"])
-    read = index._snapshots.read
+    read_snapshot = index._snapshots.read
 
     def read_while_compacting(connection: Any, **options: Any) -> Any:
         connection.execute("SELECT * FROM meta").fetchone()
         if is_read_first:
-            snapshot = read(connection, **options)
+            snapshot = read_snapshot(connection, **options)
         assert Index.open(index.path).compact().deleted == 1
         if not is_read_first:
-            snapshot = read(connection, **options)
+            snapshot = read_snapshot(connection, **options)
         assert connection.in_transaction
         return snapshot
 
@@ -72,7 +83,7 @@ def test_an_export_outlives_a_compaction(
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("file_name", "reason"),
     [
         ("mine.parquet", "already there"),
         ("a.csv", "give it such a name"),
@@ -80,21 +91,25 @@ def test_an_export_outlives_a_compaction(
         ("index/a.parquet", "in the folder of the index"),
     ],
 )
-def test_a_target_that_is_no_new_file_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+def test_a_target_that_is_no_new_file_is_refused(
+    tmp_path: Path,
+    file_name: str,
+    reason: str,
+) -> None:
     index = build(tmp_path / "index", ["cat"])
     (tmp_path / "mine.parquet").write_text("mine", encoding="utf-8")
     with pytest.raises((ValueError, OSError), match=reason):
-        index.export(tmp_path / name)
+        index.export(tmp_path / file_name)
     assert (tmp_path / "mine.parquet").read_text(encoding="utf-8") == "mine"
 
 
 def test_overwriting_removes_files_of_a_killed_export(tmp_path: Path) -> None:
     index = build(tmp_path / "index", ["cat"])
-    out = tmp_path / "mine.parquet"
-    out.write_text("mine", encoding="utf-8")
+    export_path = tmp_path / "mine.parquet"
+    export_path.write_text("mine", encoding="utf-8")
     leftover = tmp_path / ".mine.parquet.0123456789ab.tmp"
     leftover.touch()
-    assert index.export(out, overwrite=True) == 1
+    assert index.export(export_path, overwrite=True) == 1
     assert not leftover.exists()
 
 

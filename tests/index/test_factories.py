@@ -34,7 +34,9 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 @pytest.mark.parametrize(("factory", "parameters"), UNUSABLE)
 def test_compact_refuses_an_index_that_cannot_be_searched(
-    index: Index, factory: str, parameters: str | None
+    index: Index,
+    factory: str,
+    parameters: str | None,
 ) -> None:
     with pytest.raises(ValueError, match="factory="):
         index.compact(factory=factory, parameters=parameters)
@@ -43,18 +45,21 @@ def test_compact_refuses_an_index_that_cannot_be_searched(
 
 @pytest.mark.parametrize(("factory", "parameters"), UNUSABLE)
 def test_build_refuses_an_index_that_cannot_be_searched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, parameters: str | None
+    index_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    factory: str,
+    parameters: str | None,
 ) -> None:
     monkeypatch.setattr("st_reba.corpus.parts.encode_texts", None)  # nothing is encoded
     with pytest.raises(ValueError, match="factory="):
-        build(tmp_path / "index", factory=factory, parameters=parameters)
+        build(index_path, factory=factory, parameters=parameters)
 
 
-def test_compact_mends_parameters_that_no_search_can_use(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", documents(12), factory="IVF2,Flat")
+def test_compact_mends_parameters_that_no_search_can_use(index_path: Path) -> None:
+    index = build(index_path, documents(12), factory="IVF2,Flat")
     with changing(index._store) as writer:
         writer.state.parameters = "nprobe=0"
-    index = Index.open(tmp_path / "index", MODEL)
+    index = Index.open(index_path, MODEL)
     with pytest.raises(ValueError, match="nprobe=0 must be a whole number from 1 on.*compact"):
         index.verify()
     index.compact(factory="IVF2,Flat", parameters="nprobe=2")
@@ -66,6 +71,6 @@ def test_compact_mends_parameters_that_no_search_can_use(tmp_path: Path) -> None
 def test_errors_of_faiss_do_not_name_lines_of_its_source(factory: str) -> None:
     with pytest.raises(ValueError, match="factory=") as caught:
         try_factory(factory, 8)
-    message = str(caught.value)
-    assert ".cpp" not in message
-    assert "parameters=None" not in message
+    error_message = str(caught.value)
+    assert ".cpp" not in error_message
+    assert "parameters=None" not in error_message

@@ -15,7 +15,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from indexes import MODEL, QUIET, build, documents, rank_by_brute_force, rank_by_index, texts
+from indexes import (
+    MODEL,
+    QUIET,
+    build,
+    documents,
+    ids_of,
+    kinds_of,
+    rank_by_brute_force,
+    rank_by_index,
+    scores_of,
+    texts,
+    texts_of,
+)
 from pyarrow import parquet
 from tiny import tiny_model
 
@@ -25,29 +37,27 @@ from st_reba.corpus import folder as corpus_folder
 from st_reba.index import Document, Index, OtherModelError
 
 
-def ids_of(items: Any) -> list[str]:
-    """Ids of documents or results."""
-    return [item.id for item in items]
-
-
 @pytest.mark.parametrize("query", ["cat ship", "gold", "moon rain king"])
-def test_results_are_those_of_brute_force(tmp_path: Path, query: str) -> None:
-    index = build(tmp_path / "index", documents(300))
+def test_results_are_those_of_brute_force(
+    index_path: Path,
+    query: str,
+) -> None:
+    index = build(index_path, documents(300))
     index.add(documents(320)[300:], **QUIET)
     index.upsert([Document("gold gold king", "d7", {"n": 7})], **QUIET)
     index.delete(["d3", "d301"])
     assert rank_by_index(index, query, 10) == rank_by_brute_force(index, query, 10)
 
 
-def test_conditions_limit_the_results(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", documents(300))
+def test_conditions_limit_the_results(index_path: Path) -> None:
+    index = build(index_path, documents(300))
     index.delete(["d3"])
     results = index.search("gold", 400, where={"n": {"<": 9}})
     assert set(ids_of(results)) == {"d0", "d1", "d2", "d4", "d5", "d6", "d7", "d8"}
 
 
-def test_equal_scores_are_in_the_order_of_addition(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", ["cat"] * 60)
+def test_equal_scores_are_in_the_order_of_addition(index_path: Path) -> None:
+    index = build(index_path, ["cat"] * 60)
     index.add(["cat"] * 20, **QUIET)
     index.delete(["5"])
     results = index.search("cat", 30)
@@ -55,8 +65,8 @@ def test_equal_scores_are_in_the_order_of_addition(tmp_path: Path) -> None:
     assert index.search(["cat", "dog"] * 20, 30)[0] == results
 
 
-def test_texts_and_vectors_give_the_same_results(tmp_path: Path) -> None:
-    index = build(tmp_path / "index")
+def test_texts_and_vectors_give_the_same_results(index_path: Path) -> None:
+    index = build(index_path)
     results = index.search("gold", np.int64(3), mode="vectors")
     assert [result.rank for result in results] == [1, 2, 3]
     query_vector = np.asarray(MODEL.encode_query("gold", show_progress_bar=False))
@@ -65,8 +75,11 @@ def test_texts_and_vectors_give_the_same_results(tmp_path: Path) -> None:
     assert index.search(["gold"], 3, mode="vectors") == [results]
 
 
-def test_queries_may_be_none_or_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    index = build(tmp_path / "index")
+def test_queries_may_be_none_or_many(
+    index_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    index = build(index_path)
     assert index.search([]) == []
     assert len(index.search("gold")) == 10
     assert len(index.search(np.eye(16))) == 16
@@ -97,15 +110,18 @@ def test_texts_may_be_in_an_array(tmp_path: Path) -> None:
     ],
 )
 def test_queries_that_are_refused(
-    tmp_path: Path, queries: Any, options: Any, error: type[Exception]
+    index_path: Path,
+    queries: Any,
+    options: Any,
+    error: type[Exception],
 ) -> None:
-    index = build(tmp_path / "index", ["cat", "dog"])
+    index = build(index_path, ["cat", "dog"])
     with pytest.raises(error):
         index.search(queries, **options)
 
 
-def test_documents_are_read_by_id(tmp_path: Path) -> None:
-    index = build(tmp_path / "index")
+def test_documents_are_read_by_id(index_path: Path) -> None:
+    index = build(index_path)
     assert index.get("d3") == documents(40)[3]
     assert index.get(["d3", "x", "\ud800"]) == [documents(40)[3], None, None]
     assert "d3" in index
@@ -114,8 +130,8 @@ def test_documents_are_read_by_id(tmp_path: Path) -> None:
     assert str(index).endswith("40 documents, dim 16, cosine)")
 
 
-def test_iteration_may_go_on_in_another_thread(tmp_path: Path) -> None:
-    index = build(tmp_path / "index")
+def test_iteration_may_go_on_in_another_thread(index_path: Path) -> None:
+    index = build(index_path)
     with ThreadPoolExecutor() as pool:
         iterator = iter(index)
         first_document = next(iterator)
@@ -124,8 +140,8 @@ def test_iteration_may_go_on_in_another_thread(tmp_path: Path) -> None:
     assert len(index) == 40
 
 
-def test_an_addition_leaves_known_documents(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", documents(10))
+def test_an_addition_leaves_known_documents(index_path: Path) -> None:
+    index = build(index_path, documents(10))
     change = index.add([*documents(12), {"text": "gold"}], **QUIET)
     assert vars(change) == {
         "count": 13,
@@ -138,8 +154,8 @@ def test_an_addition_leaves_known_documents(tmp_path: Path) -> None:
     }
 
 
-def test_an_addition_rejects_ids_with_another_text(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", documents(10))
+def test_an_addition_rejects_ids_with_another_text(index_path: Path) -> None:
+    index = build(index_path, documents(10))
     with pytest.raises(ValueError, match="upsert"):
         index.add([Document("moon", "d3")], **QUIET)
     new_documents = [Document("moon", "d3"), Document("moon", "e")]
@@ -149,8 +165,8 @@ def test_an_addition_rejects_ids_with_another_text(tmp_path: Path) -> None:
     assert "e" in index
 
 
-def test_upsert_replaces_documents_by_id(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", documents(10))
+def test_upsert_replaces_documents_by_id(index_path: Path) -> None:
+    index = build(index_path, documents(10))
     change = index.upsert([Document("moon", "d3"), *documents(3)], **QUIET)
     assert (change.replaced, change.unchanged, change.added) == (1, 3, 0)
     assert index.get("d3").text == "moon"
@@ -160,9 +176,9 @@ def test_upsert_replaces_documents_by_id(tmp_path: Path) -> None:
     assert facts["changes"] == 2
 
 
-def test_texts_without_ids_are_recognized_by_text_and_metadata(tmp_path: Path) -> None:
+def test_texts_without_ids_are_recognized_by_text_and_metadata(index_path: Path) -> None:
     first_input = ["cat", "cat", {"text": "cat", "n": 1}, Document("gold", "own")]
-    index = build(tmp_path / "index", first_input)
+    index = build(index_path, first_input)
     assert len(index) == 4
     second_input = ["cat", "dog", {"text": "cat", "n": 1}, {"text": "cat", "n": 2}, "gold"]
     change = index.add(second_input, **QUIET)
@@ -172,8 +188,8 @@ def test_texts_without_ids_are_recognized_by_text_and_metadata(tmp_path: Path) -
     index.verify()
 
 
-def test_upsert_rejects_texts_without_ids(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", ["moon", Document("gold", "own")])
+def test_upsert_rejects_texts_without_ids(index_path: Path) -> None:
+    index = build(index_path, ["moon", Document("gold", "own")])
     with pytest.raises(ValueError, match="no id"):
         index.upsert(["moon"], **QUIET)
     change = index.upsert(["moon", Document("moon", "own")], strict=False, **QUIET)
@@ -202,34 +218,37 @@ def test_rows_are_recognized_wherever_they_move_in_their_file(tmp_path: Path) ->
     assert (change.added, change.unchanged) == (2, 4)
 
 
-def write_tables(folder: Path, table_texts: list[str]) -> None:
+def write_tables(
+    folder: Path,
+    table_texts: list[str],
+) -> None:
     table = pd.DataFrame({"text": table_texts})
     table.to_json(folder / "a.jsonl", orient="records", lines=True)
     table.to_parquet(folder / "b.parquet")
 
 
-def test_positions_in_metadata_of_the_user_count(tmp_path: Path) -> None:
+def test_positions_in_metadata_of_the_user_count(index_path: Path) -> None:
     """They may look like those that a folder's texts are given."""
-    index = build(tmp_path / "index", [{"text": "cat", "file": "a.txt", "line": 1}])
+    index = build(index_path, [{"text": "cat", "file": "a.txt", "line": 1}])
     change = index.add([{"text": "cat", "file": "a.txt", "line": 2}], **QUIET)
     assert (change.added, change.unchanged) == (1, 0)
 
 
-def test_numbers_of_texts_avoid_ids(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", ["cat", Document("dog", "3"), "ship"])
+def test_numbers_of_texts_avoid_ids(index_path: Path) -> None:
+    index = build(index_path, ["cat", Document("dog", "3"), "ship"])
     for new_texts in (["moon", "rain", "gold"], ["rain"], ["king"]):
         index.add(new_texts, **QUIET)
     assert ids_of(index) == ["0", "3", "2", "6", "4", "5", "7"]
 
 
-def test_the_second_use_of_an_id_is_rejected(tmp_path: Path) -> None:
+def test_the_second_use_of_an_id_is_rejected(index_path: Path) -> None:
     """However often the input is given."""
-    index = build(tmp_path / "index", ["cat"])
+    index = build(index_path, ["cat"])
     new_documents = [Document("gold", "a"), Document("ship", "a")]
     for change in (index.add, index.upsert, index.add, index.upsert):
         change(new_documents, strict=False, **QUIET)
         assert index.get("a").text == "gold"
-        assert [reject.kind for reject in index.rejects()] == ["id used twice"]
+        assert kinds_of(index.rejects()) == ["id used twice"]
     index.verify()
 
 
@@ -259,8 +278,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite3, "connect", connect_without_waiting)
 
 
-def test_deleted_documents_are_not_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    index = build(tmp_path / "index")
+def test_deleted_documents_are_not_found(
+    index_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    index = build(index_path)
     assert index.delete(["d1\0", "d2\0x"]).deleted == 0
     change = index.delete(["d0", *"zyxwvu", "d0"])
     assert (change.deleted, change.unchanged) == (1, 0)
@@ -270,17 +292,21 @@ def test_deleted_documents_are_not_found(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("ids", ["d1", ["d1", 1]])
-def test_ids_to_delete_are_strings(tmp_path: Path, ids: Any) -> None:
-    index = build(tmp_path / "index")
+def test_ids_to_delete_are_strings(
+    index_path: Path,
+    ids: Any,
+) -> None:
+    index = build(index_path)
     with pytest.raises(TypeError):
         index.delete(ids)
 
 
 @pytest.mark.usefixtures("impatient")
 def test_compact_removes_deleted_texts_from_the_disk(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    index_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    index = build(tmp_path / "index", [*documents(40), Document("cat xylophone", "secret")])
+    index = build(index_path, [*documents(40), Document("cat xylophone", "secret")])
     index.add(["gold"], **QUIET)
     index.delete(["d0", "41", "secret"])
     with index._store.writing(create=False), pytest.raises(BlockingIOError):
@@ -295,8 +321,8 @@ def test_compact_removes_deleted_texts_from_the_disk(
         assert b"xylophone" not in file.read_bytes()
 
 
-def test_an_index_may_become_empty_and_be_filled_again(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", documents(9))
+def test_an_index_may_become_empty_and_be_filled_again(index_path: Path) -> None:
+    index = build(index_path, documents(9))
     index.delete(ids_of(index))
     assert index.search("cat") == []
     assert index.compact().count == 0
@@ -320,9 +346,10 @@ def test_an_index_in_the_place_of_another_is_noticed(tmp_path: Path) -> None:
 
 
 def test_compact_changes_the_factory_without_encoding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    index = build(tmp_path / "index", documents(100))
+    index = build(index_path, documents(100))
     monkeypatch.setattr(type(MODEL), "encode_document", None)
     for factory in ("IVF2,Flat", "IVF2,SQ8", "Flat"):
         index.compact(factory=factory)
@@ -335,9 +362,10 @@ def test_compact_changes_the_factory_without_encoding(
     "options", [{"factory": "Nonsense"}, {"factory": "IVF200,Flat"}, {"parameters": "nprobe=2"}]
 )
 def test_compact_refuses_factories_that_cannot_be_used(
-    tmp_path: Path, options: dict[str, str]
+    index_path: Path,
+    options: dict[str, str],
 ) -> None:
-    index = build(tmp_path / "index", documents(100))
+    index = build(index_path, documents(100))
     with pytest.raises(ValueError):
         index.compact(**options)
     assert index.verify()["factory"] == "Flat"
@@ -362,15 +390,18 @@ class WordSpans:
 
 
 @pytest.fixture
-def index_of_passages(tmp_path: Path) -> Index:
+def index_of_passages(index_path: Path) -> Index:
     model = tiny_model()
     model[0].tokenizer = WordSpans(model[0].tokenizer)
     long_text = "cat cat dog dog ship ship gold gold moon"
     input_texts = ["rain", long_text, "gold", "king king king king"]
-    return Index.build(model, input_texts, tmp_path / "index", passages="2:0", **QUIET)
+    return Index.build(model, input_texts, index_path, passages="2:0", **QUIET)
 
 
-def test_passages_have_vectors(index_of_passages: Index, tmp_path: Path) -> None:
+def test_passages_have_vectors(
+    index_of_passages: Index,
+    tmp_path: Path,
+) -> None:
     assert index_of_passages.export(tmp_path / "a.parquet") == 1 + 5 + 1 + 2
     assert index_of_passages.info()["vectors"] == 1 + 5 + 1 + 2
     passages = parquet.read_table(tmp_path / "a.parquet")["passage"].to_pylist()
@@ -379,7 +410,8 @@ def test_passages_have_vectors(index_of_passages: Index, tmp_path: Path) -> None
 
 
 def test_results_are_documents_with_their_nearest_passage(
-    index_of_passages: Index, monkeypatch: pytest.MonkeyPatch
+    index_of_passages: Index,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("st_reba.index.nearest._TIES", 0)
     results = index_of_passages.search("gold", 2)
@@ -396,9 +428,9 @@ def test_a_document_is_deleted_with_all_its_passages(index_of_passages: Index) -
     assert len(index_of_passages.search("dog", 9)) == 3
 
 
-def test_columns_of_the_build_are_those_of_an_addition(tmp_path: Path) -> None:
+def test_columns_of_the_build_are_those_of_an_addition(index_path: Path) -> None:
     table = pd.DataFrame({"_id": ["a", "b"], "body": ["cat", "dog"], "year": [2019, 2024]})
-    index = build(tmp_path / "index", table)
+    index = build(index_path, table)
     assert index.get("b") == Document("dog", "b", {"year": 2024})
     assert index.info()["columns"] == {"text_column": "body", "id_column": "_id"}
     index.add([{"text": "x", "body": "ship", "_id": "c"}], **QUIET)
@@ -410,15 +442,20 @@ def corpus(tmp_path: Path) -> Corpus:
     return encode_corpus(MODEL, [*texts(20), " "], tmp_path / "corpus", part_size=7, **QUIET)
 
 
-def test_an_encoded_corpus_is_indexed(tmp_path: Path, corpus: Corpus) -> None:
-    index = build(tmp_path / "index", corpus.path)
-    assert [document.text for document in index] == texts(20)
+def test_an_encoded_corpus_is_indexed(
+    index_path: Path,
+    corpus: Corpus,
+) -> None:
+    index = build(index_path, corpus.path)
+    assert texts_of(index) == texts(20)
     assert rank_by_index(index, "gold", 5) == rank_by_brute_force(index, "gold", 5)
-    assert [reject.kind for reject in index.rejects()] == ["no text"]
+    assert kinds_of(index.rejects()) == ["no text"]
 
 
 def test_the_facts_of_a_part_are_read_once(
-    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+    index_path: Path,
+    corpus: Corpus,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read_schema = parquet.read_schema
     read_paths: list[Path] = []
@@ -428,14 +465,17 @@ def test_the_facts_of_a_part_are_read_once(
         return read_schema(path)
 
     monkeypatch.setattr(corpus_folder.parquet, "read_schema", count_and_read)
-    build(tmp_path / "index", corpus.path)
+    build(index_path, corpus.path)
     assert len(read_paths) == len(set(read_paths)) == corpus.parts()
 
 
-def test_a_corpus_of_another_model_is_refused(tmp_path: Path, corpus: Corpus) -> None:
+def test_a_corpus_of_another_model_is_refused(
+    index_path: Path,
+    corpus: Corpus,
+) -> None:
     with pytest.raises(ValueError, match="cannot be used"):
-        Index.build(tiny_model(1), corpus.path, tmp_path / "index", **QUIET)
-    assert not (tmp_path / "index").exists()
+        Index.build(tiny_model(1), corpus.path, index_path, **QUIET)
+    assert not (index_path).exists()
 
 
 @pytest.mark.parametrize(
@@ -443,26 +483,34 @@ def test_a_corpus_of_another_model_is_refused(tmp_path: Path, corpus: Corpus) ->
     [("encoding", "gb18030"), ("id_column", "id"), ("passages", "8:2"), ("workers", 1)],
 )
 def test_options_of_encoding_are_refused_for_a_corpus(
-    tmp_path: Path, corpus: Corpus, name: str, value: Any
+    index_path: Path,
+    corpus: Corpus,
+    name: str,
+    value: Any,
 ) -> None:
     with pytest.raises(ValueError, match=f"{name}="):
-        build(tmp_path / "index", corpus.path, **{name: value})
+        build(index_path, corpus.path, **{name: value})
 
 
 def test_a_corpus_with_other_vectors_is_refused(
-    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+    index_path: Path,
+    corpus: Corpus,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     corpus.write_vectors(1, np.ones((6, 16), np.float32), "float32")
     with pytest.raises(ValueError, match="not what was written"):
-        build(tmp_path / "index", corpus.path)
+        build(index_path, corpus.path)
     monkeypatch.setattr(Corpus, "verify", lambda corpus: None)
     with pytest.raises(ValueError, match="for 7 texts"):
-        build(tmp_path / "index", corpus.path)
-    assert not (tmp_path / "index").exists()
+        build(index_path, corpus.path)
+    assert not (index_path).exists()
 
 
-def test_a_corpus_is_no_addition(tmp_path: Path, corpus: Corpus) -> None:
-    index = build(tmp_path / "index", ["cat"])
+def test_a_corpus_is_no_addition(
+    index_path: Path,
+    corpus: Corpus,
+) -> None:
+    index = build(index_path, ["cat"])
     with pytest.raises(ValueError, match="an encoded corpus"):
         index.add(corpus.path, **QUIET)
 
@@ -504,33 +552,36 @@ def test_an_index_without_its_model_is_searched_by_vectors(tmp_path: Path) -> No
     assert len(Index.open(tmp_path / "index").search(np.ones(16, np.float32))) == 2
 
 
-def test_a_model_from_nowhere_is_not_known(tmp_path: Path) -> None:
-    build(tmp_path / "index", ["cat"])
+def test_a_model_from_nowhere_is_not_known(index_path: Path) -> None:
+    build(index_path, ["cat"])
     with pytest.raises(ValueError, match="not known"):
-        Index.open(tmp_path / "index").search("cat")
+        Index.open(index_path).search("cat")
 
 
-def test_another_model_is_refused(tmp_path: Path) -> None:
-    build(tmp_path / "index", ["cat"])
+def test_another_model_is_refused(index_path: Path) -> None:
+    build(index_path, ["cat"])
     with pytest.raises(OtherModelError):
-        Index.open(tmp_path / "index", tiny_model(1))
+        Index.open(index_path, tiny_model(1))
     with pytest.raises(TypeError, match="loaded already"):
-        Index.open(tmp_path / "index", MODEL, device="cpu")
+        Index.open(index_path, MODEL, device="cpu")
 
 
 @pytest.mark.parametrize("query", ["cat", np.ones(16, np.float32)], ids=["text", "vector"])
-def test_an_index_of_another_model_in_the_same_place_is_refused(tmp_path: Path, query: Any) -> None:
-    index = build(tmp_path / "index", ["cat"])
+def test_an_index_of_another_model_in_the_same_place_is_refused(
+    index_path: Path,
+    query: Any,
+) -> None:
+    index = build(index_path, ["cat"])
     assert index.search("cat")
-    Index.build(tiny_model(1), ["cat"], tmp_path / "index", overwrite=True, **QUIET)
+    Index.build(tiny_model(1), ["cat"], index_path, overwrite=True, **QUIET)
     with pytest.raises(OtherModelError):
         index.search(query)
 
 
-def test_a_model_that_was_trained_is_refused(tmp_path: Path) -> None:
-    build(tmp_path / "index", ["cat"])
+def test_a_model_that_was_trained_is_refused(index_path: Path) -> None:
+    build(index_path, ["cat"])
     model = deepcopy(MODEL)
-    index = Index.open(tmp_path / "index", model)
+    index = Index.open(index_path, model)
     assert index.search("cat")
     with torch.no_grad():
         next(model.parameters()).mul_(torch.linspace(0, 2, 16))
@@ -539,20 +590,20 @@ def test_a_model_that_was_trained_is_refused(tmp_path: Path) -> None:
             use(["cat"])
 
 
-def test_other_similarities_are_refused(tmp_path: Path) -> None:
+def test_other_similarities_are_refused(index_path: Path) -> None:
     model = tiny_model()
     model.similarity_fn_name = "euclidean"
     with pytest.raises(ValueError, match="similarity"):
-        Index.build(model, ["cat"], tmp_path / "index", **QUIET)
+        Index.build(model, ["cat"], index_path, **QUIET)
 
 
-def test_scores_may_be_inner_products(tmp_path: Path) -> None:
+def test_scores_may_be_inner_products(index_path: Path) -> None:
     model = tiny_model()
     model.similarity_fn_name = "dot"
-    index = Index.build(model, texts(30), tmp_path / "index", **QUIET)
+    index = Index.build(model, texts(30), index_path, **QUIET)
     query_vector = model.encode_query("gold ship", show_progress_bar=False)
     document_vectors = model.encode_document(texts(30), show_progress_bar=False)
     products = document_vectors.astype(np.float64) @ query_vector.astype(np.float64)
     expected_scores = np.sort(products)[::-1][:5]
     results = index.search("gold ship", 5, mode="vectors")
-    assert [result.score for result in results] == pytest.approx(expected_scores, rel=1e-5)
+    assert scores_of(results) == pytest.approx(expected_scores, rel=1e-5)

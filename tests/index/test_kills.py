@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from indexes import texts_of
 from kills import Trial, run_child
 from marks import slow_but
 from operations import model, operations
@@ -26,7 +27,10 @@ DRAWN_EVENTS = 4
 @pytest.fixture(
     params=slow_but(list(OPERATIONS), "encode_corpus", "build Flat", "upsert", "compact")
 )
-def trial(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trial]:
+def trial(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> Iterator[Trial]:
     yield Trial(OPERATIONS[request.param], tmp_path / "trial")
 
 
@@ -61,6 +65,6 @@ def test_a_repeated_addition_is_recognized_after_another_change(tmp_path: Path) 
             index = Index.open(copy / "index", model())
             index.add(other_texts, show_progress_bar=False)
             trial.operation.run(copy)
-            index_texts = sorted(document.text for document in index)
+            index_texts = sorted(texts_of(index))
             assert index_texts == expected_texts, f"killed before {event} of {trial.event_count}"
             index.verify()

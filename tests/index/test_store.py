@@ -26,7 +26,7 @@ FLIPPED_BYTES = 60
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index with something in every table."""
     path = tmp_path_factory.mktemp("built") / "index"
     index = build(path, documents(40), factory="IVF2,Flat")
@@ -45,11 +45,16 @@ def is_refused(path: Path) -> bool:
     return False
 
 
-def is_refused_with(built: Path, copy: Path, file_name: str, content: bytes) -> bool:
+def is_refused_with(
+    built_index: Path,
+    index_copy: Path,
+    file_name: str,
+    file_content: bytes,
+) -> bool:
     """True if a copy of an index with another content of a file is refused."""
-    shutil.copytree(built, copy)
-    (copy / file_name).write_bytes(content)
-    return is_refused(copy)
+    shutil.copytree(built_index, index_copy)
+    (index_copy / file_name).write_bytes(file_content)
+    return is_refused(index_copy)
 
 
 FILES = [
@@ -60,32 +65,36 @@ FILES = [
 
 @pytest.mark.parametrize("find_file", FILES, ids=["vectors", "documents"])
 def test_a_file_cut_short_is_refused(
-    built: Path, tmp_path: Path, find_file: Callable[[Path], Path]
+    built_index: Path,
+    tmp_path: Path,
+    find_file: Callable[[Path], Path],
 ) -> None:
-    file = find_file(built)
-    content = file.read_bytes()
-    assert not is_refused(built)
-    for size in (0, 1, len(content) // 2, len(content) - 1):
-        copy = tmp_path / f"cut at {size}"
-        assert is_refused_with(built, copy, file.name, content[:size])
+    file = find_file(built_index)
+    file_content = file.read_bytes()
+    assert not is_refused(built_index)
+    for size in (0, 1, len(file_content) // 2, len(file_content) - 1):
+        index_copy = tmp_path / f"cut at {size}"
+        assert is_refused_with(built_index, index_copy, file.name, file_content[:size])
 
 
 @pytest.mark.parametrize("find_file", FILES, ids=["vectors", "documents"])
 def test_a_flipped_byte_is_refused_or_harmless(
-    built: Path, tmp_path: Path, find_file: Callable[[Path], Path]
+    built_index: Path,
+    tmp_path: Path,
+    find_file: Callable[[Path], Path],
 ) -> None:
-    file = find_file(built)
-    content = file.read_bytes()
-    offsets = np.random.default_rng(0).integers(0, len(content), FLIPPED_BYTES)
+    file = find_file(built_index)
+    file_content = file.read_bytes()
+    offsets = np.random.default_rng(0).integers(0, len(file_content), FLIPPED_BYTES)
     harmless_count = 0
     for flip_number, offset in enumerate(offsets.tolist()):
-        flipped = bytearray(content)
+        flipped = bytearray(file_content)
         flipped[offset] ^= 0x55
-        copy = tmp_path / str(flip_number)
-        if not is_refused_with(built, copy, file.name, bytes(flipped)):
+        index_copy = tmp_path / str(flip_number)
+        if not is_refused_with(built_index, index_copy, file.name, bytes(flipped)):
             # Free space of SQLite's pages, or the table of rejects.
             assert file.suffix == ".sqlite"
-            assert dump(copy) == dump(built)
+            assert dump(index_copy) == dump(built_index)
             harmless_count += 1
     assert harmless_count < FLIPPED_BYTES
 
@@ -96,7 +105,10 @@ def dump(path: Path) -> list[str]:
         return [line for line in connection.iterdump() if "rejects" not in line]
 
 
-def alter(path: Path, statement: str) -> None:
+def alter(
+    path: Path,
+    statement: str,
+) -> None:
     """Run a statement on an index; its state gets the digest that fits."""
     with closing(sqlite3.connect(path / "index.sqlite")) as connection:
         statements_before = list(connection.iterdump())
@@ -132,54 +144,73 @@ def digest_of(state: str) -> str:
         "DROP TABLE whitening",
     ],
 )
-def test_altered_tables_are_refused(built: Path, tmp_path: Path, statement: str) -> None:
-    copy = Path(shutil.copytree(built, tmp_path / "copy"))
-    alter(copy, statement)
-    assert is_refused(copy)
+def test_altered_tables_are_refused(
+    built_index: Path,
+    tmp_path: Path,
+    statement: str,
+) -> None:
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    alter(index_copy, statement)
+    assert is_refused(index_copy)
 
 
-def test_a_search_notices_that_a_document_is_missing(built: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(built, tmp_path / "copy"))
-    index = Index.open(copy, MODEL)
-    alter(copy, "DELETE FROM documents WHERE id = 'd3'")
+def test_a_search_notices_that_a_document_is_missing(
+    built_index: Path,
+    tmp_path: Path,
+) -> None:
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    index = Index.open(index_copy, MODEL)
+    alter(index_copy, "DELETE FROM documents WHERE id = 'd3'")
     with pytest.raises(ValueError):
         index.search("cat", 99)
 
 
-def test_a_deletion_notices_that_the_state_is_missing(built: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(built, tmp_path / "copy"))
-    index = Index.open(copy, MODEL)
-    alter(copy, "DELETE FROM meta")
+def test_a_deletion_notices_that_the_state_is_missing(
+    built_index: Path,
+    tmp_path: Path,
+) -> None:
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    index = Index.open(index_copy, MODEL)
+    alter(index_copy, "DELETE FROM meta")
     with pytest.raises(FileNotFoundError):
         index.delete(["d5"])
 
 
-def test_an_index_of_another_format_is_to_be_built_again(built: Path, tmp_path: Path) -> None:
+def test_an_index_of_another_format_is_to_be_built_again(
+    built_index: Path,
+    tmp_path: Path,
+) -> None:
     """Also where its tables are others, and where it is to be replaced."""
-    copy = Path(shutil.copytree(built, tmp_path / "copy"))
-    with closing(sqlite3.connect(copy / "index.sqlite")) as connection:
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    with closing(sqlite3.connect(index_copy / "index.sqlite")) as connection:
         connection.execute("ALTER TABLE tombstones RENAME TO dead")
         connection.commit()
-    alter(copy, 'UPDATE meta SET sha256 = \'\', state = \'{"format": 6, "stamp": ""}\'')
+    alter(index_copy, 'UPDATE meta SET sha256 = \'\', state = \'{"format": 6, "stamp": ""}\'')
     message = r"another version \(format 6, not 7\); remove the folder and build the index again"
     for use in (Index.open, lambda path: build(path, overwrite=True)):
         with pytest.raises(ValueError, match=message):
-            use(copy)
+            use(index_copy)
 
 
 @pytest.mark.parametrize("name", ["missing", "empty", "file"])
-def test_a_folder_without_an_index_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_folder_without_an_index_is_refused(
+    tmp_path: Path,
+    name: str,
+) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     with pytest.raises(FileNotFoundError):
         Index.open(tmp_path / name)
 
 
-def test_a_missing_vector_file_is_refused(built: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(built, tmp_path / "copy"))
-    next(copy.glob("*.faiss")).unlink()
+def test_a_missing_vector_file_is_refused(
+    built_index: Path,
+    tmp_path: Path,
+) -> None:
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    next(index_copy.glob("*.faiss")).unlink()
     with pytest.raises(FileNotFoundError):
-        Index.open(copy)
+        Index.open(index_copy)
 
 
 def test_a_database_of_others_is_refused(tmp_path: Path) -> None:
@@ -191,36 +222,38 @@ def test_a_database_of_others_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="folders have no such permissions")
 def test_a_read_only_folder_can_be_searched(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built_index: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copy = Path(shutil.copytree(built, tmp_path / "copy"))
-    files_before = sorted(copy.iterdir())
-    copy.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    files_before = sorted(index_copy.iterdir())
+    index_copy.chmod(stat.S_IRUSR | stat.S_IXUSR)
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     try:
-        index = Index.open(copy, MODEL)
+        index = Index.open(index_copy, MODEL)
         assert len(index.search("cat", 99)) == len(index)
         with index._store.reading() as connection:
             assert connection.execute("SELECT 1 FROM meta").fetchone()
-            assert sorted(copy.iterdir()) == files_before
+            assert sorted(index_copy.iterdir()) == files_before
         if os.geteuid():
             with pytest.raises(PermissionError):
                 index.delete(["d5"])
     finally:
-        copy.chmod(stat.S_IRWXU)
+        index_copy.chmod(stat.S_IRWXU)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are not listed")
-def test_descriptors_are_closed(built: Path) -> None:
+def test_descriptors_are_closed(built_index: Path) -> None:
     count_before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
-        Index.open(built, MODEL).search("cat")
+        Index.open(built_index, MODEL).search("cat")
     assert len(os.listdir("/proc/self/fd")) <= count_before + 3
 
 
-def test_a_vector_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_vector_file_of_another_kind_is_refused(index_path: Path) -> None:
     """Also where its digest is right."""
-    index = build(tmp_path / "index", documents(3), factory="Flat")
+    index = build(index_path, documents(3), factory="Flat")
     dimension = int(MODEL.get_embedding_dimension() or 0)
     graph = faiss.IndexIDMap(faiss.IndexHNSWFlat(dimension, 4, faiss.METRIC_INNER_PRODUCT))
     graph.add_with_ids(np.ones((3, dimension), np.float32), np.arange(3))
@@ -233,8 +266,8 @@ def test_a_vector_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         Index.open(index.path)
 
 
-def test_words_of_an_unknown_language_are_refused(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", documents(3))
+def test_words_of_an_unknown_language_are_refused(index_path: Path) -> None:
+    index = build(index_path, documents(3))
     with changing(index._store) as writer:
         writer.state.words = "klingon"
     with pytest.raises(ValueError, match="words='klingon' is no language"):
@@ -242,9 +275,13 @@ def test_words_of_an_unknown_language_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["documents", "meta", "pending"])
-def test_a_view_in_place_of_a_table_is_refused(built: Path, tmp_path: Path, table: str) -> None:
+def test_a_view_in_place_of_a_table_is_refused(
+    built_index: Path,
+    index_path: Path,
+    table: str,
+) -> None:
     """One that never ends would hang whoever opens the index."""
-    path = Path(shutil.copytree(built, tmp_path / "index"))
+    path = Path(shutil.copytree(built_index, index_path))
     endless = "WITH RECURSIVE number(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number)"
     with closing(sqlite3.connect(path / "index.sqlite")) as connection:
         connection.execute(f"ALTER TABLE {table} RENAME TO hidden")

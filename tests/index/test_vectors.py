@@ -34,7 +34,7 @@ def write_and_open(folder: Path, factory: str, **options: Any) -> VectorFile:
     return save_and_open(folder / "a.faiss", index, **options)
 
 
-def save_and_open(path: Path, index: Any, *, mmap: bool = True, **changes: Any) -> VectorFile:
+def save_and_open(path: Path, index: Any, *, mmap: bool = True, **state_changes: Any) -> VectorFile:
     """A file of an index; ``changes`` are of the state that it is opened with."""
     size, digest = vectors.write_index(path, index)
     state = IndexState(
@@ -49,12 +49,12 @@ def save_and_open(path: Path, index: Any, *, mmap: bool = True, **changes: Any) 
         vector_file_sha256=digest,
         indexed_count=index.ntotal,
     )
-    return VectorFile(path.parent, replace(state, **changes), mmap=mmap)
+    return VectorFile(path.parent, replace(state, **state_changes), mmap=mmap)
 
 
-def mask_of(keys: Any) -> Any:
+def mask_of(found_keys: Any) -> Any:
     is_allowed = np.zeros(KEYS[-1] + 1, bool)
-    is_allowed[keys] = True
+    is_allowed[found_keys] = True
     return is_allowed
 
 
@@ -72,50 +72,60 @@ def test_a_search_agrees_with_brute_force(
     parameters = None
     if factory != "Flat":
         parameters = "nprobe=4"
-    file = write_and_open(tmp_path, factory, parameters=parameters)
+    vector_file = write_and_open(tmp_path, factory, parameters=parameters)
     is_chosen = np.random.default_rng(1).random(COUNT) < share
     is_allowed = None
     if share < 1:
         is_allowed = mask_of(KEYS[is_chosen])
-    queries = QUERIES[:query_count]
-    scores, keys = file.search(queries, 10, is_allowed)
-    expected_scores = queries @ VECTORS.T
+    query_vectors = QUERIES[:query_count]
+    scores, found_keys = vector_file.search(query_vectors, 10, is_allowed)
+    expected_scores = query_vectors @ VECTORS.T
     expected_scores[:, ~is_chosen] = -np.inf
     k = min(10, int(is_chosen.sum()))
     order = np.argsort(-expected_scores, axis=1)[:, :k]
-    assert keys.tolist() == KEYS[order].tolist()
+    assert found_keys.tolist() == KEYS[order].tolist()
     best_scores = np.take_along_axis(expected_scores, order, axis=1)
     assert np.abs(scores - best_scores).max() < 1e-5
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat"])
-def test_nothing_is_found_where_nothing_is_allowed(tmp_path: Path, factory: str) -> None:
-    file = write_and_open(tmp_path, factory)
-    assert file.search(QUERIES, 3, mask_of([])).keys.shape == (len(QUERIES), 0)
+def test_nothing_is_found_where_nothing_is_allowed(
+    tmp_path: Path,
+    factory: str,
+) -> None:
+    vector_file = write_and_open(tmp_path, factory)
+    assert vector_file.search(QUERIES, 3, mask_of([])).keys.shape == (len(QUERIES), 0)
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
 @pytest.mark.parametrize("step", [1, 3])
-def test_all_allowed_vectors_are_found(tmp_path: Path, factory: str, step: int) -> None:
+def test_all_allowed_vectors_are_found(
+    tmp_path: Path,
+    factory: str,
+    step: int,
+) -> None:
     parameters = None
     if factory != "Flat":
         parameters = "nprobe=1"
-    file = write_and_open(tmp_path, factory, parameters=parameters)
+    vector_file = write_and_open(tmp_path, factory, parameters=parameters)
     allowed_keys = KEYS[::step]
     is_allowed = None
     if step > 1:
         is_allowed = mask_of(allowed_keys)
-    keys = file.search(QUERIES, COUNT, is_allowed).keys
-    assert np.sort(keys, axis=1).tolist() == [allowed_keys.tolist()] * len(QUERIES)
+    found_keys = vector_file.search(QUERIES, COUNT, is_allowed).keys
+    assert np.sort(found_keys, axis=1).tolist() == [allowed_keys.tolist()] * len(QUERIES)
     # Some of the lists hold as many.
-    assert (file.search(QUERIES, COUNT // 4, is_allowed).keys >= 0).all()
+    assert (vector_file.search(QUERIES, COUNT // 4, is_allowed).keys >= 0).all()
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_vectors_are_read_by_key(tmp_path: Path, factory: str) -> None:
-    file = write_and_open(tmp_path, factory)
+def test_vectors_are_read_by_key(
+    tmp_path: Path,
+    factory: str,
+) -> None:
+    vector_file = write_and_open(tmp_path, factory)
     rows = np.delete(np.arange(5, 90), [3, 7])
-    distances = np.abs(file.vectors(KEYS[rows]) - VECTORS[rows])
+    distances = np.abs(vector_file.vectors(KEYS[rows]) - VECTORS[rows])
     if factory.endswith("Flat"):
         assert distances.max() == 0
     else:
@@ -123,24 +133,29 @@ def test_vectors_are_read_by_key(tmp_path: Path, factory: str) -> None:
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_keys_are_removed_without_altering_others(tmp_path: Path, factory: str) -> None:
+def test_keys_are_removed_without_altering_others(
+    tmp_path: Path,
+    factory: str,
+) -> None:
     kept_keys = KEYS[1::2]
     expected_vectors = write_and_open(tmp_path, factory).vectors(kept_keys)
     index = write_and_open(tmp_path, factory, mmap=False).without(KEYS[::2])
-    file = save_and_open(tmp_path / "b.faiss", index)
-    assert sorted(file.search(QUERIES[:1], COUNT).keys[0].tolist()) == kept_keys.tolist()
-    assert np.array_equal(file.vectors(kept_keys), expected_vectors)
+    vector_file = save_and_open(tmp_path / "b.faiss", index)
+    assert sorted(vector_file.search(QUERIES[:1], COUNT).keys[0].tolist()) == kept_keys.tolist()
+    assert np.array_equal(vector_file.vectors(kept_keys), expected_vectors)
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("state_changes", "reason"),
     [({"dimension": DIMENSION + 1}, "another"), ({"vector_file_size": 1}, "were written")],
 )
 def test_a_file_of_another_shape_is_refused(
-    tmp_path: Path, changes: dict[str, int], reason: str
+    tmp_path: Path,
+    state_changes: dict[str, int],
+    reason: str,
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        write_and_open(tmp_path, "Flat", **changes)
+        write_and_open(tmp_path, "Flat", **state_changes)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +163,10 @@ def test_a_file_of_another_shape_is_refused(
     [(COUNT, "Flat", None), (COUNT - 1, "IVF80,Flat", "nprobe=8")],
 )
 def test_the_factory_follows_from_the_size(
-    monkeypatch: pytest.MonkeyPatch, max_flat_vectors: int, factory: str, parameters: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    max_flat_vectors: int,
+    factory: str,
+    parameters: str | None,
 ) -> None:
     monkeypatch.setattr(factories, "MAX_FLAT_VECTORS", max_flat_vectors)
     trained = factories.train_index("auto", DIMENSION, None, SEGMENTS)
@@ -162,7 +180,9 @@ def test_a_share_of_the_lists_is_probed() -> None:
 
 @pytest.mark.parametrize(("min_samples", "sample_size"), [(COUNT, COUNT), (1, 134)])
 def test_a_sample_of_every_segment_trains_the_index(
-    monkeypatch: pytest.MonkeyPatch, min_samples: int, sample_size: int
+    monkeypatch: pytest.MonkeyPatch,
+    min_samples: int,
+    sample_size: int,
 ) -> None:
     sizes: list[int] = []
     monkeypatch.setattr(
@@ -175,11 +195,11 @@ def test_a_sample_of_every_segment_trains_the_index(
 
 def test_equal_scores_are_ranked_by_key_and_no_key_is_last() -> None:
     scores = np.array([[1, 2, 2, 3, 2]], np.float32)
-    keys = np.array([[5, 4, 1, -1, 2]])
-    ranking = top_k(scores, keys, 3)
+    found_keys = np.array([[5, 4, 1, -1, 2]])
+    ranking = top_k(scores, found_keys, 3)
     assert ranking.scores.tolist() == [[2, 2, 2]]
     assert ranking.keys.tolist() == [[1, 2, 4]]
-    assert top_k(scores, keys, 9).keys.tolist() == [[1, 2, 4, 5, -1]]
+    assert top_k(scores, found_keys, 9).keys.tolist() == [[1, 2, 4, 5, -1]]
 
 
 def test_vectors_of_any_length_are_scaled_to_one() -> None:

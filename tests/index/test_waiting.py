@@ -32,8 +32,8 @@ CHANGES: dict[str, Callable[[Index], object]] = {
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> Index:
-    return build(tmp_path / "index", documents(5))
+def index(index_path: Path) -> Index:
+    return build(index_path, documents(5))
 
 
 @pytest.fixture
@@ -41,12 +41,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("st_reba.storage.files.WRITER_PATIENCE", 0.1)
 
 
-@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize("write_index", WRITERS.values(), ids=WRITERS)
 def test_a_second_writer_waits_for_the_first(
-    index: Index, write: Callable[[Index], object]
+    index: Index,
+    write_index: Callable[[Index], object],
 ) -> None:
     with sole_writer(index.path, "*"):
-        second_writer = threading.Thread(target=write, args=(index,))
+        second_writer = threading.Thread(target=write_index, args=(index,))
         second_writer.start()
         time.sleep(0.3)
         assert second_writer.is_alive()
@@ -55,18 +56,20 @@ def test_a_second_writer_waits_for_the_first(
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("make_change", CHANGES.values(), ids=CHANGES)
 def test_the_error_of_a_wait_names_the_other_process(
-    index: Index, change: Callable[[Index], object]
+    index: Index,
+    make_change: Callable[[Index], object],
 ) -> None:
     message = "another process is .* did not end within 0.1 s; when it has ended, run the same"
     with index._store.writing(create=False), pytest.raises(BlockingIOError, match=message):
-        change(index)
+        make_change(index)
 
 
 @pytest.mark.usefixtures("impatient")
 def test_an_addition_that_waited_in_vain_keeps_its_vectors(
-    index: Index, monkeypatch: pytest.MonkeyPatch
+    index: Index,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with index._store.writing(create=False), pytest.raises(BlockingIOError) as raised:
         index.add(texts(9), **QUIET)
@@ -92,7 +95,10 @@ def test_a_stopped_command_reports_what_it_kept(
     encode_part = corpus_encode.encode_part
 
     def stop_in_the_second_part(
-        model: object, corpus: object, part_number: int, progress: object
+        model: object,
+        corpus: object,
+        part_number: int,
+        progress: object,
     ) -> int:
         if part_number == 1:
             signal.raise_signal(signal_number)
@@ -108,12 +114,13 @@ def test_a_stopped_command_reports_what_it_kept(
 
 
 def test_documents_longer_than_the_model_reads_are_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    index_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = st_reba.build("mini", "echo", max_seq_length=32)
     rows = [Document("long text " * 40, f"long{number}") for number in range(3)]
     rows.append(Document("short", "short"))
-    index = Index.build(model, rows, tmp_path / "index", **QUIET)
+    index = Index.build(model, rows, index_path, **QUIET)
     warning = "3 of 4 documents are longer than the model reads (max_seq_length 32)"
     assert warning in caplog.text
     assert index.info()["truncated"] == 3

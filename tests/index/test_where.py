@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indexes import build
+from indexes import build, ids_of, texts_of
 
 from st_reba.index import Document, Index
 from st_reba.index.where import parse_where
@@ -20,7 +20,7 @@ METADATA: dict[str, dict[str, Any]] = {
     "wide": {"n": 2**70, "lang": "it's"},
 }
 ALL = ["en", "text", "upper", "wide", "zh"]
-MANY_NAMES = {str(number): {"exists": False} for number in range(100)}
+MANY_NAMES = {str(year): {"exists": False} for year in range(100)}
 EXPECTED_IDS: list[tuple[Any, list[str]]] = [
     ({}, ALL),
     ({"lang": {"!=": "zh"}}, ["en", "text", "upper", "wide"]),
@@ -57,13 +57,18 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return build(tmp_path_factory.mktemp("where") / "index", stored_documents)
 
 
-def find(index: Index, where: Any) -> list[str]:
-    return sorted(result.id for result in index.search("cat", where=where))
+def find(
+    index: Index,
+    where: Any,
+) -> list[str]:
+    return sorted(ids_of(index.search("cat", where=where)))
 
 
 @pytest.mark.parametrize(("where", "expected_ids"), EXPECTED_IDS)
 def test_documents_that_meet_a_condition_are_found(
-    index: Index, where: Any, expected_ids: list[str]
+    index: Index,
+    where: Any,
+    expected_ids: list[str],
 ) -> None:
     assert find(index, where) == expected_ids
 
@@ -75,20 +80,21 @@ def test_integers_beyond_64_bits_are_compared_as_floats(index: Index) -> None:
 
 
 def test_few_conditions_are_cached(index: Index) -> None:
-    for number in range(20):
-        find(index, {"n": number})
+    for year in range(20):
+        find(index, {"n": year})
     assert index._snapshots.latest is not None
     assert len(index._snapshots.latest.masks) <= 8
 
 
 def test_a_condition_that_no_document_meets_is_warned_of_once(
-    index: Index, caplog: pytest.LogCaptureFixture
+    index: Index,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     for _ in range(2):
         assert find(index, {"year": 2020}) == []
-    names = r"a\tb, a' b, big, lang, n, on, tags".replace(r"\t", "\t")
+    metadata_names = r"a\tb, a' b, big, lang, n, on, tags".replace(r"\t", "\t")
     warnings = [message for message in caplog.messages if "no document meets" in message]
-    assert warnings == [f"where: no document meets {{'year': 2020}}; there are: {names}"]
+    assert warnings == [f"where: no document meets {{'year': 2020}}; there are: {metadata_names}"]
 
 
 @pytest.mark.parametrize(
@@ -103,18 +109,21 @@ def test_a_condition_that_no_document_meets_is_warned_of_once(
         {"mark\udcff": {"exists": np.bool_(True)}},
     ],
 )
-def test_values_are_compared_as_they_are_stored(tmp_path: Path, where: Any) -> None:
+def test_values_are_compared_as_they_are_stored(
+    index_path: Path,
+    where: Any,
+) -> None:
     """Numbers of NumPy as plain ones, and texts with U+FFFD."""
     first_metadata = {"n": 1, "on": True, "mark\ud800": "a\ud800"}
     second_metadata = {"n": 2.5, "on": False}
     stored_documents = [Document("cat", "a", first_metadata), Document("cat", "b", second_metadata)]
-    index = build(tmp_path / "index", stored_documents)
+    index = build(index_path, stored_documents)
     assert find(index, where) == ["a"]
 
 
-def test_lone_surrogates_in_a_query_are_replaced(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", ["cat"])
-    assert [result.text for result in index.search("cat\ud800", 1)] == ["cat"]
+def test_lone_surrogates_in_a_query_are_replaced(index_path: Path) -> None:
+    index = build(index_path, ["cat"])
+    assert texts_of(index.search("cat\ud800", 1)) == ["cat"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +142,7 @@ def test_lone_surrogates_in_a_query_are_replaced(tmp_path: Path) -> None:
         {"n": {}},
         {"n": float("nan")},
         {"n": {"has": None}},
-        {str(number): 1 for number in range(101)},
+        {str(year): 1 for year in range(101)},
     ],
 )
 def test_conditions_that_are_refused(where: Any) -> None:
