@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tiny import WORDS, tiny_model
 
 import st_reba.index.changes as changes
 from st_reba.corpus import Corpus, encode_corpus
-from st_reba.index import Document, Index
+from st_reba.index import Document, Index, SearchResult
 
 QUERIES = ["cat ship", "gold", "moon rain king"]
 EXPORTS = ("out.parquet", "out.faiss")
@@ -52,8 +53,10 @@ def documents(
     prefix: str = "d",
 ) -> list[Document]:
     """Documents with ids and metadata."""
-    numbered_texts = enumerate(texts(count, seed))
-    return [Document(text, f"{prefix}{row}", {"n": row}) for row, text in numbered_texts]
+    drawn_documents = []
+    for row, text in enumerate(texts(count, seed)):
+        drawn_documents.append(Document(text, f"{prefix}{row}", {"n": row}))
+    return drawn_documents
 
 
 def state(work_folder: Path) -> State:
@@ -78,13 +81,16 @@ class Nearly(float):
     __hash__ = None  # type: ignore[assignment]
 
 
+def _round_score(result: SearchResult) -> SearchResult:
+    return replace(result, score=Nearly(result.score))
+
+
 def state_but_for_rounding(work_folder: Path) -> State:
     """The state of an index whose vectors every repetition computes from the stored ones."""
     whole_state = state(work_folder)
     results_by_query = []
     for results in whole_state["found"]:
-        rounded_results = [(result_id, Nearly(score), text) for result_id, score, text in results]
-        results_by_query.append(rounded_results)
+        results_by_query.append([_round_score(result) for result in results])
     whole_state["found"] = results_by_query
     del whole_state["values"]  # bytes of vectors, which the scores stand for
     return whole_state
@@ -102,16 +108,12 @@ def index_state(index_path: Path) -> State:
     facts = index.verify()
     index_facts = {name: facts[name] for name in _VISIBLE_FACTS}
     query_vectors = np.asarray(model().encode_query(QUERIES, show_progress_bar=False))
-    nearest = []
-    for results in index.search(query_vectors, k=8):
-        nearest.append([(result.id, result.score, result.text) for result in results])
-    found_by_words = []
-    for results in index.search(QUERIES, k=8, mode="words"):
-        found_by_words.append([(result.id, result.score) for result in results])
+    nearest = index.search(query_vectors, k=8)
+    found_by_words = index.search(QUERIES, k=8, mode="words")
     index_facts |= {
         "found": nearest,
         "words": found_by_words,
-        "texts": [(document.id, document.text, document.metadata) for document in index],
+        "documents in order": list(index),
         "rejects": index.rejects(),
         "values": exported_bytes,
     }
@@ -150,7 +152,7 @@ def change_whitened(work_folder: Path) -> None:
     build_whitened(work_folder)
     index = Index.open(work_folder / "index", model())
     index.add(texts(8, 5), show_progress_bar=False)
-    index.delete([f"d{number}" for number in range(20)])
+    index.delete([f"d{id_number}" for id_number in range(20)])
 
 
 def whiten_anew(work_folder: Path) -> None:
@@ -162,8 +164,8 @@ def _mixed_rows(row_count: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for document in documents(row_count, 1, "e"):
         rows.append({"id": document.id, "text": document.text, "n": document.metadata["n"]})
-    for number, text in enumerate(texts(row_count, 2)):
-        rows.append({"id": f"d{number}", "text": text})
+    for id_number, text in enumerate(texts(row_count, 2)):
+        rows.append({"id": f"d{id_number}", "text": text})
     rows += [{"text": text} for text in texts(row_count, 3)]
     rows += [{"text": "  "}, {"text": 7}, {"id": "e0", "text": "cat"}]
     return rows
@@ -310,7 +312,7 @@ class _Operations:
         index: Index,
         work_folder: Path,
     ) -> None:
-        index.delete([f"d{number}" for number in range(self.size)])
+        index.delete([f"d{id_number}" for id_number in range(self.size)])
 
     def compact(
         self,

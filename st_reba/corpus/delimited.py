@@ -1,4 +1,4 @@
-"""Rows of .csv and .tsv: the separator is recognized, and a quote that nobody closes costs one line."""
+"""Rows of .csv and .tsv: the separator is recognized, and an unclosed quote costs one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SEPARATORS = (",", ";", "\t", "|")
 # The first line by which Excel knows the separator.
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*')
 _SAMPLE_LINES = 50
-# Lines of one record times their separators: so many agree with the first line's by chance only rarely.
+# Lines of one record times their separators. So many agree with the first line only rarely by
+# chance.
 _MAX_CHANCE_AGREEMENT = 12
 _QUOTE_REMEDY = "close it, and write quotes inside quotes twice"
 
@@ -87,7 +88,7 @@ class DelimitedRows:
             yield row_place, fault or dict(zip(header, fields, strict=True))
 
     def field_counts(self) -> list[int]:
-        """Number of fields of each row and of the header; a csv.Error: a quote is not closed, or stands alone."""
+        """Number of fields of the header and of each row; a csv.Error for a stray quote."""
         return [len(fields) for fields in self._reader if fields]
 
     def _parse(self, lines: Iterator[str], separator: str | None = None) -> Iterator[list[str]]:

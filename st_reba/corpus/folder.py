@@ -298,7 +298,7 @@ class Corpus:
         self.documents_path(part_number).unlink(missing_ok=True)
 
     def vectors(self, part_number: int) -> Vectors:
-        """A part's vectors [vectors, d], mapped from the file, which is compared with its digest."""
+        """A part's vectors [vectors, d], mapped from its file, whose digest is compared."""
         path = self.vectors_path(part_number)
         try:
             self._compare_digest(part_number)

@@ -1,4 +1,7 @@
-"""Rows of JSON: a value a line, one array, or values one after another; a file is never in memory as a whole."""
+"""Rows of JSON: a value a line, one array, or values one after another.
+
+A file is never in memory as a whole.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ _DECODER = json.JSONDecoder(parse_int=_parse_integer)
 
 
 def has_value_per_line(stream: TextIO, suffix: str) -> bool:
-    """True if each line of a file is a value: its first does not begin an array, nor, in a .json, break off."""
+    """True if each line of a file is a value.
+
+    Its first line then does not begin an array and, in a .json, is a whole value.
+    """
     first_line = _first_filled_line(stream)
     if first_line.lstrip().startswith("["):
         return False
@@ -39,7 +45,7 @@ def has_value_per_line(stream: TextIO, suffix: str) -> bool:
 
 
 def _first_filled_line(stream: TextIO) -> str:
-    """The first line that is not blank, or its beginning: an array may be all on one line; "": there is none."""
+    """The beginning of the first line that is not blank; "": there is none."""
     line = stream.readline(text_files.MOST_CHARS)
     while line.isspace():
         line = stream.readline(text_files.MOST_CHARS)

@@ -171,8 +171,8 @@ class _Encoder:
         if attempts.stat().st_size > ATTEMPTS:
             attempts.unlink()
             raise RuntimeError(
-                f"part {part_number}: {ATTEMPTS} workers died over it, as happens when memory runs out; "
-                "run the same again with fewer workers, or with overwrite=True and fewer "
+                f"part {part_number}: {ATTEMPTS} workers died over it, as happens when memory runs "
+                "out; run the same again with fewer workers, or with overwrite=True and fewer "
                 "batch_tokens"
             )
         text_count = encode_part(self._model, self._corpus, part_number)

@@ -394,19 +394,19 @@ class _TableReader:
             self._find_columns(row, row_place)
         if self.text_column not in row:
             return Reject(row_place, f"no text: there is no {self.text_column!r}; give it one")
-        return validate(self._document(self._without_bytes(row, row_place), row_place), row_place)
+        document = self._document(self._without_bytes(row, row_place), row_place)
+        return validate(document, row_place)
 
     def _find_columns(self, row: Cells, row_place: str) -> None:
         """Find the columns of a table by its first row."""
-        requested = self._requested_columns
         shown_names = [repr(preview(name)) for name in list(row)[:_SHOWN_COLUMNS]]
         there = ", ".join(shown_names) or "none"
-        for option, column in vars(requested).items():
+        for option, column in vars(self._requested_columns).items():
             if column and column not in row:
                 raise ValueError(
                     f"{option}={column!r} is no column; {row_place} has: {there}; name one of these"
                 )
-        text_column = requested.text_column or _usual_name(TEXT_NAMES, row)
+        text_column = self._requested_columns.text_column or _usual_name(TEXT_NAMES, row)
         if text_column is None:
             hint = ""
             if len(row) == 1 and not re.fullmatch(r"[\w\s-]*", next(iter(row))):
@@ -414,21 +414,26 @@ class _TableReader:
             raise ValueError(
                 f"{row_place}: no column 'text'; there: {there}{hint}; name one with text_column"
             )
-        id_column = requested.id_column
-        if id_column == text_column:
-            raise ValueError(
-                f"{row_place}: {text_column!r} is named as the text and as the id; "
-                "name another id_column"
-            )
-        if id_column is None:
-            id_column = _usual_name(ID_NAMES, row, excluded=text_column)
-        if id_column is None and text_column != "id":
-            id_column = "id"  # records may have different keys: the first id may be in a later one
-        self.has_columns = True
         self.text_column = text_column
-        self._id_column = id_column or ""
+        self._id_column = self._find_id_column(row, row_place)
         if self._id_column in row:
             self.found_id_column = self._id_column
+        self.has_columns = True
+
+    def _find_id_column(self, row: Cells, row_place: str) -> str:
+        id_column = self._requested_columns.id_column
+        if id_column == self.text_column:
+            raise ValueError(
+                f"{row_place}: {id_column!r} is named as the text and as the id; "
+                "name another id_column"
+            )
+        if id_column is not None:
+            return id_column
+        other_columns = {column: row[column] for column in row if column != self.text_column}
+        id_column = _usual_name(ID_NAMES, other_columns)
+        if id_column is None and self.text_column != "id":
+            return "id"  # records may have different keys: the first id may be in a later one
+        return id_column or ""
 
     def _without_bytes(self, row: Cells, row_place: str) -> Cells:
         """A row without images and other bytes, of which the first row's warning tells."""
@@ -460,9 +465,10 @@ class _TableReader:
         return Document(text, document_id, row_cells)
 
 
-def _usual_name(column_names: Iterable[str], row: Cells, excluded: str = "") -> str | None:
-    for name in column_names:
-        if name in row and name != excluded:
+def _usual_name(usual_names: Iterable[str], row: Cells) -> str | None:
+    """The first of some names that a row has."""
+    for name in usual_names:
+        if name in row:
             return name
     return None
 

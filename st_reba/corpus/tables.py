@@ -1,4 +1,7 @@
-"""The one reader of tables and texts: .csv, .tsv, .jsonl, .parquet, .txt, .md, and folders of the datasets library."""
+"""The one reader of tables and texts.
+
+It reads .csv, .tsv, .jsonl, .parquet, .txt and .md, and folders of the datasets library.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,9 @@ def read_table(path: str | PathLike[str]) -> DataFrame:
     """Read a file or a folder of the datasets library as a DataFrame.
 
     Args:
-        path: .csv and .tsv begin with a line of column names; their cells are strings. A .tsv may be without quotes,
-            as most are. A string in a .jsonl counts as {"text": string}; so does a line of a .txt, and all of a .md.
+        path: .csv and .tsv begin with a line of column names; their cells are strings. A .tsv may
+            be without quotes, as most are. A string in a .jsonl counts as {"text": string}; so does
+            a line of a .txt, and all of a .md.
 
     Returns:
         The table; cells that a row does not have are NaN.
@@ -207,7 +211,7 @@ def warn_of_byte_columns(name: str, column_names: Iterable[str]) -> None:
 
 
 def holds_bytes(value: object) -> bool:
-    """True for bytes and for images and sounds that a library has decoded, by themselves or in a dict or a list.
+    """True for bytes and for decoded images and sounds, by themselves or in a dict or a list.
 
     Example:
         >>> [holds_bytes(value) for value in (b"raw", {"bytes": b"raw", "path": None}, ["text"], 7)]

@@ -1,4 +1,4 @@
-"""Text files and standard input, decoded: by the mark they begin with, as UTF-8, or in the encoding that is named."""
+"""Text files and standard input, decoded by their mark, as UTF-8, or in a named encoding."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def _open_binary(path: Path) -> BinaryIO:
 def decode_stream(
     binary: BinaryIO, name: str, encoding: str | None, *, is_interactive: bool = False
 ) -> TextIO:
-    """Decode a stream of bytes; a byte that is not of the encoding becomes a lone surrogate (`decoding_fault`).
+    """Decode a stream of bytes.
+
+    A byte that is not of the encoding becomes a lone surrogate, see `decoding_fault`.
 
     Args:
         binary: The stream.
@@ -93,7 +95,7 @@ def _encoding_by_mark(sample: bytes) -> str | None:
 
 @contextmanager
 def named_errors(name: str) -> Iterator[None]:
-    """Within the ``with`` block, an error of reading becomes a ValueError that begins with the file's name."""
+    """Within the ``with`` block, errors of reading become ValueErrors with the file's name."""
     try:
         yield
     except GZIP_ERRORS as error:
@@ -119,8 +121,10 @@ def check_encoding(encoding: str | None) -> None:
     try:
         b"a".decode(encoding, "replace")
     except (LookupError, ValueError):
-        message = f"encoding={encoding!r:.60} is not known; name one of text, as 'gb18030', 'utf-16-le' or 'cp1252'"
-        raise ValueError(message) from None
+        raise ValueError(
+            f"encoding={encoding!r:.60} is not known; name one of text, as 'gb18030', "
+            "'utf-16-le' or 'cp1252'"
+        ) from None
 
 
 def is_utf8(encoding: str) -> bool:
@@ -154,7 +158,7 @@ def read_lines(stream: TextIO) -> Iterator[str]:
 
 
 def read_text_lines(stream: TextIO) -> Iterator[TableRow]:
-    """The text of each line that is not blank, as {"text": line}, or why it is none; with its place, as "line 3"."""
+    """The text of each line that is not blank, as {"text": line}, or why it cannot be read."""
     for line_number, text_line in enumerate(read_lines(stream), 1):
         text = text_line.rstrip("\r\n").lstrip("\ufeff")  # files that are joined keep their marks
         if text and not text.isspace():
@@ -164,7 +168,10 @@ def read_text_lines(stream: TextIO) -> Iterator[TableRow]:
 def describe_gzip_error(error: Exception) -> str:
     """What is wrong with a file whose name ends in .gz, with a remedy."""
     if isinstance(error, gzip.BadGzipFile) and str(error).startswith("Not a gzipped file"):
-        return "the name ends in .gz, but gzip did not write it; compress it, or take .gz out of its name"
+        return (
+            "the name ends in .gz, but gzip did not write it; "
+            "compress it, or take .gz out of its name"
+        )
     return f"what gzip wrote is cut or damaged ({error}); compress or fetch it again"
 
 
@@ -177,7 +184,8 @@ def _refuse_other_formats(sample: bytes, name: str) -> None:
     line_number = sample.count(b"\n", 0, sample.index(b"\0")) + 1
     remedy = _ENCODING_REMEDY.format(_guess_wide_encoding(sample))
     raise ValueError(
-        f"{name}, line {line_number}: not utf-8: a NUL, as UTF-16 without a mark or a binary file has; {remedy}"
+        f"{name}, line {line_number}: not utf-8: a NUL, as UTF-16 without a mark or a binary file "
+        f"has; {remedy}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Arguments of an index's methods: each is checked, and an error names it, its value and the remedy."""
+"""Arguments of an index's methods, checked: errors name option, value and remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compaction: an index is written anew, without what was deleted, and whitened otherwise if that is asked for."""
+"""Compaction: an index is written anew without deleted documents, and whitened on request."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _fit_whitening(
     snapshots: Snapshots,
     index_model: IndexModel,
 ) -> tuple[IndexState, Whitening | None]:
-    """Fit on the documents that are there, outside of the change: it takes the time to encode 200 sentences."""
+    """Fit on the documents of the index, before the change: 200 sentences must be encoded."""
     with store.reading() as connection:
         snapshot = snapshots.read(connection, check_digest=True)
         index_model.check(snapshot.state)

@@ -1,4 +1,4 @@
-"""What is asked of an index: queries as texts or vectors, and the mode that they are searched by."""
+"""Queries of an index, as texts or vectors, and the mode that they are searched by."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from .store import Store
 
 
 class Snapshots:
-    """Gives the snapshot of a transaction; what did not change since the last one is not read again."""
+    """Gives the snapshot of a transaction; unchanged parts of the last one are used again."""
 
     def __init__(self, store: Store) -> None:
         self.latest: Snapshot | None = None
@@ -24,7 +24,7 @@ class Snapshots:
         *,
         check_digest: bool = False,
     ) -> Snapshot:
-        """The index as a transaction sees it; ``check_digest``: its FAISS file is compared with its SHA-256."""
+        """The index as a transaction sees it; ``check_digest``: of its FAISS file."""
         with self._lock:
             current_state = read_state(connection, self._store.path)
             while True:
@@ -36,7 +36,8 @@ class Snapshots:
                         vector_file.check_digest()
                     return self.latest
                 except FileNotFoundError:
-                    # A writer may have replaced the file since this transaction began: so it begins anew.
+                    # A writer may have replaced the file since this transaction began, so it is
+                    # begun again.
                     connection.execute("ROLLBACK")
                     connection.execute("BEGIN")
                     changes_before = current_state.changes

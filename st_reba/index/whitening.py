@@ -1,8 +1,8 @@
 """Whitening of an index: what search needs of vectors, fitted without labels on the documents.
 
-Raw vectors are those that the model gives. An index that is whitened holds and compares whitened ones: documents and
-queries lose a mean of their own, and directions that all documents share count for less. Its linear map is kept
-in ``index.sqlite``, and changes with the vectors that it made, in one transaction.
+Raw vectors are those of the model. A whitened index holds and compares whitened ones: documents and
+queries lose a mean of their own, and directions that all documents share count for less. Its linear
+map is kept in ``index.sqlite``, and changes with the vectors that it made, in one transaction.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Whitening:
 
     Args:
         linear_filter: The map; its weight is square and can be inverted.
-        metric: ``"cosine"``: vectors have length one before it and after it; ``"dot"``: they have any.
+        metric: ``"cosine"``: vectors have length one before and after it; ``"dot"``: any length.
 
     Example:
         >>> from st_reba import Filter
@@ -69,8 +69,9 @@ class Whitening:
         """Fit what the sample allows; None: it allows nothing.
 
         Args:
-            model: The model that gave the vectors; it encodes up to 200 sentences of the texts as queries.
-            sample: Of 100 different texts or more, the whitening is whole; of 20 or more, it is means alone.
+            model: The model of the vectors; it encodes up to 200 sentences of the texts as queries.
+            sample: With 100 different texts or more, the whitening is whole; with 20 or more, means
+                alone.
             metric: The metric of the index.
         """
         distinct_sample = sample.without_repetitions()
@@ -90,7 +91,7 @@ class Whitening:
 
     @property
     def description(self) -> str:
-        """What it is, and what it was fitted on, as ``"whiten:power=0.25,texts=1400,queries=200"``."""
+        """Its kind and what it was fitted on: ``"whiten:power=0.25,texts=1400,queries=200"``."""
         return self.linear_filter.description
 
     @cached_property
@@ -103,7 +104,7 @@ class Whitening:
         return self.linear_filter.kind == "whiten"
 
     def apply(self, raw_vectors: NDArray[np.floating], task: Task = "document") -> Matrix:
-        """Whiten vectors [n, d] of documents, or of queries; of cosines the result has length one."""
+        """Whiten vectors [n, d] of documents, or of queries; for cosines, to length one."""
         whitened_vectors = np.empty(raw_vectors.shape, np.float32)
         for start in range(0, len(raw_vectors), _ROWS_AT_A_TIME):
             rows = slice(start, start + _ROWS_AT_A_TIME)
@@ -166,7 +167,7 @@ def _distances_to_sphere(
     mean: NDArray[np.float64],
     directions: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """How often each direction [n, d] is added to a mean within the unit sphere for a vector of length one.
+    """Factors by which directions [n, d], added to a mean, give vectors of length one.
 
     Cosines have lost the length of the whitened vector; that of the raw one is known.
     """
@@ -174,7 +175,7 @@ def _distances_to_sphere(
     projections = directions @ mean
     remaining_square = max(0.0, 1 - float(mean @ mean))
     roots = np.sqrt(projections**2 + squared_lengths * remaining_square)
-    # The positive solution in two forms, neither of which takes the difference of nearly equal numbers.
+    # The positive solution in two forms without differences of nearly equal numbers.
     distances = np.zeros(len(directions))
     is_outward = projections > 0
     is_inward = ~is_outward & (squared_lengths > 0)
@@ -190,7 +191,7 @@ def check_whiten(whiten: bool | None) -> None:
 
 
 def is_to_be_whitened(model: SentenceTransformer, whiten: bool | None) -> bool:
-    """What is asked for; None: True for a decoder that became an embedder without training, and has no filter."""
+    """The option's value; None: True for a decoder without training and without a filter."""
     if whiten is not None:
         return whiten
     recipe = getattr(model[0], "recipe", None)
@@ -203,7 +204,7 @@ def tell_what_was_fitted(
     *,
     is_asked_for: bool,
 ) -> None:
-    """Log what the whitening of an index is; a warning where it was asked for and the texts allow less."""
+    """Log the whitening of an index; a warning if it was asked for and the texts allow less."""
     if whitening is not None and whitening.is_whole:
         logger.info("%s: vectors are whitened (%s)", index_folder, whitening.description)
         return
@@ -214,7 +215,8 @@ def tell_what_was_fitted(
     logger.log(
         level,
         "%s: %s: there are too few different texts (means need %d, whitening %d); "
-        "when there are more, Index.compact(whiten=True) (st-reba prune %s --compact --whiten) fits it",
+        "when there are more, Index.compact(whiten=True) "
+        "(st-reba prune %s --compact --whiten) fits it",
         index_folder,
         extent,
         FEWEST_FOR_MEAN,
@@ -236,7 +238,7 @@ def read_whitening(
 
 
 def read_content(connection: sqlite3.Connection, state: IndexState, index_path: Path) -> bytes:
-    """The linear map of a whitened index, as `Filter.to_bytes` wrote it, compared with its digest."""
+    """The linear map of a whitened index, as of `Filter.to_bytes`; its digest is compared."""
     row = connection.execute("SELECT content FROM whitening").fetchone()
     if row is None:
         raise damaged(index_path, "its whitening is missing")
@@ -249,7 +251,7 @@ def read_content(connection: sqlite3.Connection, state: IndexState, index_path: 
 def write_whitening(
     connection: sqlite3.Connection, state: IndexState, whitening: Whitening | None
 ) -> None:
-    """Keep a whitening in place of the one before, and name it in the state; None: there is none."""
+    """Store a whitening in place of the one before, and name it in the state; None: none."""
     connection.execute("DELETE FROM whitening")
     state.whitening = None
     state.whitening_sha256 = ""

@@ -1,7 +1,8 @@
 """The words of documents, in tables of SQLite's FTS5.
 
-The table ``words`` is contentless: its rows have the keys of ``documents``, which holds the texts, so a row is
-removed by giving FTS5 the text again. Everything happens in the transaction that changes ``documents``.
+The table ``words`` is contentless: its rows have the keys of ``documents``, which holds the texts.
+A row is removed by giving FTS5 the text again. Everything happens in the transaction that changes
+``documents``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .terms import TOKENIZERS, language_of, separated
 _CREATE_WORDS = """
 CREATE VIRTUAL TABLE words USING fts5(text, content = '', tokenize = "{tokenizer}")
 """
-# They store nothing: one shows each occurrence of a term, the other each term's number of documents.
+# They store nothing: one has each occurrence of a term, the other each term's number of documents.
 _CREATE_OCCURRENCES = "CREATE VIRTUAL TABLE occurrences USING fts5vocab(words, 'instance')"
 _CREATE_FREQUENCIES = "CREATE VIRTUAL TABLE frequencies USING fts5vocab(words, 'row')"
 _TABLES = ("frequencies", "occurrences", "words")
@@ -91,7 +92,7 @@ def damaged_words(database_path: Path) -> ValueError:
 
 
 def verify_words(connection: sqlite3.Connection, language: str, database_path: Path) -> None:
-    """Compare all that a search reads with the words that the documents have, or raise a ValueError."""
+    """Compare all that a search reads with the words of the documents, or raise a ValueError."""
     # A database without a name is a temporary file.
     with closing(sqlite3.connect("", isolation_level=None)) as expected:
         expected.execute("BEGIN")

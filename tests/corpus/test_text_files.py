@@ -1,4 +1,4 @@
-"""Files and streams that are not what their name says: read as what they are, or refused with a remedy."""
+"""Files and streams that do not fit their name are recognized, or refused with a remedy."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_a_repeated_addition_is_recognized_after_another_change(tmp_path: Path) 
     """An addition that took effect before its writer was killed, and texts of another since."""
     trial = Trial(OPERATIONS["add a file without ids"], tmp_path / "trial")
     other_texts = ["king", "moon moon"]
-    expected_texts = sorted([text for _, text, _ in trial.new_state["texts"]] + other_texts)
+    expected_texts = sorted(texts_of(trial.new_state["documents in order"]) + other_texts)
     step = max(1, trial.event_count // 4)
     for event in range(trial.event_count, 0, -step):
         with trial.copy() as copy:

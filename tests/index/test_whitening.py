@@ -49,7 +49,7 @@ def raw_vectors_of(document_texts: list[str], model: SentenceTransformer = MODEL
 
 
 class Reference:
-    """Whitening in float64, as its formula says: (1 − ½) variance + ½ mean variance, to the power −¼."""
+    """Whitening in float64 by its formula: (½ variance + ½ mean variance) to the power −¼."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Words of an index: what they find, that nothing in a query is an operator, and that they follow every change."""
+"""Words of an index: what they find, queries without operators, and words after changes."""
 
 from __future__ import annotations
 
