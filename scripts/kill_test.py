@@ -46,9 +46,9 @@ def main() -> int:
             trial, count = trials[number % len(trials)], counts[number % len(trials)]
             delay = moments.uniform(0, trial.seconds)
             # An operation may be done a little sooner than it was undisturbed: that is another draw.
-            while (outcome := trial.kill(delay=delay)).problem is None and not outcome.killed:
+            while (outcome := trial.kill(delay=delay)).problem is None and not outcome.was_killed:
                 delay = moments.uniform(0, trial.seconds)
-            count.update(kills=1, after=outcome.after, equal=outcome.problem is None)
+            count.update(kills=1, after=outcome.saw_new_state, equal=outcome.problem is None)
             if outcome.problem is not None:
                 print(f"{trial.operation.name}, killed after {delay:.4f} s: {outcome.problem}", file=sys.stderr)
     total = sum(counts, Counter[str]())

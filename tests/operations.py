@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,167 +17,328 @@ from tiny import WORDS, tiny_model
 
 import st_reba.index.changes as changes
 from st_reba.corpus import Corpus, encode_corpus
-from st_reba.index import Document, Index
+from st_reba.index import Document, Index, SearchResult
 
-QUERIES, EXPORTS = ["cat ship", "gold", "moon rain king"], ("out.parquet", "out.faiss")
-
+QUERIES = ["cat ship", "gold", "moon rain king"]
+EXPORTS = ("out.parquet", "out.faiss")
+_VISIBLE_FACTS = (
+    "documents",
+    "vectors",
+    "factory",
+    "parameters",
+    "columns",
+    "pending",
+    "whitening",
+)
 
 model = cache(tiny_model)
 
 
-def texts(count: int, seed: int = 0) -> list[str]:
+def texts(
+    count: int,
+    seed: int = 0,
+) -> list[str]:
     """Texts of one to six words."""
     random = np.random.default_rng(seed)
-    return [" ".join(random.choice(WORDS[:12], size=random.integers(1, 7))) for _ in range(count)]
+    drawn_texts = []
+    for _ in range(count):
+        drawn_words = random.choice(WORDS[:12], size=random.integers(1, 7))
+        drawn_texts.append(" ".join(drawn_words))
+    return drawn_texts
 
 
-def documents(count: int, seed: int = 0, prefix: str = "d") -> list[Document]:
+def documents(
+    count: int,
+    seed: int = 0,
+    prefix: str = "d",
+) -> list[Document]:
     """Documents with ids and metadata."""
-    return [Document(text, f"{prefix}{n}", {"n": n}) for n, text in enumerate(texts(count, seed))]
+    drawn_documents = []
+    for row, text in enumerate(texts(count, seed)):
+        drawn_documents.append(Document(text, f"{prefix}{row}", {"n": row}))
+    return drawn_documents
 
 
-def state(folder: Path) -> State:
-    """All that a reader can see: an index and what it finds, a whole corpus, and what was exported."""
-    exported = {path.name: path.read_bytes() for name in EXPORTS if (path := folder / name).exists()}
-    return {**index_state(folder / "index"), "corpus": corpus_state(Corpus(folder / "corpus")), "exported": exported}
+def state(work_folder: Path) -> State:
+    """All that a reader can see: an index and its results, a whole corpus, and exports."""
+    exported_files = {}
+    for name in EXPORTS:
+        index_path = work_folder / name
+        if index_path.exists():
+            exported_files[name] = index_path.read_bytes()
+    whole_state = index_state(work_folder / "index")
+    whole_state["corpus"] = corpus_state(Corpus(work_folder / "corpus"))
+    whole_state["exported"] = exported_files
+    return whole_state
 
 
 class Nearly(float):
     """A number that equals others which rounding alone makes different."""
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, float) and math.isclose(self, other, abs_tol=1e-5)
+    def __eq__(self, other_number: object) -> bool:
+        return isinstance(other_number, float) and math.isclose(self, other_number, abs_tol=1e-5)
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def state_but_for_rounding(folder: Path) -> State:
-    """The state of an index whose vectors each repetition computes from those that are there."""
-    whole_state = state(folder)
+def _round_score(result: SearchResult) -> SearchResult:
+    return replace(result, score=Nearly(result.score))
+
+
+def state_but_for_rounding(work_folder: Path) -> State:
+    """The state of an index whose vectors every repetition computes from the stored ones."""
+    whole_state = state(work_folder)
     results_by_query = []
     for results in whole_state["found"]:
-        results_by_query.append([(identifier, Nearly(score), text) for identifier, score, text in results])
+        results_by_query.append([_round_score(result) for result in results])
     whole_state["found"] = results_by_query
     del whole_state["values"]  # bytes of vectors, which the scores stand for
     return whole_state
 
 
-def index_state(path: Path) -> dict[str, Any]:
+def index_state(index_path: Path) -> State:
     try:
-        index = Index.open(path)
+        index = Index.open(index_path)
     except FileNotFoundError:
         return {}
-    out = path.with_name("vectors.parquet")
+    out = index_path.with_name("vectors.parquet")
     index.export(out)
-    values = out.read_bytes()
+    exported_bytes = out.read_bytes()
     out.unlink()
-    about = index.verify()
-    queries = np.asarray(model().encode_query(QUERIES, show_progress_bar=False))
-    return {
-        **{
-            name: about[name]
-            for name in ("documents", "vectors", "factory", "parameters", "columns", "pending", "whitening")
-        },
-        "found": [[(one.id, one.score, one.text) for one in row] for row in index.search(queries, k=8)],
-        "words": [[(one.id, one.score) for one in row] for row in index.search(QUERIES, k=8, mode="words")],
-        "texts": [(one.id, one.text, one.metadata) for one in index],
+    facts = index.verify()
+    index_facts = {name: facts[name] for name in _VISIBLE_FACTS}
+    query_vectors = np.asarray(model().encode_query(QUERIES, show_progress_bar=False))
+    nearest = index.search(query_vectors, k=8)
+    found_by_words = index.search(QUERIES, k=8, mode="words")
+    index_facts |= {
+        "found": nearest,
+        "words": found_by_words,
+        "documents in order": list(index),
         "rejects": index.rejects(),
-        "values": values,
+        "values": exported_bytes,
     }
+    return index_facts
 
 
-def corpus_state(corpus: Corpus) -> dict[str, Any]:
+def corpus_state(corpus: Corpus) -> State:
     try:
         header = corpus.header()
-        found = {name: header[name] for name in ("totals", "files")}
+        corpus_facts = {name: header[name] for name in ("totals", "files")}
     except (FileNotFoundError, KeyError):
         return {}
     corpus.verify()
-    parts = [[(row, vectors.tobytes()) for row, vectors in corpus.read(part)] for part in range(corpus.parts())]
-    return {**found, "parts": parts, "rejects": list(corpus.rejects())}
+    rows = []
+    for part_number in range(corpus.parts()):
+        for row, vectors in corpus.read(part_number):
+            rows.append((part_number, row, vectors.tobytes()))
+    corpus_facts["rows"] = rows
+    corpus_facts["rejects"] = list(corpus.rejects())
+    return corpus_facts
 
 
-def build_whitened(folder: Path) -> None:
+def build_whitened(work_folder: Path) -> None:
     """An index of as many different texts as a whitening needs."""
-    Index.build(model(), documents(300), folder / "index", whiten=True, part_size=150, show_progress_bar=False)
+    Index.build(
+        model(),
+        documents(300),
+        work_folder / "index",
+        whiten=True,
+        part_size=150,
+        show_progress_bar=False,
+    )
 
 
-def change_whitened(folder: Path) -> None:
-    build_whitened(folder)
-    index = Index.open(folder / "index", model())
+def change_whitened(work_folder: Path) -> None:
+    build_whitened(work_folder)
+    index = Index.open(work_folder / "index", model())
     index.add(texts(8, 5), show_progress_bar=False)
-    index.delete([f"d{number}" for number in range(20)])
+    index.delete([f"d{id_number}" for id_number in range(20)])
 
 
-def whiten_anew(folder: Path) -> None:
-    Index.open(folder / "index", model()).compact(whiten=True)
+def whiten_anew(work_folder: Path) -> None:
+    Index.open(work_folder / "index", model()).compact(whiten=True)
+
+
+def _mixed_rows(row_count: int) -> list[dict[str, Any]]:
+    """Rows with ids of their own, with ids that are there, without ids, and rejects."""
+    rows: list[dict[str, Any]] = []
+    for document in documents(row_count, 1, "e"):
+        rows.append({"id": document.id, "text": document.text, "n": document.metadata["n"]})
+    for id_number, text in enumerate(texts(row_count, 2)):
+        rows.append({"id": f"d{id_number}", "text": text})
+    rows += [{"text": text} for text in texts(row_count, 3)]
+    rows += [{"text": "  "}, {"text": 7}, {"id": "e0", "text": "cat"}]
+    return rows
+
+
+class _Operations:
+    """Operations on an index.
+
+    Args:
+        size: Documents of the index that is built first.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.added_count = max(4, size // 3)
+        list_count = max(2, size // 12)
+        self.flat_lists = f"IVF{list_count},Flat"
+        self.coded_lists = f"IVF{list_count},SQ8"
+        self.options: dict[str, Any] = {
+            "part_size": max(2, size // 3),
+            "show_progress_bar": False,
+        }
+
+    def write_inputs(self, work_folder: Path) -> None:
+        plain_rows = [{"text": text} for text in texts(self.added_count, 4)]
+        inputs = {"in.jsonl": _mixed_rows(self.added_count), "plain.jsonl": plain_rows}
+        for name, rows in inputs.items():
+            lines = [json.dumps(row) + "\n" for row in rows]
+            (work_folder / name).write_text("".join(lines), encoding="utf-8")
+
+    def prepare_index(
+        self,
+        work_folder: Path,
+        factory: str = "Flat",
+    ) -> None:
+        self.write_inputs(work_folder)
+        index = Index.build(
+            model(),
+            documents(self.size),
+            work_folder / "index",
+            factory=factory,
+            show_progress_bar=False,
+        )
+        index.add(texts(self.added_count, 5), show_progress_bar=False)
+        index.delete(["d1", "d4"])
+
+    def encode(self, work_folder: Path) -> None:
+        encode_corpus(model(), work_folder / "in.jsonl", work_folder / "corpus", **self.options)
+
+    def building(self, factory: str) -> Operation:
+        build = partial(self.build, factory)
+        return Operation(f"build {factory}", self.write_inputs, build, state, FileExistsError)
+
+    def build(
+        self,
+        factory: str,
+        work_folder: Path,
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        Index.build(
+            model(),
+            work_folder / "in.jsonl",
+            work_folder / "index",
+            factory=factory,
+            strict=False,
+            overwrite=overwrite,
+            **self.options,
+        )
+
+    def overwriting(self) -> Operation:
+        build = partial(self.build, "Flat", overwrite=True)
+        return Operation("build overwrite", self.prepare_index, build, state, FileExistsError)
+
+    def changing(
+        self,
+        title: str,
+        change: Callable[[Index, Path], object],
+        *factories: str,
+    ) -> Iterator[Operation]:
+        """A change of an index of each factory; none: of a flat one."""
+
+        def run(work_folder: Path) -> None:
+            change(Index.open(work_folder / "index", model()), work_folder)
+
+        for factory in factories or ("Flat",):
+            name = title
+            if factory != "Flat":
+                name = f"{title} ({factory})"
+            prepare = partial(self.prepare_index, factory=factory)
+            yield Operation(name, prepare, run, state)
+
+    def exporting(self, name: str) -> Operation:
+        def export(work_folder: Path) -> None:
+            Index.open(work_folder / "index").export(work_folder / name)
+
+        return Operation(f"export {name}", self.prepare_index, export, state, FileExistsError)
+
+    def add_mixed(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
+        index.add(work_folder / "in.jsonl", strict=False, **self.options)
+
+    def upsert_mixed(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
+        index.upsert(work_folder / "in.jsonl", strict=False, **self.options)
+
+    def add_plain(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
+        index.add(work_folder / "plain.jsonl", **self.options)
+
+    def add_list(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
+        index.add(texts(self.added_count, 4), **self.options)
+
+    def add_and_rewrite(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
+        with patch.object(changes, "MIN_PENDING", 1):
+            self.add_plain(index, work_folder)
+
+    def delete_few(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
+        index.delete(["d0", "d2"])
+
+    def delete_most(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
+        index.delete([f"d{id_number}" for id_number in range(self.size)])
+
+    def compact(
+        self,
+        index: Index,
+        work_folder: Path,
+    ) -> None:
+        index.compact()
 
 
 def operations(size: int = 24) -> list[Operation]:
-    """All of them; ``size``: documents of the index that is built first."""
-    more = max(4, size // 3)
-    # Ids of its own, ids that are there, none, and what is set aside.
-    mixed: list[dict[str, Any]] = [
-        *({"id": one.id, "text": one.text, "n": one.metadata["n"]} for one in documents(more, 1, "e")),
-        *({"id": f"d{n}", "text": text} for n, text in enumerate(texts(more, 2))),
-        *({"text": text} for text in texts(more, 3)),
-        *({"text": "  "}, {"text": 7}, {"id": "e0", "text": "cat"}),
-    ]
-    inputs = {"in.jsonl": mixed, "plain.jsonl": [{"text": text} for text in texts(more, 4)]}
-    parts: dict[str, Any] = {"part_size": max(2, size // 3), "show_progress_bar": False}
-    ivf, sq8 = (f"IVF{max(2, size // 12)},{code}" for code in ("Flat", "SQ8"))
-
-    def empty(folder: Path) -> None:
-        for name, rows in inputs.items():
-            (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-    def built(folder: Path, factory: str = "Flat") -> None:
-        empty(folder)
-        index = Index.build(model(), documents(size), folder / "index", factory=factory, show_progress_bar=False)
-        index.add(texts(more, 5), show_progress_bar=False)
-        index.delete(["d1", "d4"])
-
-    def encode(folder: Path) -> None:
-        encode_corpus(model(), folder / "in.jsonl", folder / "corpus", **parts)
-
-    def building(title: str, factory: str, prepare: Callable[[Path], None] = empty, **options: Any) -> Operation:
-        def build(folder: Path) -> None:
-            options.update(factory=factory, strict=False, **parts)
-            Index.build(model(), folder / "in.jsonl", folder / "index", **options)
-
-        return Operation(title, prepare, build, state, FileExistsError)
-
-    def changing(title: str, run: Callable[[Index, Path], object], *factories: str) -> Iterator[Operation]:
-        def change(folder: Path) -> None:
-            run(Index.open(folder / "index", model()), folder)
-
-        for factory in factories or ("Flat",):
-            name = f"{title} ({factory})" if factory != "Flat" else title
-            yield Operation(name, partial(built, factory=factory), change, state)
-
-    def exporting(name: str) -> Operation:
-        def export(folder: Path) -> None:
-            Index.open(folder / "index").export(folder / name)
-
-        return Operation(f"export {name}", built, export, state, FileExistsError)
-
-    def folding(index: Index, folder: Path) -> None:
-        with patch.object(changes, "FEWEST_PENDING", 1):
-            index.add(folder / "plain.jsonl", **parts)
-
+    """All operations; ``size``: documents of the index that is built first."""
+    on = _Operations(size)
+    all_factories = ("Flat", on.flat_lists, on.coded_lists)
     return [
-        Operation("build whitened", empty, build_whitened, state, FileExistsError),
+        Operation("build whitened", on.write_inputs, build_whitened, state, FileExistsError),
         Operation("compact whitened", change_whitened, whiten_anew, state_but_for_rounding),
-        Operation("encode_corpus", empty, encode, state),
-        *(building(f"build {factory}", factory) for factory in ("Flat", ivf, sq8)),
-        building("build overwrite", "Flat", built, overwrite=True),
-        *changing("add a file with ids", lambda i, f: i.add(f / "in.jsonl", strict=False, **parts)),
-        *changing("add a file without ids", lambda i, f: i.add(f / "plain.jsonl", **parts)),
-        *changing("add a list", lambda i, f: i.add(texts(more, 4), **parts), ivf),
-        *changing("add that folds", folding, "Flat", sq8),
-        *changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts), "Flat", sq8),
-        *changing("delete a few", lambda i, f: i.delete(["d0", "d2"])),
-        *changing("delete most", lambda i, f: i.delete([f"d{n}" for n in range(size)]), ivf),
-        *changing("compact", lambda i, f: i.compact(), "Flat", ivf, sq8),
-        *map(exporting, EXPORTS),
+        Operation("encode_corpus", on.write_inputs, on.encode, state),
+        *map(on.building, all_factories),
+        on.overwriting(),
+        *on.changing("add a file with ids", on.add_mixed),
+        *on.changing("add a file without ids", on.add_plain),
+        *on.changing("add a list", on.add_list, on.flat_lists),
+        *on.changing("add that folds", on.add_and_rewrite, "Flat", on.coded_lists),
+        *on.changing("upsert", on.upsert_mixed, "Flat", on.coded_lists),
+        *on.changing("delete a few", on.delete_few),
+        *on.changing("delete most", on.delete_most, on.flat_lists),
+        *on.changing("compact", on.compact, *all_factories),
+        *map(on.exporting, EXPORTS),
     ]

@@ -12,7 +12,7 @@ corpus, model = Corpus(sys.argv[1]), SentenceTransformer(sys.argv[2], trust_remo
 database, size = duckdb.connect(sys.argv[3]), model.get_embedding_dimension()
 database.execute(f"CREATE TABLE texts (id VARCHAR, text VARCHAR, metadata JSON, vector FLOAT[{size}])")
 for part in range(corpus.parts()):
-    rows = [row for row in corpus.part(part).rows for _ in range(row.vectors)]
+    rows = [row for row in corpus.part(part).rows for _ in range(row.vector_count)]
     columns = [[row.document().id for row in rows], [row.text for row in rows], [row.metadata for row in rows]]
     flat = pa.array(corpus.vectors(part).astype("float32").ravel())
     columns.append(pa.FixedSizeListArray.from_arrays(flat, size))

@@ -111,7 +111,7 @@ def info(
         about = Index.open(model).info()
         inner: tuple[str, ...] = ()
         if not as_json:  # of its bookkeeping
-            inner = ("next_key", "next_number", "filed", "stop", "stamp", "whitening_sha256")
+            inner = ("next_key", "next_number", "indexed_count", "first_pending_key", "change_id", "whitening_sha256")
         return _print({name: value for name, value in about.items() if name not in inner}, as_json)
     from ..safety import load
 

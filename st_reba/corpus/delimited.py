@@ -1,29 +1,27 @@
-"""Rows of .csv and .tsv: the separator is recognized, and a quote that nobody closes costs one line."""
+"""Rows of .csv and .tsv: the separator is recognized, and an unclosed quote costs one line."""
 
 from __future__ import annotations
 
 import csv
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, TextIO
 
 from . import text_files
-from .text_files import decoding_fault, read_lines
+from .text_files import TableRow, decoding_fault, read_lines
 
 DEFAULT_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SEPARATORS = (",", ";", "\t", "|")
 # The first line by which Excel knows the separator.
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*')
 _SAMPLE_LINES = 50
-# Lines of one record times their separators: so many agree with the first line's by chance only rarely.
+# Lines of one record times their separators. So many agree with the first line only rarely by
+# chance.
 _MAX_CHANCE_AGREEMENT = 12
 _QUOTE_REMEDY = "close it, and write quotes inside quotes twice"
-
-TextRow = tuple[str, dict[str, Any] | str]
-"""The place of a row within its file, as "line 3", and its cells by column; or why it cannot be read."""
 
 
 class _LineFeed:
@@ -69,27 +67,28 @@ class DelimitedRows:
         self.separator = self._recognize_separator(DEFAULT_SEPARATORS[suffix])
         self._reader = self._parse(self._feed)
 
-    def read(self) -> Iterator[TextRow]:
+    def read(self) -> Iterator[TableRow]:
         header = self._read_header()
         header_fault = decoding_fault("".join(header), self._encoding)
         while True:
             line_number = self._feed.next_number
+            row_place = f"line {line_number}"
             self._feed.record_lines.clear()
             try:
                 fields = next(self._reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                yield f"line {line_number}", self._give_up_first_line(str(error))
+                yield row_place, self._give_up_first_line(str(error))
                 continue
             if not fields:
                 continue
             fault = header_fault or decoding_fault("".join(fields), self._encoding)
             fault = fault or self._fault_of(fields, header, line_number)
-            yield f"line {line_number}", fault or dict(zip(header, fields, strict=True))
+            yield row_place, fault or dict(zip(header, fields, strict=True))
 
     def field_counts(self) -> list[int]:
-        """Number of fields of each row and of the header; a csv.Error: a quote is not closed, or stands alone."""
+        """Number of fields of the header and of each row; a csv.Error for a stray quote."""
         return [len(fields) for fields in self._reader if fields]
 
     def _parse(self, lines: Iterator[str], separator: str | None = None) -> Iterator[list[str]]:
@@ -109,31 +108,40 @@ class DelimitedRows:
         return header
 
     def _fault_of(self, fields: list[str], header: list[str], line_number: int) -> str | None:
-        """Why a record is no row; of several lines, those that are rows by themselves are put back."""
-        lines = self._feed.record_lines
-        last_line_number = line_number + len(lines) - 1
-        if len(lines) > 1 and self._joins_rows(lines, len(header), is_whole=len(fields) == len(header)):
+        """Why a record is no row; of several lines, those that are rows are put back."""
+        record_lines = self._feed.record_lines
+        column_count = len(header)
+        is_whole = len(fields) == column_count
+        if self._joins_rows(record_lines, column_count, is_whole=is_whole):
+            last_line_number = line_number + len(record_lines) - 1
             return self._give_up_first_line(
                 f"lines {line_number + 1} to {last_line_number} would be in it, which are rows by themselves"
             )
-        if len(fields) == len(header):
+        if is_whole:
             return None
-        columns = f"{len(header)} column{'s' * (len(header) > 1)} in the first line"
-        remedy = f"quote fields that hold {self.separator!r}, or remove lines above the names of the columns"
-        return f"wrong type: {len(fields)} fields, but {columns}; {remedy}"
+        columns = "1 column"
+        if column_count > 1:
+            columns = f"{column_count} columns"
+        return (
+            f"wrong type: {len(fields)} fields, but {columns} in the first line; "
+            f"quote fields that hold {self.separator!r}, or remove lines above the names of the "
+            "columns"
+        )
 
-    def _joins_rows(self, lines: list[str], columns: int, *, is_whole: bool) -> bool:
+    def _joins_rows(self, lines: list[str], column_count: int, *, is_whole: bool) -> bool:
         """True if a quote joins lines which, by all that can be seen, are rows by themselves."""
-        if columns == 1:
+        if len(lines) == 1 or column_count == 1:
             return False
         # Where the record is a row, the quotes at both its ends must be text too.
         joined_lines = lines if is_whole else lines[1:]
         rows = [line.rstrip("\r\n").split(self.separator) for line in joined_lines]
-        if any(len(row) != columns for row in rows):
+        if any(len(row) != column_count for row in rows):
             return False
-        if not is_whole or len(rows) * (columns - 1) >= _MAX_CHANCE_AGREEMENT:
+        agreement = len(rows) * (column_count - 1)
+        if not is_whole or agreement >= _MAX_CHANCE_AGREEMENT:
             return True
-        return _are_alike([row[0] for row in rows]) or _are_alike([row[-1] for row in rows])
+        first_cells, *_, last_cells = zip(*rows, strict=True)
+        return _are_alike(first_cells) or _are_alike(last_cells)
 
     def _give_up_first_line(self, detail: str) -> str:
         is_joined = len(self._feed.record_lines) > 1 or detail.startswith("unexpected end")
@@ -150,10 +158,14 @@ class DelimitedRows:
             self._feed.put_back(1)
             return separator_line[1]
         self._feed.put_back(0)
-        shares = {separator: self._agreement(sample, separator) for separator in (default, *SEPARATORS)}
-        # Of equal ones the first, which is the default.
-        likeliest_separator = max(shares, key=lambda separator: shares[separator])
-        if shares[likeliest_separator] < 0.5:
+        likeliest_separator = default
+        largest_share = 0.0
+        for separator in (default, *SEPARATORS):
+            share = self._agreement(sample, separator)
+            if share > largest_share:
+                likeliest_separator = separator
+                largest_share = share
+        if largest_share < 0.5:
             return default
         return likeliest_separator
 
@@ -170,29 +182,38 @@ class DelimitedRows:
         return row_counts.count(header_count) / len(row_counts)
 
 
-def encloses_fields(stream: TextIO, again: TextIO) -> bool:
-    """True if quotes in a .tsv enclose fields: then the whole file, read so, has as many fields in every line.
+def encloses_fields(stream: TextIO, second_stream: TextIO) -> bool:
+    """True if quotes in a .tsv enclose fields: so read, all its rows have as many fields.
 
     Args:
-        stream, again: The file, opened twice.
+        stream, second_stream: The file, opened twice.
     """
     rows = DelimitedRows(stream, ".tsv")
     try:
-        counts = rows.field_counts()
+        field_counts = rows.field_counts()
     except csv.Error:
         return False
-    separators = [line.count(rows.separator) for line in read_lines(again) if not line.isspace()]
-    if len({*counts}) > 1:
+    separator_counts = []
+    for line in read_lines(second_stream):
+        if not line.isspace():
+            separator_counts.append(line.count(rows.separator))
+    if len(set(field_counts)) > 1:
         return False
     # Quotes that join lines which are whole rows by themselves are marks of the texts.
-    return len(separators) == len(counts) or len({*separators}) > 1 or not any(separators)
-
-
-def _are_alike(values: list[str]) -> bool:
-    """True if values look like keys of one kind, as d5 and d6, or are equal, as en and en."""
-    if any(not value or re.search(r'[\s"]', value) for value in values):
-        return False
-    if len({*values}) == 1:
+    if len(separator_counts) == len(field_counts) or len(set(separator_counts)) > 1:
         return True
-    kinds = {frozenset(re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "9", value))) for value in values}
-    return len(kinds) == 1 and "9" in kinds.pop()
+    return not any(separator_counts)
+
+
+def _are_alike(cells: Sequence[str]) -> bool:
+    """True if cells look like keys of one kind, as d5 and d6, or are equal, as en and en."""
+    cell_kinds = set()
+    for cell in cells:
+        if not cell or re.search(r'[\s"]', cell):
+            return False
+        cell_kind = re.sub(r"\d", "9", cell)
+        cell_kind = re.sub(r"[^\W\d_]", "a", cell_kind)
+        cell_kinds.add(frozenset(cell_kind))
+    if len(set(cells)) == 1:
+        return True
+    return len(cell_kinds) == 1 and "9" in cell_kinds.pop()

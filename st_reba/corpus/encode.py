@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..encode import encode_texts, measure_lengths
-from ..files import LOCK_FILE, make_folder, parse_path, remove_leftovers, sole_writer, whole_file
+from ..encode import positions
+from ..files import (
+    LOCK_FILE,
+    make_folder,
+    parse_path,
+    remove_leftovers,
+    sole_writer,
+    whole_file,
+)
 from ..probe import Probe, encoding_rate, resolve_model, take_probe
 from ..processor import bfloat16_hint
-from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
-from .passages import Cut, cutter
-from .records import Document, beginning, to_json
+from .folder import HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
+from .options import Dtype, EncodeOptions
+from .parts import encode_part
+from .passages import make_cutter
+from .records import Document, to_json
 from .source import Input, Source, open_source
 
 if TYPE_CHECKING:
@@ -26,13 +35,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A part takes so many seconds with short texts, so a minute or a few with real ones.
+# Target duration of a part with short texts; with real ones it takes a minute or a few.
 PART_SECONDS = 20
-FEWEST, MOST = 64, 16_384
-# A part is in memory at once: fewer long records.
-PART_CHARS = 2**22
-# Texts whose mean length stands for that of all.
-SAMPLED_TEXTS = 64
+MIN_PART_SIZE = 64
+MAX_PART_SIZE = 16_384
+# A part is in memory as a whole, so long records end it earlier.
+MAX_PART_CHARACTERS = 2**22
+# The mean length of so many texts stands for that of all.
+SAMPLE_SIZE = 64
 
 
 def encode_corpus(
@@ -41,28 +51,31 @@ def encode_corpus(
     path: str | PathLike[str],
     *,
     passages: str | None = None,
-    dtype: Literal["float32", "float16"] = "float32",
+    dtype: Dtype = "float32",
     batch_tokens: int | None = None,
     part_size: int | None = None,
     workers: int | None = None,
     overwrite: bool = False,
     show_progress_bar: bool | None = None,
 ) -> Corpus:
-    """Encode documents into a folder; killed at any moment, the same call goes on where it was.
+    """Encode documents into a folder. After a kill, the same call goes on where it was.
 
     Args:
-        model: Any SentenceTransformer, or its folder or Hub id; documents are encoded by its ``encode_document``.
-        input: A file, a folder, a table, or an iterable, which a repeated call must give again; or, where columns or an
-            encoding must be named, a :class:`~st_reba.corpus.Source`.
+        model: Any SentenceTransformer, or its folder or Hub id; documents are encoded by its
+            ``encode_document``.
+        input: A file, a folder, a table, or an iterable, which a repeated call must give again; or,
+            where columns or an encoding must be named, a :class:`~st_reba.corpus.Source`.
         path: The folder. One that holds anything else is refused.
-        passages: Cut long texts into passages of so many tokens, which overlap by so many, as ``"256:32"``; each
-            passage gets a vector.
-        dtype: Of the stored vectors: "float32", or "float16" for half the disk and about three digits.
-        batch_tokens: Positions a forward pass; None: ``st_reba.encode.DEFAULT_BATCH_TOKENS``.
-        part_size: Records a part, which is what a kill costs at most; None: about a minute's work.
-        workers: Encode with so many workers of Ray Data, one a GPU if there are any: on the cluster of RAY_ADDRESS, or
-            on this machine; None: in this process.
-        overwrite: Replace a corpus of another model, settings or input; parts that are the same stay.
+        passages: Cut long texts into passages, each with a vector of its own. ``"256:32"``: of 256
+            tokens, of which 32 are shared with the passage before.
+        dtype: Type of the stored vectors: "float32", or "float16" for half the disk and about three
+            digits.
+        batch_tokens: Positions of a forward pass; None: ``st_reba.encode.DEFAULT_BATCH_TOKENS``.
+        part_size: Records of a part, which is the most that a kill costs; None: about a minute's
+            work.
+        workers: Number of Ray Data workers, one a GPU if there are any, on the cluster of
+            RAY_ADDRESS or on this machine; None: encode in this process.
+        overwrite: Replace a corpus of another model, settings or input; equal parts stay.
         show_progress_bar: Show bars; None: on a terminal.
 
     Returns:
@@ -71,166 +84,239 @@ def encode_corpus(
     Raises:
         FileExistsError: The folder holds something else.
         BlockingIOError: Another process is writing there.
-        OSError: The disk is full, or the folder cannot be written to. What is finished stays.
+        OSError: The disk is full, or the folder cannot be written to. Finished parts stay.
         ValueError: An option is not known; the corpus there is of another model, settings or input.
 
     Example:
         >>> import st_reba
-        >>> corpus = encode_corpus(st_reba.build("mini"), ["Cats sleep.", "", "Ships sail."], "my_corpus")
+        >>> model = st_reba.build("mini")
+        >>> corpus = encode_corpus(model, ["Cats sleep.", "", "Ships sail."], "my_corpus")
         >>> [(reject.place, reject.kind) for reject in corpus.rejects()]
         [('record 1', 'no text')]
     """
-    source = input if isinstance(input, Source) else open_source(input).unique()
-    corpus, model = _target(parse_path(path, "path")), resolve_model(model)
+    options = EncodeOptions(
+        passages=passages,
+        dtype=dtype,
+        batch_tokens=batch_tokens,
+        part_size=part_size,
+        workers=workers,
+        overwrite=overwrite,
+        show_progress_bar=show_progress_bar,
+    )
+    source = input
+    if not isinstance(input, Source):
+        source = open_source(input).unique()
+    corpus = _open_target(parse_path(path, "path"))
+    loaded_model = resolve_model(model)
     with sole_writer(corpus.path, "vectors/*.npy"):
-        options: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
-        options |= {"passages": passages, "overwrite": overwrite, "show_progress_bar": show_progress_bar}
-        encode_parts(model, source, corpus, dtype=dtype, **options)
+        encode_documents(loaded_model, source, corpus, options)
         _finish(corpus)
     return corpus
 
 
-def encode_parts(
+def encode_documents(
     model: SentenceTransformer,
     source: Source,
     corpus: Corpus,
-    *,
-    passages: str | None,
-    batch_tokens: int | None,
-    part_size: int | None,
-    workers: int | None,
-    overwrite: bool,
-    show_progress_bar: bool | None,
-    dtype: str = "float32",
+    options: EncodeOptions,
 ) -> None:
-    """Encode a corpus but for its totals and digests; for the one writer, with arguments as for ``encode_corpus``."""
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r} is not known; choose one of {', '.join(DTYPES)}")
-    for name, value in (("batch_tokens", batch_tokens), ("part_size", part_size), ("workers", workers)):
-        if value is not None and (type(value) is not int or not 1 <= value < 2**31):
-            raise ValueError(f"{name}={beginning(value)} must be a whole number from 1 on, below 2³¹")
-    cut, disable = cutter(model, passages), None if show_progress_bar is None else not show_progress_bar
-    asked = {"dtype": dtype, "batch_tokens": batch_tokens, "passages": passages, "part_size": part_size}
+    """Encode a corpus but for its totals and digests; to be called by the one writer."""
+    cutter = make_cutter(model, options.passages)
     for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):
         make_folder(folder)
         remove_leftovers(folder)
-    size = _begin(corpus, model, asked, overwrite)
-    _gather(_parts(source, size, disable), cut, source.name, corpus, overwrite)
-    if pending := corpus.pending():
+    part_size = _begin_corpus(corpus, model, options)
+    corpus_parts = _read_parts(source, part_size, options.hides_progress_bar)
+    writer = _PartsWriter(corpus, source.name, options.overwrite)
+    for corpus_part in corpus_parts:
+        corpus_part.cut_passages(cutter)
+        writer.write(corpus_part)
+    writer.finish()
+    pending_parts = corpus.pending()
+    if pending_parts:
         corpus.reopen()
-        _encode(model, corpus, pending, workers, disable)
+        _encode_pending(model, corpus, pending_parts, options)
 
 
-def _target(path: str | PathLike[str]) -> Corpus:
+def _open_target(path: Path) -> Corpus:
+    """The corpus in a folder, or to be put there; a FileExistsError if it holds anything else."""
     corpus = Corpus(path)
-    if corpus.path.exists() and not is_corpus(path):
-        names = {one.name for one in corpus.path.glob("*") if not one.name.startswith(f".{HEADER_FILE}.")}
-        if corpus.path.is_file() or names - {LOCK_FILE, "documents", "vectors"} or any(corpus.path.glob("*/*")):
-            raise FileExistsError(f"{path}: not an encoded corpus, so it is not replaced; give another path")
+    if is_corpus(path) or not path.exists():
+        return corpus
+    is_foreign = path.is_file() or any(path.glob("*/*"))
+    for file in path.glob("*"):
+        is_leftover = file.name.startswith(f".{HEADER_FILE}.")
+        if not is_leftover and file.name not in (LOCK_FILE, "documents", "vectors"):
+            is_foreign = True
+    if is_foreign:
+        raise FileExistsError(f"{path}: not an encoded corpus, so it is not replaced; give another path")
     return corpus
 
 
-def _begin(corpus: Corpus, model: SentenceTransformer, asked: dict[str, Any], overwrite: bool) -> int:
-    """Records a part: of the corpus that is there, if model and settings are the same, or of one that is begun."""
-    mark = take_probe(model)
-    settings = {**asked, "dtype of the model": mark.dtype, "max_seq_length": longest_input(model)}
+def _begin_corpus(corpus: Corpus, model: SentenceTransformer, options: EncodeOptions) -> int:
+    """Go on with the corpus that is there, or begin one.
+
+    Returns:
+        Records of a part.
+    """
+    model_probe = take_probe(model)
+    settings = {
+        "dtype": options.dtype,
+        "batch_tokens": options.batch_tokens,
+        "passages": options.passages,
+        "part_size": options.part_size,
+        "dtype of the model": model_probe.dtype,
+        "max_seq_length": longest_input(model),
+    }
     if is_corpus(corpus.path):
         try:
-            return _resume(corpus, mark, settings)
+            return _resume(corpus, model_probe, settings)
         except ValueError:
-            if not overwrite and corpus.parts():
+            if not options.overwrite and corpus.parts():
                 raise
             for file in reversed(corpus.part_files()):
                 file.unlink()
-    settings["part_size"] = asked["part_size"] or (
-        1 << int(np.log2(min(max(PART_SECONDS * encoding_rate(model), FEWEST), MOST)))
+    part_size = options.part_size or _estimate_part_size(model)
+    settings["part_size"] = part_size
+    corpus.write_header(
+        {
+            "model": model_probe.seen_from(corpus.path, model).to_json(),
+            "similarity": model.similarity_fn_name,
+            "settings": settings,
+        }
     )
-    about = {"model": mark.seen_from(corpus.path, model).to_json(), "similarity": model.similarity_fn_name}
-    corpus.write_header({**about, "settings": settings})
-    return int(settings["part_size"])
+    return part_size
+
+
+def _estimate_part_size(model: SentenceTransformer) -> int:
+    """The power of two below the number of texts that take `PART_SECONDS`."""
+    text_count = PART_SECONDS * encoding_rate(model)
+    bounded_count = min(max(text_count, MIN_PART_SIZE), MAX_PART_SIZE)
+    return 1 << int(np.log2(bounded_count))
 
 
 def longest_input(model: SentenceTransformer) -> int | None:
     """Tokens of the longest text that a model reads whole; None: there is no limit."""
     length = model.max_seq_length
-    return length if isinstance(length, int) else None
+    if isinstance(length, int):
+        return length
+    return None
 
 
-def _resume(corpus: Corpus, mark: Probe, settings: dict[str, Any]) -> int:
-    """Records a part of the corpus that is there; a ValueError: it has another model or other settings."""
+def _resume(corpus: Corpus, model_probe: Probe, settings: dict[str, Any]) -> int:
+    """Records of a part; a ValueError if the corpus has another model or other settings."""
     header = corpus.header()
-    Probe.from_json(header["model"]).check_same(mark, f"the corpus {corpus.path}")
-    before = header["settings"]
+    Probe.from_json(header["model"]).check_same(model_probe, f"the corpus {corpus.path}")
+    stored_settings = header["settings"]
     for name, value in settings.items():
-        if before.get(name) != value and not (name == "part_size" and value is None):
+        stored_value = stored_settings.get(name)
+        if name == "part_size" and value is None:
+            continue
+        if stored_value != value:
             raise ValueError(
-                f"{corpus.path}: {name}={value!r}, but it was begun with {before.get(name)!r}; give that to go on, "
-                "another path, or overwrite=True to begin anew"
+                f"{corpus.path}: {name}={value!r}, but it was begun with {stored_value!r}; "
+                "give that to go on, another path, or overwrite=True to begin anew"
             )
     corpus.remove_damaged_vectors()
-    return int(before["part_size"])
+    return int(stored_settings["part_size"])
 
 
-def _parts(source: Source, size: int, disable: bool | None) -> Iterator[Part]:
-    part, chars = Part(0, 0), 0
-    for record in tqdm(source.read(), "Reading", unit=" texts", disable=disable):
+def _read_parts(source: Source, part_size: int, hides_bar: bool | None) -> Iterator[Part]:
+    corpus_part = Part(0, 0)
+    character_count = 0
+    for record in tqdm(source.read(), "Reading", unit=" texts", disable=hides_bar):
         if isinstance(record, Document):
-            metadata = to_json(record.metadata)
-            part.add(Row(part.stop, record.id, record.text, metadata))
-            chars += len(record.text) + len(metadata)
+            row = Row.from_document(corpus_part.end, record)
+            corpus_part.rows.append(row)
+            character_count += len(row.text) + len(row.metadata)
         else:
-            part.rejects.append(record)
-            chars += len(record.reason)
-        part.stop += 1
-        if part.stop - part.start == size or chars >= PART_CHARS:
-            yield part
-            part, chars = Part(part.stop, part.stop), 0
-    if part.stop > part.start:
-        yield part
+            corpus_part.rejects.append(record)
+            character_count += len(record.reason)
+        corpus_part.end += 1
+        is_full = corpus_part.end - corpus_part.start == part_size
+        if is_full or character_count >= MAX_PART_CHARACTERS:
+            yield corpus_part
+            corpus_part = Part(corpus_part.end, corpus_part.end)
+            character_count = 0
+    if corpus_part.end > corpus_part.start:
+        yield corpus_part
 
 
-def _gather(parts: Iterator[Part], cut: Cut, name: str, corpus: Corpus, overwrite: bool) -> None:
-    """Write the documents of an input; parts whose records are the same already stay, with their vectors."""
-    there = 1 + max((int(file.stem) for file in corpus.part_files()), default=-1)
-    number, remedy = 0, "give the same input to go on, or overwrite=True to encode this one in its place"
-    for part in parts:
-        part.columns[-1] = cut([row.text for row in part.rows])
+class _PartsWriter:
+    """Writes the documents of an input, part by part.
+
+    Parts that are there already with the same records stay, with their vectors.
+    """
+
+    def __init__(self, corpus: Corpus, source_name: str, overwrite: bool) -> None:
+        self._corpus = corpus
+        self._source_name = source_name
+        self._overwrite = overwrite
+        self._part_count = 0
+        numbers = [int(file.stem) for file in corpus.part_files()]
+        self._old_count = 1 + max(numbers, default=-1)
+
+    def write(self, corpus_part: Part) -> None:
+        part_number = self._part_count
+        self._part_count += 1
+        old_digest = self._read_digest(part_number)
+        if corpus_part.info.digest == old_digest:
+            return
+        if old_digest is not None:
+            path = self._corpus.path
+            self._refuse(f"from record {corpus_part.start:,} on it is not what {path} was made of")
+        self._corpus.reopen()
+        self._corpus.write_part(part_number, corpus_part)
+
+    def finish(self) -> None:
+        """Remove what follows the last part."""
+        if self._part_count < self._old_count:
+            self._refuse(f"it ends before part {self._part_count} of {self._corpus.path}")
+        for part_number in reversed(range(self._part_count, self._old_count)):
+            self._corpus.reopen()
+            self._corpus.remove_part(part_number)
+
+    def _read_digest(self, part_number: int) -> str | None:
         try:
-            old = corpus.part(number).digest
+            return self._corpus.part(part_number).info.digest
         except ValueError:  # there is none yet, or it is damaged
-            old = None
-        if part.digest != old:
-            if old is not None and not overwrite:
-                where = f"from record {part.start:,} on"
-                raise ValueError(f"{name}: {where} it is not what {corpus.path} was made of; {remedy}")
-            corpus.reopen()
-            corpus.write_part(number, part)
-        number += 1
-    if number < there and not overwrite:
-        raise ValueError(f"{name}: it ends before part {number} of {corpus.path}; {remedy}")
-    for left in reversed(range(number, there)):
-        corpus.reopen()
-        corpus.remove_vectors(left)
-        corpus.documents_path(left).unlink(missing_ok=True)
+            return None
+
+    def _refuse(self, difference: str) -> None:
+        if not self._overwrite:
+            raise ValueError(
+                f"{self._source_name}: {difference}; give the same input to go on, "
+                "or overwrite=True to encode this one in its place"
+            )
 
 
-def _encode(
-    model: SentenceTransformer, corpus: Corpus, parts: list[int], workers: int | None, disable: bool | None
+def _encode_pending(
+    model: SentenceTransformer,
+    corpus: Corpus,
+    pending_parts: list[int],
+    options: EncodeOptions,
 ) -> None:
-    remaining = sum(corpus.about(number)["vectors"] for number in parts)
-    total = sum(corpus.about(number)["vectors"] for number in range(corpus.parts()))
-    # What is begun goes on in its number type.
-    if workers is None and remaining == total:
-        bfloat16_hint.give(model, _estimate_positions(model, corpus, parts[0], total))
-    options: dict[str, Any] = {"desc": "Encoding", "unit": " texts", "disable": disable}
-    with tqdm(total=total, initial=total - remaining, **options) as bar:
-        if workers is None:
-            for number in parts:
-                encode_part(model, corpus, number, bar.update)
+    vector_counts = [part_info.vector_count for part_info in corpus.part_infos()]
+    total_count = sum(vector_counts)
+    remaining_count = sum(vector_counts[part_number] for part_number in pending_parts)
+    # A corpus that is begun goes on in its number type.
+    if options.workers is None and remaining_count == total_count:
+        position_count = _estimate_positions(model, corpus, pending_parts[0], total_count)
+        bfloat16_hint.give(model, position_count)
+    with tqdm(
+        total=total_count,
+        initial=total_count - remaining_count,
+        desc="Encoding",
+        unit=" texts",
+        disable=options.hides_progress_bar,
+    ) as bar:
+        if options.workers is None:
+            for part_number in pending_parts:
+                encode_part(model, corpus, part_number, bar.update)
         else:
             from .ray import encode_on_ray
 
-            encode_on_ray(model, corpus, parts, bar.update, workers)
+            encode_on_ray(model, corpus, pending_parts, bar.update, options.workers)
 
 
 def _estimate_positions(
@@ -243,58 +329,62 @@ def _estimate_positions(
     sample: list[str] = []
     for row in corpus.part(part_number).rows:
         sample += row.passages
-        if len(sample) >= SAMPLED_TEXTS:
+        if len(sample) >= SAMPLE_SIZE:
             break
     if not sample:
         return 0
-    sample_positions = sum(measure_lengths(model, sample, "document", is_batched=True).positions)
+    sample_positions = sum(positions(model, sample, "document", is_batched=True))
     return sample_positions * text_count // len(sample)
 
 
-def encode_part(
-    model: SentenceTransformer, corpus: Corpus, number: int, progress: Callable[[int], object] | None = None
-) -> int:
-    """Encode a part's texts in this process and write their vectors; returns the number of texts."""
-    header = corpus.header()
-    part = corpus.part(number)
-    texts = [text for row in part.rows for text in row.passages]
-    vectors, budget = np.zeros((0, header["model"]["dimension"]), np.float32), header["settings"]["batch_tokens"]
-    truncated_texts: list[int] = []
-    if texts:
-        options: dict[str, Any] = {"batch_tokens": budget, "progress": progress, "on_truncated": truncated_texts.extend}
-        vectors = encode_texts(model, texts, task="document", **options)
-    row_of_text = np.repeat(np.arange(len(part.counts)), part.counts)
-    truncated_rows = np.unique(row_of_text[truncated_texts]).tolist()
-    corpus.write_vectors(number, vectors, header["settings"]["dtype"], truncated_rows)
-    return len(texts)
-
-
-def warn_of_truncation(path: Path, truncated: int, documents: int, max_seq_length: int | None) -> None:
+def warn_of_truncation(
+    path: Path,
+    truncated_count: int,
+    document_count: int,
+    max_seq_length: int | None,
+) -> None:
     """Tell at the end how many documents are longer than the model reads."""
-    if truncated:
+    if truncated_count:
         logger.warning(
-            "%s: %s of %s documents are longer than the model reads (max_seq_length %s): their ends are in no vector; "
-            "cut them into passages",
+            "%s: %s of %s documents are longer than the model reads (max_seq_length %s): "
+            "their ends are in no vector; cut them into passages",
             path,
-            f"{truncated:,}",
-            f"{documents:,}",
+            f"{truncated_count:,}",
+            f"{document_count:,}",
             max_seq_length,
         )
 
 
 def _finish(corpus: Corpus) -> None:
-    header, files = corpus.header(), corpus.files()
+    """Write the rejects, and totals and digests into the header."""
+    header = corpus.header()
+    files = corpus.files()
     if header.get("files") == files:
         return
-    rejected = 0
+    rejected_count = _write_rejects(corpus)
+    files[REJECTS_FILE] = sha256(corpus.path / REJECTS_FILE)
+    part_infos = corpus.part_infos()
+    document_count = sum(part_info.document_count for part_info in part_infos)
+    truncated_count = 0
+    for part_number in range(len(part_infos)):
+        truncated_count += len(corpus.truncated(part_number))
+    max_seq_length = header["settings"]["max_seq_length"]
+    warn_of_truncation(corpus.path, truncated_count, document_count, max_seq_length)
+    header["totals"] = {
+        "parts": len(part_infos),
+        "documents": document_count,
+        "vectors": sum(part_info.vector_count for part_info in part_infos),
+        "truncated": truncated_count,
+        "rejected": rejected_count,
+    }
+    header["files"] = files
+    corpus.write_header(header)
+
+
+def _write_rejects(corpus: Corpus) -> int:
+    rejected_count = 0
     with whole_file(corpus.path / REJECTS_FILE) as stream:
         for reject in corpus.rejects():
             stream.write(f"{to_json(asdict(reject))}\n".encode())
-            rejected += 1
-    files[REJECTS_FILE] = sha256(corpus.path / REJECTS_FILE)
-    parts = [corpus.about(number) for number in range(corpus.parts())]
-    totals = {name: sum(part[name] for part in parts) for name in ("documents", "vectors")}
-    totals["truncated"] = sum(len(corpus.truncated(number)) for number in range(len(parts)))
-    limit = header["settings"]["max_seq_length"]
-    warn_of_truncation(corpus.path, totals["truncated"], totals["documents"], limit)
-    corpus.write_header({**header, "totals": {"parts": len(parts), **totals, "rejected": rejected}, "files": files})
+            rejected_count += 1
+    return rejected_count

@@ -1,10 +1,11 @@
 """Folder of an encoded corpus.
 
-    corpus.json                probe of the model and settings; at the end also totals and the SHA-256 of every file
-    documents/00000.parquet    documents of a part: record, id, text, metadata (JSON), spans; and what was set aside
+    corpus.json                probe of the model and settings; at the end also totals and the
+                               SHA-256 of every file
+    documents/00000.parquet    documents of a part, in the columns of `Row`; and rejected records
     vectors/00000.npy          their vectors [vectors, d], as the model gives them
-    vectors/00000.json         the SHA-256 of that file, and the rows whose texts are longer than the model reads
-    rejects.jsonl              all that was set aside, at the end
+    vectors/00000.json         the SHA-256 of that file, and the rows of truncated texts
+    rejects.jsonl              all rejects, at the end
 
 A part is encoded when all its files are there: each appears whole, by a rename, in this order.
 """
@@ -18,7 +19,7 @@ from dataclasses import asdict, astuple, dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 
 import numpy as np
 import pyarrow  # type: ignore[import-untyped, unused-ignore]
@@ -26,67 +27,125 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from ..files import parse_path, sync, whole_file, whole_path, write_npy
+from .options import DTYPES
+from .passages import Cutter, Spans
 from .records import Document, Reject, to_json
 
 HEADER_FILE = "corpus.json"
 REJECTS_FILE = "rejects.jsonl"
-DTYPES = ("float32", "float16")
+FORMAT = 2
 
-_TYPES = (pyarrow.int64(), pyarrow.string(), pyarrow.string(), pyarrow.string(), pyarrow.list_(pyarrow.int32()))
+Vectors = NDArray[np.float32] | NDArray[np.float16]
+JsonObject = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """A document of a part."""
+    """A document of a part; its fields, with their types, are the columns of the part's file."""
 
-    record: int  # the number of its record in the input, from 0
-    id: str | None  # None: it has none of its own
-    text: str
-    metadata: str = "{}"  # as JSON
-    spans: tuple[int, ...] = ()  # bounds of its passages in characters: start, stop, start, stop, …; empty: not cut
+    record: Annotated[int, pyarrow.int64()]  # the number of its record in the input, from 0
+    id: Annotated[str | None, pyarrow.string()]
+    text: Annotated[str, pyarrow.string()]
+    metadata: Annotated[str, pyarrow.string()]  # as JSON
+    # Of a document without an id: `Document.content_hash`.
+    content_hash: Annotated[int | None, pyarrow.int64()]
+    spans: Annotated[Spans, pyarrow.list_(pyarrow.int32())] = ()
+
+    @classmethod
+    def from_document(cls, record: int, document: Document) -> Row:
+        """The row of a document that is not cut into passages yet."""
+        content_hash = None
+        if document.id is None:
+            content_hash = document.content_hash
+        metadata = to_json(document.metadata)
+        return cls(record, document.id, document.text, metadata, content_hash)
 
     @property
-    def vectors(self) -> int:
+    def vector_count(self) -> int:
         return len(self.spans) // 2 or 1
 
     @property
     def passages(self) -> list[str]:
         """The texts that are encoded."""
-        bounds = self.spans or (0, len(self.text))
-        return [self.text[start:stop] for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
+        if not self.spans:
+            return [self.text]
+        bounds = zip(self.spans[::2], self.spans[1::2], strict=True)
+        return [self.text[start:end] for start, end in bounds]
 
     def document(self) -> Document:
         """The document, its record's number in place of a missing id."""
-        return Document(self.text, str(self.record) if self.id is None else self.id, json.loads(self.metadata))
+        document_id = self.id
+        if document_id is None:
+            document_id = str(self.record)
+        return Document(self.text, document_id, json.loads(self.metadata))
+
+
+def _column_types() -> dict[str, Any]:
+    hints = get_type_hints(Row, include_extras=True)
+    return {name: hints[name].__metadata__[0] for name in Row._fields}
+
+
+_COLUMN_TYPES = _column_types()
+
+
+@dataclass(frozen=True)
+class PartInfo:
+    """What is known of a part without its documents."""
+
+    start: int  # number of its first record
+    end: int  # number of the record after its last
+    document_count: int
+    vector_count: int
+    digest: str
+    rejects: list[Reject]
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        values = json.loads(text)
+        rejects = [Reject(**reject) for reject in values.pop("rejects")]
+        return cls(rejects=rejects, **values)
 
 
 @dataclass
 class Part:
-    """Documents of a part, of the records from start to stop (excluded), and those that were set aside."""
+    """Documents of a part, of the records from start to end (excluded), and its rejects."""
 
     start: int
-    stop: int
+    end: int
+    rows: list[Row] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
-    # By column: Python's garbage collector walks over every tuple of strings that is kept, again and again.
-    columns: list[list[Any]] = field(default_factory=lambda: [[] for _ in Row._fields])
-
-    def add(self, row: Row) -> None:
-        for column, value in zip(self.columns, row, strict=True):
-            column.append(value)
 
     @property
-    def rows(self) -> Iterator[Row]:
-        return map(Row, *self.columns)
-
-    @property
-    def counts(self) -> list[int]:
+    def vector_counts(self) -> list[int]:
         """Vectors of each document."""
-        return [row.vectors for row in self.rows]
+        return [row.vector_count for row in self.rows]
+
+    @property
+    def passages(self) -> list[str]:
+        """The texts that are encoded, of all documents."""
+        passages: list[str] = []
+        for row in self.rows:
+            passages += row.passages
+        return passages
+
+    def cut_passages(self, cutter: Cutter) -> None:
+        """Cut all texts into passages."""
+        all_spans = cutter([row.text for row in self.rows])
+        for row_number, spans in enumerate(all_spans):
+            self.rows[row_number] = self.rows[row_number]._replace(spans=spans)
 
     @cached_property
-    def digest(self) -> str:
-        """SHA-256 of the records, once they are complete."""
-        content = [self.start, self.stop, self.columns, [astuple(one) for one in self.rejects]]
-        return hashlib.sha256(to_json(content).encode()).hexdigest()
+    def info(self) -> PartInfo:
+        """What is known of the part, once its records are complete."""
+        rejects = [astuple(reject) for reject in self.rejects]
+        content = to_json([self.start, self.end, self.rows, rejects])
+        return PartInfo(
+            start=self.start,
+            end=self.end,
+            document_count=len(self.rows),
+            vector_count=sum(self.vector_counts),
+            digest=hashlib.sha256(content.encode()).hexdigest(),
+            rejects=self.rejects,
+        )
 
 
 class Progress(NamedTuple):
@@ -108,222 +167,283 @@ class Corpus:
     Example:
         >>> import st_reba
         >>> from st_reba.corpus import encode_corpus
-        >>> corpus = encode_corpus(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_corpus")
-        >>> [(row.text, vectors.shape) for part in range(corpus.parts()) for row, vectors in corpus.read(part)]
-        [('Cats sleep.', (1, 192)), ('Ships sail.', (1, 192))]
+        >>> texts = ["Cats sleep.", "Ships sail."]
+        >>> corpus = encode_corpus(st_reba.build("mini"), texts, "my_corpus")
+        >>> for part in range(corpus.parts()):
+        ...     for row, vectors in corpus.read(part):
+        ...         print(row.text, vectors.shape)
+        Cats sleep. (1, 192)
+        Ships sail. (1, 192)
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = parse_path(path, "path")
-        self._intact: set[int] = set()  # parts whose vectors were compared with their digest
+        self._part_infos: dict[int, PartInfo] = {}
+        self._intact_parts: set[int] = set()  # whose vectors were compared with their digest
 
-    def header(self) -> dict[str, Any]:
+    def header(self) -> JsonObject:
         """The content of corpus.json."""
         path = self.path / HEADER_FILE
         try:
-            value: dict[str, Any] = json.loads(path.read_bytes())
-            value["model"]["vectors"], value["settings"]["part_size"]
-            return value
+            header: JsonObject = json.loads(path.read_bytes())
+            header["model"]["vectors"], header["settings"]["part_size"]
+            corpus_format = header.get("format")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}: no header of a corpus, or damaged ({error}); encode the corpus again") from None
+        if corpus_format != FORMAT:
+            raise ValueError(
+                f"{path}: written by another version (format {corpus_format}, not {FORMAT}); "
+                "encode the corpus again, with overwrite=True"
+            )
+        return header
 
-    def write_header(self, value: dict[str, Any]) -> None:
+    def write_header(self, header: JsonObject) -> None:
+        content = json.dumps({"format": FORMAT, **header}, ensure_ascii=False, indent=2)
         with whole_file(self.path / HEADER_FILE) as stream:
-            stream.write((json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
+            stream.write(f"{content}\n".encode())
 
     def reopen(self) -> None:
-        """Take totals and digests out of the header of a complete corpus, before a part of it changes."""
+        """Remove totals and digests from a complete corpus's header, before a part changes."""
         header = self.header()
         if "totals" in header:
-            self.write_header({name: header[name] for name in header if name not in ("totals", "files")})
+            del header["totals"], header["files"]
+            self.write_header(header)
 
-    def documents_path(self, number: int) -> Path:
-        return self.path / "documents" / f"{number:05d}.parquet"
+    def documents_path(self, part_number: int) -> Path:
+        return self.path / "documents" / f"{part_number:05d}.parquet"
 
-    def vectors_path(self, number: int) -> Path:
-        return self.path / "vectors" / f"{number:05d}.npy"
+    def vectors_path(self, part_number: int) -> Path:
+        return self.path / "vectors" / f"{part_number:05d}.npy"
 
-    def summary_path(self, number: int) -> Path:
-        return self.vectors_path(number).with_suffix(".json")
+    def summary_path(self, part_number: int) -> Path:
+        return self.vectors_path(part_number).with_suffix(".json")
 
     def parts(self) -> int:
         """Number of parts that have documents."""
-        number = 0
-        while self.documents_path(number).is_file():
-            number += 1
-        return number
+        part_count = 0
+        while self.documents_path(part_count).is_file():
+            part_count += 1
+        return part_count
+
+    def part_infos(self) -> list[PartInfo]:
+        return [self.part_info(part_number) for part_number in range(self.parts())]
 
     def pending(self) -> list[int]:
         """The parts without vectors."""
-        return [number for number in range(self.parts()) if not self.is_encoded(number)]
+        return [part_number for part_number in range(self.parts()) if not self.is_encoded(part_number)]
 
-    def is_encoded(self, number: int) -> bool:
+    def is_encoded(self, part_number: int) -> bool:
         """True if the vectors of a part are there."""
-        return self.vectors_path(number).is_file() and self.summary_path(number).is_file()
+        return self.vectors_path(part_number).is_file() and self.summary_path(part_number).is_file()
 
     def progress(self) -> Progress:
         """How much of the corpus is encoded."""
-        documents = [(number, self.about(number)["documents"]) for number in range(self.parts())]
-        encoded = sum(count for number, count in documents if self.is_encoded(number))
-        return Progress(encoded, sum(count for _, count in documents))
+        encoded_count = 0
+        document_count = 0
+        for part_number, part_info in enumerate(self.part_infos()):
+            document_count += part_info.document_count
+            if self.is_encoded(part_number):
+                encoded_count += part_info.document_count
+        return Progress(encoded_count, document_count)
 
-    def about(self, number: int) -> dict[str, Any]:
-        """What is known of a part without reading it: start, stop, documents, vectors, digest and rejects."""
-        path = self.documents_path(number)
-        try:
-            return dict(json.loads(parquet.read_schema(path).metadata[b"st_reba"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: not the documents of a part, or damaged ({error}); encode again") from None
+    def part_info(self, part_number: int) -> PartInfo:
+        """What is known of a part, read from its file once."""
+        path = self.documents_path(part_number)
+        if part_number not in self._part_infos:
+            try:
+                content = parquet.read_schema(path).metadata[b"st_reba"]
+                self._part_infos[part_number] = PartInfo.from_json(content)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path}: not the documents of a part, or damaged ({error}); encode again") from None
+        return self._part_infos[part_number]
 
-    def part(self, number: int) -> Part:
+    def part(self, part_number: int) -> Part:
         """The documents of a part, compared with their digest."""
-        about = self.about(number)
-        path = self.documents_path(number)
+        part_info = self.part_info(part_number)
+        path = self.documents_path(part_number)
         try:
             with parquet.ParquetFile(path, pre_buffer=False) as file:
-                *columns, spans = file.read(list(Row._fields), use_threads=False).to_pydict().values()
-            rejects = [Reject(**reject) for reject in about["rejects"]]
-            part = Part(about["start"], about["stop"], rejects, [*columns, [*map(tuple, spans)]])
-            is_intact = part.digest == about["digest"]
+                columns = file.read(list(Row._fields), use_threads=False).to_pydict()
+            rows = list(map(Row, *columns.values()))
+            corpus_part = Part(part_info.start, part_info.end, rows, part_info.rejects)
+            is_intact = corpus_part.info == part_info
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: damaged ({error}); encode again") from None
         if not is_intact:
             raise ValueError(f"{path}: damaged: its records are not what was written; encode again")
-        return part
+        return corpus_part
 
-    def write_part(self, number: int, part: Part) -> None:
-        """Write the documents of a part; vectors of another that were there are removed."""
-        about: dict[str, Any] = {"start": part.start, "stop": part.stop, "digest": part.digest}
-        about |= {"documents": len(part.counts), "vectors": sum(part.counts)}
-        about["rejects"] = [asdict(reject) for reject in part.rejects]
-        schema = pyarrow.schema(zip(Row._fields, _TYPES, strict=True), {"st_reba": json.dumps(about)})
-        self.remove_vectors(number)
-        sync(self.path / "vectors")  # no loss of power may leave them beside the new documents
-        with whole_path(self.documents_path(number)) as temporary:
-            parquet.write_table(pyarrow.table(part.columns, schema), temporary, compression="zstd")
+    def write_part(self, part_number: int, corpus_part: Part) -> None:
+        """Write the documents of a part, in place of those that were there, and their vectors."""
+        info = corpus_part.info
+        schema = pyarrow.schema(_COLUMN_TYPES, {"st_reba": json.dumps(asdict(info))})
+        rows = [row._asdict() for row in corpus_part.rows]
+        self.remove_vectors(part_number)
+        sync(self.path / "vectors")  # after a power cut they must not lie beside new documents
+        with whole_path(self.documents_path(part_number)) as temporary:
+            table = pyarrow.Table.from_pylist(rows, schema)
+            parquet.write_table(table, temporary, compression="zstd")
+        self._part_infos[part_number] = info
 
-    def vectors(self, number: int) -> NDArray[Any]:
-        """The vectors of a part [vectors, d], mapped from the file, which is compared with its digest."""
-        path = self.vectors_path(number)
+    def remove_part(self, part_number: int) -> None:
+        """Remove the documents and the vectors of a part."""
+        self.remove_vectors(part_number)
+        self._part_infos.pop(part_number, None)
+        self.documents_path(part_number).unlink(missing_ok=True)
+
+    def vectors(self, part_number: int) -> Vectors:
+        """A part's vectors [vectors, d], mapped from its file, whose digest is compared."""
+        path = self.vectors_path(part_number)
         try:
-            self._compare_digest(number)
-            array: NDArray[Any] = np.load(path, mmap_mode="r")
-            if array.ndim != 2 or array.dtype.name not in DTYPES:
-                raise ValueError(f"{array.dtype} {array.shape}")
-            return array
+            self._compare_digest(part_number)
+            vectors: Vectors = np.load(path, mmap_mode="r")
+            if vectors.ndim != 2 or vectors.dtype.name not in DTYPES:
+                raise ValueError(f"{vectors.dtype} {vectors.shape}")
+            return vectors
         except (ValueError, EOFError) as error:
             raise ValueError(f"{path}: not vectors, or damaged ({error}); remove it and encode again") from None
 
-    def _compare_digest(self, number: int) -> None:
-        if number in self._intact:
+    def _compare_digest(self, part_number: int) -> None:
+        if part_number in self._intact_parts:
             return
-        if sha256(self.vectors_path(number)) != self._summary(number)["sha256"]:
+        if sha256(self.vectors_path(part_number)) != self._summary(part_number)["sha256"]:
             raise ValueError("its SHA-256 is not that of what was written")
-        self._intact.add(number)
+        self._intact_parts.add(part_number)
 
-    def _summary(self, number: int) -> dict[str, Any]:
-        path = self.summary_path(number)
+    def _summary(self, part_number: int) -> JsonObject:
+        path = self.summary_path(part_number)
         try:
-            summary: dict[str, Any] = json.loads(path.read_bytes())
+            summary: JsonObject = json.loads(path.read_bytes())
             summary["sha256"], summary["truncated"]
             return summary
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: missing or damaged ({error})") from None
 
-    def truncated(self, number: int) -> list[int]:
-        """Rows of a part whose texts are longer than the model reads, so that their ends are in no vector."""
-        return list(self._summary(number)["truncated"])
+    def truncated(self, part_number: int) -> list[int]:
+        """Rows of a part whose texts are longer than the model reads."""
+        return list(self._summary(part_number)["truncated"])
 
     def write_vectors(
-        self, number: int, vectors: NDArray[np.float32], dtype: str, truncated: Sequence[int] = ()
+        self,
+        part_number: int,
+        vectors: NDArray[np.float32],
+        dtype: str,
+        truncated: Sequence[int] = (),
     ) -> None:
-        """Write the vectors of a part; ``truncated`` are the rows whose texts are longer than the model reads."""
-        self._intact.discard(number)
+        """Write the vectors of a part, and the rows of its truncated texts."""
+        path = self.vectors_path(part_number)
+        self._intact_parts.discard(part_number)
         with np.errstate(over="ignore", under="ignore"):
-            write_npy(self.vectors_path(number), vectors.astype(dtype))
-        summary = {"sha256": sha256(self.vectors_path(number)), "truncated": list(truncated)}
-        with whole_file(self.summary_path(number)) as stream:
+            stored_vectors = vectors.astype(dtype)
+        write_npy(path, stored_vectors)
+        summary = {"sha256": sha256(path), "truncated": list(truncated)}
+        with whole_file(self.summary_path(part_number)) as stream:
             stream.write(f"{to_json(summary)}\n".encode())
 
-    def remove_vectors(self, number: int) -> None:
+    def remove_vectors(self, part_number: int) -> None:
         """Remove the vectors of a part, so that it counts as not encoded."""
-        self._intact.discard(number)
-        self.summary_path(number).unlink(missing_ok=True)
-        self.vectors_path(number).unlink(missing_ok=True)
+        self._intact_parts.discard(part_number)
+        self.summary_path(part_number).unlink(missing_ok=True)
+        self.vectors_path(part_number).unlink(missing_ok=True)
 
     def remove_damaged_vectors(self) -> None:
-        """Remove the vectors of parts that are not what was written, so that they are encoded again."""
-        for number in range(self.parts()):
-            if not self.is_encoded(number):
+        """Remove vectors that are not what was written, so that they are encoded again."""
+        for part_number in range(self.parts()):
+            if not self.is_encoded(part_number):
                 continue
             try:
-                self.vectors(number)
+                self.vectors(part_number)
             except ValueError:
                 self.reopen()
-                self.remove_vectors(number)
+                self.remove_vectors(part_number)
 
-    def read(self, number: int) -> Iterator[tuple[Row, NDArray[Any]]]:
+    def read(self, part_number: int) -> Iterator[tuple[Row, Vectors]]:
         """Each document of a part with its vectors [passages, d]."""
-        vectors, start = self.vectors(number), 0
-        for row in self.part(number).rows:
-            yield row, vectors[start : start + row.vectors]
-            start += row.vectors
+        vectors = self.vectors(part_number)
+        start = 0
+        for row in self.part(part_number).rows:
+            end = start + row.vector_count
+            yield row, vectors[start:end]
+            start = end
 
     def rejects(self) -> Iterator[Reject]:
-        """All that was set aside, part by part: records that are no documents, then vectors that cannot be used."""
-        for number in range(self.parts()):
-            yield from (Reject(**reject) for reject in self.about(number)["rejects"])
-            if self.is_encoded(number):
-                yield from self.unusable(number).values()
+        """All rejects, part by part: records that are no documents, then unusable vectors."""
+        for part_number, part_info in enumerate(self.part_infos()):
+            yield from part_info.rejects
+            if self.is_encoded(part_number):
+                yield from self.unusable(part_number).values()
 
-    def unusable(self, number: int) -> dict[int, Reject]:
+    def unusable(self, part_number: int) -> dict[int, Reject]:
         """Documents of a part with a vector that is NaN, infinite or zero: by row, the reject."""
-        vectors, found = self.vectors(number), dict[int, Reject]()
-        usable = np.isfinite(vectors).all() and vectors.any(axis=1).all()
-        for place, (row, mine) in enumerate(() if usable else self.read(number)):
-            finite = np.isfinite(mine).all()
-            if not finite or not mine.any(axis=1).all():
-                what = "zero" if finite else f"NaN or infinite in {mine.dtype}"
-                reason = f"no vector: it is {what}; leave the text out, or use another dtype"
-                found[place] = Reject(f"record {row.record}", reason, row.document().id, row.text[:80])
-        return found
+        vectors = self.vectors(part_number)
+        rejects: dict[int, Reject] = {}
+        if _vector_fault(vectors) is None:
+            return rejects
+        for row_number, (row, row_vectors) in enumerate(self.read(part_number)):
+            fault = _vector_fault(row_vectors)
+            if fault is not None:
+                reason = f"no vector: it is {fault}; leave the text out, or use another dtype"
+                document = row.document()
+                record_place = f"record {row.record}"
+                rejects[row_number] = Reject(record_place, reason, document.id, row.text[:80])
+        return rejects
 
     def files(self) -> dict[str, str]:
         """SHA-256 of every file but the header, by its name within the folder."""
-        paths = [*self.part_files(), self.path / REJECTS_FILE]
-        return {path.relative_to(self.path).as_posix(): sha256(path) for path in paths if path.is_file()}
+        digests = {}
+        for path in [*self.part_files(), self.path / REJECTS_FILE]:
+            if path.is_file():
+                digests[path.relative_to(self.path).as_posix()] = sha256(path)
+        return digests
 
     def part_files(self) -> list[Path]:
-        found = [file for folder in ("documents", "vectors") for file in (self.path / folder).glob("*")]
-        return sorted(file for file in found if file.stem.isdecimal())
+        paths = [*self.path.glob("documents/*"), *self.path.glob("vectors/*")]
+        return sorted(path for path in paths if path.stem.isdecimal())
 
     def verify(self) -> None:
-        """Compare every file with the digest in the header; a ValueError: not complete, or a file was altered."""
-        wanted, found = self.header().get("files"), self.files()
-        if wanted is None:
+        """Compare every file with the digest in the header.
+
+        Raises:
+            ValueError: The corpus is not complete, or a file was altered.
+        """
+        expected_digests = self.header().get("files")
+        if expected_digests is None:
             raise ValueError(f"{self.path}: not encoded to its end; encode it again to go on")
-        for name in {**wanted, **found}:
-            if wanted.get(name) != found.get(name):
+        digests = self.files()
+        for name in {**expected_digests, **digests}:
+            if expected_digests.get(name) != digests.get(name):
                 raise ValueError(f"{self.path / name}: missing, or not what was written; encode the corpus again")
 
 
+def _vector_fault(vectors: Vectors) -> str | None:
+    """What is wrong with one of some vectors [n, d]; None: nothing."""
+    if not np.isfinite(vectors).all():
+        return f"NaN or infinite in {vectors.dtype}"
+    if not vectors.any(axis=1).all():
+        return "zero"
+    return None
+
+
 def read_progress(folder: str | PathLike[str]) -> Progress | None:
-    """How much of a corpus an encoding that was stopped has done; None if there is nothing to go on with."""
+    """How much of a corpus a stopped run has encoded; None if there is nothing to go on with."""
     if not is_corpus(folder):
         return None
     try:
         progress = Corpus(folder).progress()
     except ValueError:  # damaged: it is encoded anew
         return None
-    return progress if progress.encoded else None
+    if progress.encoded == 0:
+        return None
+    return progress
 
 
 def is_corpus(folder: str | PathLike[str]) -> bool:
     """True if a folder was written by ``encode_corpus``."""
-    return (Path(folder) / HEADER_FILE).is_file() and (Path(folder) / "documents").is_dir()
+    path = Path(folder)
+    return (path / HEADER_FILE).is_file() and (path / "documents").is_dir()
 
 
 def sha256(path: Path) -> str:
-    """Of a file's content, in hexadecimal digits."""
+    """SHA-256 of a file's content, in hexadecimal digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

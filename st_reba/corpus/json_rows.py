@@ -1,4 +1,7 @@
-"""Rows of JSON: a value a line, one array, or values one after another; a file is never in memory as a whole."""
+"""Rows of JSON: a value a line, one array, or values one after another.
+
+A file is never in memory as a whole.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from . import text_files
-from .delimited import TextRow
-from .text_files import decoding_fault, read_lines
+from .text_files import Cells, TableRow, decoding_fault, read_lines
 
 _CHUNK = 2**16
 # Stands for an integer of more digits than Python converts; `plain` refuses it with its record.
@@ -26,7 +28,10 @@ _DECODER = json.JSONDecoder(parse_int=_parse_integer)
 
 
 def has_value_per_line(stream: TextIO, suffix: str) -> bool:
-    """True if each line of a file is a value: its first does not begin an array, nor, in a .json, break off."""
+    """True if each line of a file is a value.
+
+    Its first line then does not begin an array and, in a .json, is a whole value.
+    """
     first_line = _first_filled_line(stream)
     if first_line.lstrip().startswith("["):
         return False
@@ -40,14 +45,14 @@ def has_value_per_line(stream: TextIO, suffix: str) -> bool:
 
 
 def _first_filled_line(stream: TextIO) -> str:
-    """The first line that is not blank, or its beginning: an array may be all on one line; "": there is none."""
+    """The beginning of the first line that is not blank; "": there is none."""
     line = stream.readline(text_files.MOST_CHARS)
     while line.isspace():
         line = stream.readline(text_files.MOST_CHARS)
     return line
 
 
-def read_json_lines(stream: TextIO) -> Iterator[TextRow]:
+def read_json_lines(stream: TextIO) -> Iterator[TableRow]:
     for line_number, line in enumerate(read_lines(stream), 1):
         if line.isspace():
             continue
@@ -59,10 +64,13 @@ def read_json_lines(stream: TextIO) -> Iterator[TextRow]:
         try:
             yield row_place, _row_of(_DECODER.decode(line.strip().lstrip("\ufeff")))
         except (ValueError, RecursionError) as error:
-            yield row_place, f"wrong type: no JSON row ({error}); write one object or one string a line"
+            yield (
+                row_place,
+                f"wrong type: no JSON row ({error}); write one object or one string a line",
+            )
 
 
-def read_json_values(stream: TextIO) -> Iterator[TextRow]:
+def read_json_values(stream: TextIO) -> Iterator[TableRow]:
     """The items of an array, or values that follow one another.
 
     Raises:
@@ -76,9 +84,9 @@ def read_json_values(stream: TextIO) -> Iterator[TextRow]:
     while scanner.next_character() not in ("", "]"):
         item_number += 1
         row_place = f"item {item_number} (line {scanner.line})"
-        source, value = scanner.take_value()
-        fault = decoding_fault(source, stream.encoding)
-        yield row_place, fault or _row_or_reason(value)
+        value_source, json_value = scanner.take_value()
+        fault = decoding_fault(value_source, stream.encoding)
+        yield row_place, fault or _row_or_reason(json_value)
         if is_array and scanner.next_character() == ",":
             scanner.skip()
         elif is_array and scanner.next_character() != "]":
@@ -94,17 +102,17 @@ def read_json_values(stream: TextIO) -> Iterator[TextRow]:
         raise scanner.error("more after the end of the array")
 
 
-def _row_of(value: Any) -> dict[str, Any]:
-    if isinstance(value, str):
-        return {"text": value}
-    if not isinstance(value, dict):
-        raise ValueError(f"it is a {type(value).__name__}")
-    return value
+def _row_of(json_value: Any) -> Cells:
+    if isinstance(json_value, str):
+        return {"text": json_value}
+    if not isinstance(json_value, dict):
+        raise ValueError(f"it is a {type(json_value).__name__}")
+    return json_value
 
 
-def _row_or_reason(value: Any) -> dict[str, Any] | str:
+def _row_or_reason(json_value: Any) -> Cells | str:
     try:
-        return _row_of(value)
+        return _row_of(json_value)
     except ValueError as error:
         return f"wrong type: no JSON row ({error}); give one object or one string a document"
 
@@ -135,24 +143,24 @@ class _Scanner:
             self._refill()
 
     def skip(self, count: int = 1) -> None:
-        end = self._position + count
-        self.line += self._buffer.count("\n", self._position, end)
-        self._position = end
+        value_end = self._position + count
+        self.line += self._buffer.count("\n", self._position, value_end)
+        self._position = value_end
 
     def take_value(self) -> tuple[str, Any]:
         """The source of a value and the value."""
         while True:
             try:
-                value, end = _DECODER.raw_decode(self._buffer, self._position)
+                json_value, value_end = _DECODER.raw_decode(self._buffer, self._position)
             except json.JSONDecodeError as error:
                 self._refuse_unless_more_comes(error.msg)
             except RecursionError:
                 raise self.error("too deeply nested") from None
             else:
-                if end < len(self._buffer) or self._is_complete:
-                    source = self._buffer[self._position : end]
-                    self.skip(end - self._position)
-                    return source, value
+                if value_end < len(self._buffer) or self._is_complete:
+                    value_source = self._buffer[self._position : value_end]
+                    self.skip(value_end - self._position)
+                    return value_source, json_value
             # Twice as much each time, so that a long value is not decoded again and again.
             self._refill(len(self._buffer))
 
@@ -162,8 +170,8 @@ class _Scanner:
         if len(self._buffer) - self._position > text_files.MOST_CHARS:
             raise self.error(f"{reason}, or a value of more than {text_files.MOST_CHARS:,} characters")
 
-    def _refill(self, size: int = 0) -> None:
-        next_chunk = self._stream.read(max(_CHUNK, size))
+    def _refill(self, chunk_size: int = 0) -> None:
+        next_chunk = self._stream.read(max(_CHUNK, chunk_size))
         self._is_complete = not next_chunk
         self._buffer = self._buffer[self._position :] + next_chunk
         self._position = 0

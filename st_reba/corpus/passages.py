@@ -3,53 +3,87 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-Cut = Callable[[list[str]], list[tuple[int, ...]]]
-"""Finds the bounds of texts' passages in characters (start, stop, start, stop, …), () of a text that is not cut."""
+Spans = Sequence[int]
+"""Bounds of a text's passages in characters: start, end, start, end, …; empty: not cut."""
+
+Cutter = Callable[[Sequence[str]], list[Spans]]
 
 
-def parse_passages(passages: str | None) -> tuple[int, int] | None:
-    """Tokens of a passage and of the overlap, from ``"256:32"``."""
-    if passages is None:
-        return None
-    found = re.fullmatch(r"(\d{1,7})(?::(\d{1,7}))?", passages) if isinstance(passages, str) else None
-    size, overlap = (int(found[1]), int(found[2] or 0)) if found else (0, 0)
-    if overlap >= size:
+@dataclass(frozen=True)
+class PassageSize:
+    """Tokens of a passage, and tokens that it shares with the one before."""
+
+    size: int
+    overlap: int = 0
+
+    @classmethod
+    def parse(cls, passages: str) -> PassageSize:
+        """Parse ``"256:32"``; without a colon, passages do not overlap."""
+        match = None
+        if isinstance(passages, str):
+            match = re.fullmatch(r"(\d{1,7})(?::(\d{1,7}))?", passages)
+        if match is not None:
+            size, overlap = match.groups(default="0")
+            parsed = cls(int(size), int(overlap))
+            if parsed.overlap < parsed.size:
+                return parsed
         raise ValueError(f"passages={passages!r}: give the tokens of a passage and fewer of the overlap, as '256:32'")
-    return size, overlap
+
+    def find_spans(self, token_spans: Sequence[tuple[int, int]], text_length: int) -> Spans:
+        """Find passages.
+
+        Every passage begins size − overlap tokens after the one before. The last begins earlier, so
+        that it is as long as the others.
+
+        Args:
+            token_spans: Start and end of each token in characters.
+            text_length: Characters of the text.
+        """
+        last_start = len(token_spans) - self.size
+        if last_start <= 0:
+            return []
+        first_tokens = [*range(0, last_start, self.size - self.overlap), last_start]
+        spans: list[int] = []
+        for first_token in first_tokens:
+            # Characters between tokens belong to the token before, so that none is lost.
+            start = 0
+            if first_token > 0:
+                start = token_spans[first_token][0]
+            end = text_length
+            if first_token < last_start:
+                end = token_spans[first_token + self.size][0]
+            spans += [start, max(end, start + 1)]
+        return spans
 
 
-def cutter(model: SentenceTransformer, passages: str | None) -> Cut:
-    """A function that finds the passages of texts.
+def make_cutter(model: SentenceTransformer, passages: str | None) -> Cutter:
+    """A function that finds the passages of texts, by a setting as ``"256:32"``; None: none."""
+    if passages is None:
+        return lambda texts: [[]] * len(texts)
+    passage_size = PassageSize.parse(passages)
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None or not getattr(tokenizer, "is_fast", False):
+        kind = type(tokenizer).__name__
+        raise ValueError(f"passages={passages!r} needs a fast tokenizer; this model's is a {kind}")
 
-    A text of more tokens than a passage is cut into passages of that many, each beginning size − overlap tokens after
-    the one before; the last begins earlier, so that it is as long as the others.
-    """
-    sizes = parse_passages(passages)
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    if sizes and not getattr(tokenizer, "is_fast", False):
-        raise ValueError(f"passages={passages!r} needs a fast tokenizer; this model's is a {type(tokenizer).__name__}")
+    def cut_texts(texts: Sequence[str]) -> list[Spans]:
+        if not texts:
+            return []
+        encoding = tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            truncation=False,
+            verbose=False,
+        )
+        token_spans = encoding["offset_mapping"]
+        return [passage_size.find_spans(spans, len(text)) for spans, text in zip(token_spans, texts, strict=True)]
 
-    def cut(texts: list[str]) -> list[tuple[int, ...]]:
-        if sizes is None or not texts:
-            return [()] * len(texts)
-        options = {"return_offsets_mapping": True, "truncation": False, "verbose": False}
-        offsets = tokenizer(texts, add_special_tokens=False, **options)["offset_mapping"]
-        return [_bounds(places, len(text), *sizes) for places, text in zip(offsets, texts, strict=True)]
-
-    return cut
-
-
-def _bounds(places: list[tuple[int, int]], length: int, size: int, overlap: int) -> tuple[int, ...]:
-    count, bounds = len(places), list[int]()
-    for first in [*range(0, count - size, size - overlap), count - size] if count > size else ():
-        # Characters between tokens belong to the token before, so that none is lost.
-        start = places[first][0] if first else 0
-        stop = length if first + size == count else places[first + size][0]
-        bounds += [start, max(stop, start + 1)]
-    return tuple(bounds)
+    return cut_texts

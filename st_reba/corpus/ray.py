@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..files import remove_leftovers
 from ..optional import required
 from ..probe import Probe
-from .encode import encode_part
 from .folder import Corpus
+from .parts import encode_part
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -23,68 +24,120 @@ ATTEMPTS = 4
 
 
 def encode_on_ray(
-    model: SentenceTransformer, corpus: Corpus, parts: list[int], progress: Callable[[int], object], workers: int
+    model: SentenceTransformer,
+    corpus: Corpus,
+    part_numbers: list[int],
+    progress: Callable[[int], object],
+    workers: int,
 ) -> None:
-    """Encode parts on the cluster that this process has joined, that of RAY_ADDRESS, or this machine.
+    """Encode parts on the cluster that this process has joined, of RAY_ADDRESS, or this machine.
 
-    The corpus must be on storage that every node has at the same path, and st_reba on every node. A worker that dies
-    is replaced, and its part encoded again.
+    The corpus must be on storage that every node has at the same path, and st_reba on every node.
+    A worker that dies is replaced, and its part encoded again.
     """
     required("ray.data", "ray", f"workers={workers} needs Ray")
     import ray  # type: ignore[import-not-found, unused-ignore]
 
-    started = not ray.is_initialized()
-    if started:
-        address = os.environ.get("RAY_ADDRESS") or "local"
-        own = {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False} if address == "local" else {}
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
-    logger = logging.getLogger("ray.data")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        for row in _encoded(ray, model, corpus, parts, workers).iter_rows():
-            if row["error"]:
-                raise pickle.loads(row["error"])
-            progress(int(row["texts"]))
-    except ray.exceptions.RayError as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise RuntimeError(f"Ray failed: {said}; run the same again to go on, finished parts stay") from error
-    finally:
-        logger.setLevel(level)
-        if started:
-            ray.shutdown()
+    with _joined_cluster(ray, workers), _quiet_logger("ray.data"):
+        try:
+            for result in _encode_parts(ray, model, corpus, part_numbers, workers).iter_rows():
+                if result["error"]:
+                    raise pickle.loads(result["error"])
+                progress(int(result["texts"]))
+        except ray.exceptions.RayError as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            summary = lines[0].rstrip(".")
+            raise RuntimeError(f"Ray failed: {summary}; run the same again to go on, finished parts stay") from error
     remove_leftovers(corpus.path / "vectors")
 
 
-def _encoded(ray: Any, model: SentenceTransformer, corpus: Corpus, parts: list[int], workers: int) -> Any:
-    resources = ray.cluster_resources()
-    gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
-    if workers > (gpus or cores):
-        have = f"{gpus} GPUs" if gpus else f"{cores} cores"
-        raise ValueError(f"workers={workers}: Ray has {have}, and each worker needs one; give fewer")
-    device, threads = model.device, 1 if gpus else max(1, cores // workers)
+@contextmanager
+def _joined_cluster(ray: Any, workers: int) -> Iterator[None]:
+    """Within the ``with`` block, this process is on a cluster."""
+    if ray.is_initialized():
+        yield
+        return
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    local_options = {}
+    if address == "local":
+        core_count = os.cpu_count() or 1
+        local_options = {"num_cpus": max(workers, core_count), "include_dashboard": False}
+    ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **local_options)
     try:
-        sent = ray.put(model.to("cpu"))  # a tensor on a GPU could be read only where there is one
+        yield
     finally:
-        model.to(device)
-    numbers = ray.data.from_items([{"part": number} for number in parts], override_num_blocks=len(parts))
-    encoded = numbers.map_batches(
+        ray.shutdown()
+
+
+@contextmanager
+def _quiet_logger(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _encode_parts(
+    ray: Any,
+    model: SentenceTransformer,
+    corpus: Corpus,
+    part_numbers: list[int],
+    workers: int,
+) -> Any:
+    """A data set of Ray with the result of every part."""
+    resources = ray.cluster_resources()
+    gpu_count = int(resources.get("GPU", 0))
+    core_count = int(resources.get("CPU", 0))
+    device = "cpu"
+    threads = max(1, core_count // workers)
+    available = f"{core_count} cores"
+    if gpu_count:
+        device = "cuda"
+        threads = 1
+        available = f"{gpu_count} GPUs"
+    if workers > (gpu_count or core_count):
+        raise ValueError(f"workers={workers}: Ray has {available}, and each worker needs one; give fewer")
+    own_device = model.device
+    try:
+        # A tensor on a GPU could be read only where there is one.
+        shared_model = ray.put(model.to("cpu"))
+    finally:
+        model.to(own_device)
+    part_rows = [{"part": part_number} for part_number in part_numbers]
+    part_dataset = ray.data.from_items(part_rows, override_num_blocks=len(part_numbers))
+    pool_size = min(workers, len(part_numbers))
+    results = part_dataset.map_batches(
         _Encoder,
-        fn_constructor_args=(sent, os.path.abspath(corpus.path), "cuda" if gpus else "cpu", threads),
+        fn_constructor_args=(shared_model, os.path.abspath(corpus.path), device, threads),
         batch_size=1,
         num_cpus=threads,
-        num_gpus=1 if gpus else 0,
-        compute=ray.data.ActorPoolStrategy(size=min(workers, len(parts)), max_tasks_in_flight_per_actor=2),
+        num_gpus=int(gpu_count > 0),
+        compute=ray.data.ActorPoolStrategy(size=pool_size, max_tasks_in_flight_per_actor=2),
     )
-    encoded.context.enable_progress_bars = encoded.context.print_on_execution_start = False
-    return encoded
+    results.context.enable_progress_bars = False
+    results.context.print_on_execution_start = False
+    return results
 
 
 class _Encoder:
-    def __init__(self, sent: Any, path: str, device: str, threads: int) -> None:
+    """A worker.
+
+    Args:
+        shared_model: Ray's reference to the model.
+        path: The folder of the corpus.
+        device: The device to encode on.
+        threads: Threads of torch and of the tokenizer.
+    """
+
+    def __init__(self, shared_model: Any, path: str, device: str, threads: int) -> None:
         import torch
 
-        self._sent, self._corpus, self._device = sent, Corpus(path), device
+        self._shared_model = shared_model
+        self._corpus = Corpus(path)
+        self._device = device
         torch.set_num_threads(threads)
         os.environ["RAYON_NUM_THREADS"] = str(threads)  # of the tokenizer
 
@@ -93,33 +146,41 @@ class _Encoder:
         """Taken with the first part, so that an error is reported as all others are."""
         import ray
 
-        model = ray.get(self._sent).to(self._device)
+        model = ray.get(self._shared_model).to(self._device)
         Probe.from_json(self._corpus.header()["model"]).check_same(model, "the corpus")
         return model  # type: ignore[no-any-return]
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        texts, error = 0, b""
+        text_count = 0
+        pickled_error = b""
         try:
-            texts = self._encode(int(batch["part"][0]))
-        except Exception as raised:  # sent as a result, for Ray would wrap it in errors of its own
-            try:
-                error = pickle.dumps(raised)
-                pickle.loads(error)
-            except Exception:
-                error = pickle.dumps(RuntimeError(f"{type(raised).__name__}: {raised}"))
-        return {"texts": [texts], "error": [error]}
+            text_count = self._encode(int(batch["part"][0]))
+        except Exception as error:  # sent as a result, for Ray would wrap it in errors of its own
+            pickled_error = _pickle_error(error)
+        return {"texts": [text_count], "error": [pickled_error]}
 
-    def _encode(self, number: int) -> int:
-        # Ray begins a part again for ever, and one that is too much for every worker would never end.
-        tries = self._corpus.path / "vectors" / f".{number:05d}.tries.tmp"
-        with tries.open("ab") as stream:
+    def _encode(self, part_number: int) -> int:
+        # Ray restarts a part forever, and one that is too much for every worker would never end.
+        attempts = self._corpus.path / "vectors" / f".{part_number:05d}.tries.tmp"
+        with attempts.open("ab") as stream:
             stream.write(b".")
-        if tries.stat().st_size > ATTEMPTS:
-            tries.unlink()
+        if attempts.stat().st_size > ATTEMPTS:
+            attempts.unlink()
             raise RuntimeError(
-                f"part {number}: {ATTEMPTS} workers died over it, as happens when memory runs out; run the same again "
-                "with fewer workers, or with overwrite=True and fewer batch_tokens"
+                f"part {part_number}: {ATTEMPTS} workers died over it, as happens when memory runs "
+                "out; run the same again with fewer workers, or with overwrite=True and fewer "
+                "batch_tokens"
             )
-        done = encode_part(self._model, self._corpus, number)
-        tries.unlink(missing_ok=True)
-        return done
+        text_count = encode_part(self._model, self._corpus, part_number)
+        attempts.unlink(missing_ok=True)
+        return text_count
+
+
+def _pickle_error(error: Exception) -> bytes:
+    """An error as bytes; as a RuntimeError if it cannot be pickled, or not be read again."""
+    try:
+        pickled_error = pickle.dumps(error)
+        pickle.loads(pickled_error)
+        return pickled_error
+    except Exception:
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))

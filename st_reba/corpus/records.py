@@ -1,24 +1,28 @@
-"""Documents, and records that are set aside."""
+"""Documents, and records that are rejected."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
-MAX_CHARS = 1_000_000  # longer than any text that a model reads whole; a record beyond it is a file that went wrong
-# Python writes no longer integers, of 4,300 digits, in decimal.
+# Longer than any text that a model reads whole: such a record comes from a broken file.
+MAX_CHARACTERS = 1_000_000
+# Python writes no integer of more than 4,300 digits in decimal.
 MAX_INTEGER_BITS = 14_284
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_IN_IDS = re.compile("[\0\ud800-\udfff]")  # SQLite's functions end a text at NUL
-_SHOWN = 80
-_LISTED = 3  # rejects in a message
+_PREVIEW_LENGTH = 80
+_REJECTS_IN_MESSAGE = 3
+_MISSING_TYPES = ("NoneType", "NAType", "NaTType")
+
 to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 """JSON on one line, letters of every script as they are."""
 
@@ -29,8 +33,11 @@ class Document:
 
     Args:
         text: The text that is encoded and stored.
-        id: A name that is unique in the corpus and in the index; None: the number of the record, from 0.
+        id: A name that is unique in the corpus and in the index; None: the number of the record,
+            from 0.
         metadata: JSON values; they come back with every search result.
+        position_keys: Keys of the metadata that change when lines move in the text's file. Without
+            an id, a document is recognized by its text and its other metadata.
 
     Example:
         >>> Document("Cats sleep a lot.", id="cats", metadata={"lang": "en"}).id
@@ -40,11 +47,22 @@ class Document:
     text: str
     id: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    position_keys: Sequence[str] = field(default=(), compare=False, repr=False)
+
+    @property
+    def content_hash(self) -> int:
+        """A number by which a document without an id is recognized."""
+        metadata = self.metadata
+        if self.position_keys:
+            metadata = {key: value for key, value in metadata.items() if key not in self.position_keys}
+        content = f"{self.text}\0{to_json(metadata)}".encode()
+        digest = hashlib.blake2b(content, digest_size=8).digest()
+        return int.from_bytes(digest, "big", signed=True)
 
 
 @dataclass(frozen=True)
 class Reject:
-    """One record that was set aside: it is no document, or its vector cannot be used."""
+    """One record that is rejected: it is no document, or its vector cannot be used."""
 
     place: str  # file and line, or number of the record
     reason: str  # "kind: detail; remedy"
@@ -60,81 +78,118 @@ class Reject:
         return self.reason.partition(":")[0]
 
 
-def is_missing(value: Any) -> bool:
+def is_missing(value: object) -> bool:
     """True for None and for what pandas puts into an empty cell: NaN, NaT and NA."""
-    return type(value).__name__ in ("NoneType", "NAType", "NaTType") or (isinstance(value, float) and value != value)
+    if type(value).__name__ in _MISSING_TYPES:
+        return True
+    return isinstance(value, float) and math.isnan(value)
 
 
-def checked(document: Document, place: str) -> Document | Reject:
+def validate(document: Document, place: str) -> Document | Reject:
     """The document, ready to be stored and encoded, lone surrogates replaced; or why it cannot be.
 
     Example:
-        >>> checked(Document(" "), "line 1").reason
+        >>> validate(Document(" "), "line 1").reason
         'no text: it is empty or blank; leave the record out or give it a text'
     """
-    text, identity = document.text, document.id
-    valid = isinstance(identity, str) and identity and not _NOT_IN_IDS.search(identity)
-    reason, metadata = None, {}
-    if text is None or (isinstance(text, str) and not text.strip()):
-        reason = "no text: it is empty or blank; leave the record out or give it a text"
-    elif not isinstance(text, str):
-        reason = f"wrong type: the text is a {type(text).__name__}; write it as a string"
-    elif len(text) > MAX_CHARS:
-        reason = f"too long: the text has {len(text):,} characters, more than {MAX_CHARS:,}; split it"
-    elif not (identity is None or valid):
-        reason = f"wrong type: the id {beginning(identity)!r} is no valid string; correct it, or leave it out"
-    else:
+    has_valid_id = _is_valid_id(document.id)
+    reason = _text_fault(document.text)
+    if reason is None and document.id is not None and not has_valid_id:
+        shown_id = preview(document.id)
+        reason = f"wrong type: the id {shown_id!r} is no valid string; correct it, or leave it out"
+    if reason is None:
         try:
-            metadata = plain(dict(document.metadata or {}))
+            metadata = to_json_value(dict(document.metadata or {}))
         except (ValueError, TypeError, RecursionError) as error:
             reason = f"wrong type: the metadata cannot be written as JSON ({error}); correct it or leave it out"
-    if reason is not None:
-        return Reject(place, reason, identity if valid else None, beginning(text))
-    return Document(clean_text(text), identity, metadata)
+        else:
+            return replace(document, text=clean_text(document.text), metadata=metadata)
+    rejected_id = None
+    if has_valid_id:
+        rejected_id = document.id
+    return Reject(place, reason, rejected_id, preview(document.text))
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON holds it: numbers that are not finite become null, dates ISO strings, decimals strings.
+def _is_valid_id(document_id: object) -> bool:
+    if not isinstance(document_id, str) or not document_id:
+        return False
+    return _NOT_IN_IDS.search(document_id) is None
+
+
+def _text_fault(text: object) -> str | None:
+    if text is None:
+        text = ""
+    if not isinstance(text, str):
+        return f"wrong type: the text is a {type(text).__name__}; write it as a string"
+    if not text.strip():
+        return "no text: it is empty or blank; leave the record out or give it a text"
+    length = len(text)
+    if length > MAX_CHARACTERS:
+        return f"too long: the text has {length:,} characters, more than {MAX_CHARACTERS:,}; split it"
+    return None
+
+
+def to_json_value(value: Any) -> Any:
+    """Convert a value to JSON's types.
+
+    Numbers that are not finite become null, dates ISO strings, and decimals strings.
 
     Example:
-        >>> plain({"price": Decimal("9.90"), "seen": date(2024, 5, 1), "rate": float("nan"), "tags": ("a", "b")})
+        >>> price = {"price": Decimal("9.90"), "seen": date(2024, 5, 1)}
+        >>> to_json_value({**price, "rate": float("nan"), "tags": ("a", "b")})
         {'price': '9.90', 'seen': '2024-05-01', 'rate': None, 'tags': ['a', 'b']}
     """
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, str):
         return clean_text(value)
-    if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
-        raise ValueError("an integer has more than 4,300 digits")
-    if value is None or isinstance(value, (bool, int)):
+    if isinstance(value, int):
+        if value.bit_length() > MAX_INTEGER_BITS:
+            raise ValueError("an integer has more than 4,300 digits")
         return value
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
+        if math.isfinite(value):
+            return float(value)
+        return None
     if isinstance(value, Mapping):
-        if wrong := [key for key in value if not isinstance(key, str)]:
-            raise ValueError(f"the key {wrong[0]!r} is a {type(wrong[0]).__name__}, not a string")
-        return {clean_text(key): plain(item) for key, item in value.items()}
+        return _to_json_object(value)
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_json_value(item) for item in value]
     if isinstance(value, (date, time)):
         return value.isoformat()
     if isinstance(value, (Decimal, timedelta)):
         return str(value)
     if hasattr(value, "tolist"):  # of NumPy
-        return plain(value.tolist())
-    raise ValueError(f"{beginning(value)} is a {type(value).__name__}")
+        return to_json_value(value.tolist())
+    raise ValueError(f"{preview(value)} is a {type(value).__name__}")
+
+
+def _to_json_object(mapping: Mapping[object, object]) -> dict[str, Any]:
+    converted = {}
+    for key, value in mapping.items():
+        if not isinstance(key, str):
+            raise ValueError(f"the key {key!r} is a {type(key).__name__}, not a string")
+        converted[clean_text(key)] = to_json_value(value)
+    return converted
 
 
 def clean_text(text: str) -> str:
     """Replace lone surrogates, which no UTF-8 file and no tokenizer can hold, by U+FFFD."""
-    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+    if text.isascii():
+        return text
+    return _SURROGATE.sub("\ufffd", text)
 
 
-def beginning(value: object) -> str | None:
-    """The first characters of something, on one line; None of None."""
+def preview(value: object) -> str | None:
+    """The first characters of a value, on one line; None of None."""
     if value is None:
         return None
     text = value if isinstance(value, str) else _written(value)
-    text = clean_text(" ".join(text[: 4 * _SHOWN].split()))
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    first_words = text[: 4 * _PREVIEW_LENGTH].split()
+    line = clean_text(" ".join(first_words))
+    if len(line) <= _PREVIEW_LENGTH:
+        return line
+    return line[: _PREVIEW_LENGTH - 1] + "…"
 
 
 def _written(value: object) -> str:
@@ -144,17 +199,20 @@ def _written(value: object) -> str:
         return f"{type(value).__name__} of more than 4,300 digits"
 
 
-def describe_rejects(rejects: Iterable[Reject]) -> str:
-    """Why there are no documents: how many records are set aside, and the first of them with their places.
+def describe_rejects(rejects: Sequence[Reject]) -> str:
+    """Why there are no documents: the number of rejects, and the first of them with their places.
 
     Example:
         >>> describe_rejects([Reject("a.csv, line 2", "no text: it is blank; give it a text")])
         'no documents: 1 record is set aside: a.csv, line 2: no text: it is blank; give it a text'
     """
-    rejects = list(rejects)
     if not rejects:
         return "no documents: there are no records"
-    subject = "1 record is" if len(rejects) == 1 else f"all {len(rejects):,} records are"
-    first = " | ".join(str(reject) for reject in rejects[:_LISTED])
-    more = " | …" if len(rejects) > _LISTED else ""
-    return f"no documents: {subject} set aside: {first}{more}"
+    reject_count = len(rejects)
+    subject = "1 record is"
+    if reject_count > 1:
+        subject = f"all {reject_count:,} records are"
+    examples = [str(reject) for reject in rejects[:_REJECTS_IN_MESSAGE]]
+    if reject_count > _REJECTS_IN_MESSAGE:
+        examples.append("…")
+    return f"no documents: {subject} set aside: {' | '.join(examples)}"

@@ -1,4 +1,4 @@
-"""Sources of documents: files, folders, tables, and anything to iterate over, read as one stream."""
+"""Sources of documents: files, folders, tables and iterables, read as one stream."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .records import (
     MAX_INTEGER_BITS,
     Document,
     Reject,
-    beginning,
-    checked,
     clean_text,
     describe_rejects,
     is_missing,
+    preview,
+    validate,
 )
 from .tables import (
     ONLY_BY_NAME,
@@ -38,7 +38,7 @@ from .tables import (
     table_rows,
     warn_of_byte_columns,
 )
-from .text_files import check_encoding, decode_stream, named_errors, read_text_lines
+from .text_files import Cells, check_encoding, decode_stream, named_errors, read_text_lines
 
 logger = logging.getLogger(__name__)
 Input = Any
@@ -52,19 +52,38 @@ _EMPTY = "{}: no documents: it is empty"
 # The end of a row's place. A value of JSON that takes several lines is found by its first.
 _POSITION = re.compile(r"\b(line|row) (\d+)\)?$")
 _PLACE_COLUMNS = frozenset({"file", "line", "row"})
+_SHOWN_COLUMNS = 20
+_SHOWN_SUFFIXES = 8
+
+Record = Document | Reject
+PlacedRow = tuple[str, Any]
+"""The place of a row, and a record, its cells by column, or the reason why it cannot be read."""
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Rows with their places, as `read_rows` gives them; ``file``: the file's name within a folder."""
+class _Table:
+    """Rows of one table; ``file_name``: its name within a folder."""
 
-    rows: Iterable[tuple[str, Any]]
-    file: str | None = None
+    rows: Iterable[PlacedRow]
+    file_name: str | None = None
+
+
+@dataclass
+class _Columns:
+    """Names of the columns of the text and of the id, as `open_source` takes them."""
+
+    text_column: str | None
+    id_column: str | None
 
 
 @dataclass(frozen=True)
 class Source:
     """Records to be read.
+
+    Args:
+        name: The name of the input in messages.
+        read: Reads the records.
+        columns: ``text_column`` and ``id_column``, as they were found; those of a folder as given.
 
     Example:
         >>> [record.text for record in open_source(["Cats sleep.", "Ships sail."]).read()]
@@ -72,246 +91,377 @@ class Source:
     """
 
     name: str
-    read: Callable[[], Iterator[Document | Reject]]
-    columns: dict[str, str | None]  # text_column and id_column, as they were found (of a folder: as they were given)
+    read: Callable[[], Iterator[Record]]
+    columns: dict[str, str | None]
 
     def strict(self) -> Source:
-        """The same records, but one that is set aside is a ValueError."""
+        """The same records, but a reject is a ValueError."""
+        return replace(self, read=self._read_strictly)
 
-        def read() -> Iterator[Document | Reject]:
-            for record in self.read():
-                if isinstance(record, Reject):
-                    raise ValueError(str(record))
-                yield record
-
-        return replace(self, read=read)
+    def _read_strictly(self) -> Iterator[Record]:
+        for record in self.read():
+            if isinstance(record, Reject):
+                raise ValueError(str(record))
+            yield record
 
     def unique(self, numbers: bool = True) -> Source:
-        """The same records, but those whose id another has are set aside.
+        """The same records, but those whose id another has are rejected.
 
         Args:
-            numbers: A record without an id has its number as id; False: only ids that are given are compared.
+            numbers: A record without an id has its number as id; False: such records are not
+                compared.
         """
 
-        def read() -> Iterator[Document | Reject]:
-            # A database without a name is a temporary file: memory does not grow with the number of ids.
-            with closing(sqlite3.connect("", isolation_level=None)) as used:
-                used.execute("CREATE TABLE used (id TEXT PRIMARY KEY, record INTEGER NOT NULL) WITHOUT ROWID")
-                used.execute("BEGIN")
-                for number, record in enumerate(self.read()):
-                    if isinstance(record, Document) and (numbers or record.id is not None):
-                        identity = str(number) if record.id is None else record.id
-                        if not used.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", (identity, number)).rowcount:
-                            (owner,) = used.execute("SELECT record FROM used WHERE id = ?", (identity,)).fetchone()
-                            reason = f"id used twice: {identity!r} is that of record {owner} too; give each its own"
-                            record = Reject(f"record {number}", reason, identity, beginning(record.text))
-                    yield record
+        def read() -> Iterator[Record]:
+            with _used_ids() as id_database:
+                for record_number, record in enumerate(self.read()):
+                    record_id = record.id
+                    if record_id is None and numbers:
+                        record_id = str(record_number)
+                    if isinstance(record, Reject) or record_id is None:
+                        yield record
+                        continue
+                    yield _reject_used_id(id_database, record_number, record, record_id)
 
         return replace(self, read=read)
+
+
+def _used_ids() -> closing[sqlite3.Connection]:
+    # A database without a name is a temporary file: memory does not grow with the number of ids.
+    id_database = sqlite3.connect("", isolation_level=None)
+    id_database.execute("CREATE TABLE used (id TEXT PRIMARY KEY, record INTEGER) WITHOUT ROWID")
+    id_database.execute("BEGIN")
+    return closing(id_database)
+
+
+def _reject_used_id(
+    id_database: sqlite3.Connection,
+    record_number: int,
+    document: Document,
+    document_id: str,
+) -> Record:
+    id_row = (document_id, record_number)
+    if id_database.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", id_row).rowcount:
+        return document
+    query = "SELECT record FROM used WHERE id = ?"
+    (owner,) = id_database.execute(query, (document_id,)).fetchone()
+    reason = f"id used twice: {document_id!r} is that of record {owner} too; give each its own"
+    return Reject(f"record {record_number}", reason, document_id, preview(document.text))
 
 
 def open_source(
-    input: Input, *, text_column: str | None = None, id_column: str | None = None, encoding: str | None = None
+    input: Input,
+    *,
+    text_column: str | None = None,
+    id_column: str | None = None,
+    encoding: str | None = None,
 ) -> Source:
-    """Open an input and read its first record, so that a wrong path or column is reported at once.
+    """Open an input and read its first record: a wrong path or column is reported at once.
 
     Args:
-        input: A file: a .txt, with a text on each line; a .jsonl, .ndjson, .json, .csv, .tsv or .parquet, with a
-            document in each row; or a .md, .markdown, .rst, .adoc or .org, which is one document, its name the id (all
-            but .parquet also with .gz). Or a folder that ``datasets.save_to_disk`` wrote; any other folder: all such
-            files in it and below but .json, by name; a table of pandas, polars, Arrow or datasets; or an iterable of
-            texts, Documents or dicts. A string is a path. Values of bytes, such as images, are left out of tables, as a
-            warning tells; the levels of a pandas index that have a name are columns.
+        input: A file: a .txt, with a text on each line; a .jsonl, .ndjson, .json, .csv, .tsv or
+            .parquet, with a document in each row; or a .md, .markdown, .rst, .adoc or .org, which
+            is one document, its name the id (all but .parquet also with .gz). Or a folder that
+            ``datasets.save_to_disk`` wrote; any other folder: all such files in it and below but
+            .json, by name; a table of pandas, polars, Arrow or datasets; or an iterable of texts,
+            Documents or dicts. A string is a path. Values of bytes, such as images, are left out of
+            tables, with a warning; the levels of a pandas index that have a name are columns.
         text_column: Column or key of the text in tables; None: "text", or another usual name.
-        id_column: Column or key of the id in tables; None: "id", another usual name, or none; "": none.
+        id_column: Column or key of the id in tables; None: "id", another usual name, or none; "":
+            none.
         encoding: Of text files; None: UTF-8.
     """
-    found = columns = {"text_column": text_column, "id_column": id_column}
+    requested_columns = _Columns(text_column, id_column)
+    found_columns = _Columns(text_column, id_column)
     name = f"the {type(input).__name__}"
     if isinstance(input, (str, PathLike)):
-        if not str(input).strip():
-            raise ValueError(f"input={str(input)!r} names no file or folder; give one, or a list of texts")
-        if is_corpus(input):
-            raise ValueError(f"{input}: an encoded corpus, not texts; an index can be built from it, see st-reba index")
-        in_folder = Path(input).is_dir() and not is_dataset(Path(input))
-        name, tables = str(input), _file_rows(Path(input), in_folder, encoding)
-        found = columns.copy() if in_folder else columns  # tables in a folder may have different ones
+        name = str(input)
+        _check_path(input)
+        tables = _file_tables(Path(input), encoding)
     elif isinstance(input, Mapping):  # to iterate over it would give its keys
-        raise TypeError(f"the input is one {type(input).__name__}; give one of its values, or a list of dicts")
-    elif not (hasattr(input, "__iter__") or hasattr(input, "__len__")):  # as a query of polars that has not run
-        raise TypeError(f"the input is a {type(input).__name__}; give a file, a table, or a list of texts")
+        type_name = type(input).__name__
+        raise TypeError(f"the input is one {type_name}; give one of its values, or a list of dicts")
+    elif not hasattr(input, "__iter__") and not hasattr(input, "__len__"):
+        type_name = type(input).__name__  # as a query of polars that has not run
+        raise TypeError(f"the input is a {type_name}; give a file, a table, or a list of texts")
     else:
-        # What has a length and is no Iterable is read by its indices, as a Dataset of torch.
-        items: Any = input
-        tables = iter([_Rows(table_rows(input) or _item_rows(items))])
-    records = chain.from_iterable(_documents(table, text_column, id_column, found) for table in tables)
-    if (first := next(records, None)) is None:
+        tables = iter([_Table(table_rows(input) or _item_rows(input))])
+    records = _read_tables(tables, requested_columns, found_columns)
+    first_record = next(records, None)
+    if first_record is None:
         raise ValueError(_EMPTY.format(name))
-    left = [chain([first], records)]
+    unread = [chain([first_record], records)]
 
-    def read() -> Iterator[Document | Reject]:
-        if not left:
+    def read() -> Iterator[Record]:
+        if not unread:
             raise ValueError(f"{name}: it was read already, and can be read once; open it again")
-        return left.pop()
+        return unread.pop()
 
-    return Source(name, read, columns)
+    return Source(name, read, vars(found_columns))
+
+
+def _check_path(path: str | PathLike[str]) -> None:
+    if not str(path).strip():
+        raise ValueError(f"input={str(path)!r} names no file or folder; give one, or a list of texts")
+    if is_corpus(path):
+        raise ValueError(f"{path}: an encoded corpus, not texts; an index can be built from it, see st-reba index")
 
 
 def read_texts(path: str | PathLike[str], column: str | None = None) -> list[str]:
-    """The texts of a file or folder; a warning tells what is set aside."""
-    records = list(open_source(path, text_column=column).read())
-    rejects = [record for record in records if isinstance(record, Reject)]
-    if len(rejects) == len(records):
+    """The texts of a file or folder; a warning names rejects."""
+    texts = []
+    rejects = []
+    for record in open_source(path, text_column=column).read():
+        if isinstance(record, Reject):
+            rejects.append(record)
+        else:
+            texts.append(record.text)
+    if not texts:
         raise ValueError(f"{path}: {describe_rejects(rejects)}")
     if rejects:
-        logger.warning("%s: %d records are set aside; first %s", path, len(rejects), rejects[0])
-    return [one.text for one in records if isinstance(one, Document)]
+        reject_count = len(rejects)
+        logger.warning("%s: %d records are set aside; first %s", path, reject_count, rejects[0])
+    return texts
 
 
-def read_stream(stream: BinaryIO, name: str, encoding: str | None = None) -> Iterator[Document | Reject]:
-    """The lines of a stream of bytes, as of a .txt file; ``name`` is the stream's name in places."""
+def read_stream(stream: BinaryIO, name: str, encoding: str | None = None) -> Iterator[Record]:
+    """The lines of a stream of bytes, as of a .txt file; ``name`` is its name in places."""
     check_encoding(encoding)
     is_empty = True
     with named_errors(name):
-        for place, row in read_text_lines(decode_stream(stream, name, encoding)):
+        for row_place, row in read_text_lines(decode_stream(stream, name, encoding)):
             is_empty = False
-            yield Reject(f"{name}, {place}", row) if isinstance(row, str) else Document(row["text"])
+            if isinstance(row, str):
+                yield Reject(f"{name}, {row_place}", row)
+            else:
+                yield Document(row["text"])
     if is_empty:
         raise ValueError(_EMPTY.format(name))
 
 
-def _file_rows(path: Path, in_folder: bool, encoding: str | None) -> Iterator[_Rows]:
-    for file in _files_in(path) if in_folder else [path]:
-        name = clean_text(file.relative_to(path).as_posix() if in_folder else path.name)
-        rows, suffix = read_rows(file, name=name, encoding=encoding), suffix_of(file)
-        if suffix in WHOLE_SUFFIXES or (suffix == ".txt" and in_folder):
-            rows = _texts(rows, name, by_line=suffix == ".txt")
-        yield _Rows(_without_errors(rows, name), name) if in_folder else _Rows(rows)
+def _file_tables(path: Path, encoding: str | None) -> Iterator[_Table]:
+    if path.is_dir() and not is_dataset(path):
+        for file in _files_in(path):
+            name = clean_text(file.relative_to(path).as_posix())
+            rows = read_rows(file, name=name, encoding=encoding)
+            rows = _reject_unreadable_file(rows, name)
+            suffix = suffix_of(file)
+            if suffix == ".txt":
+                rows = _line_documents(rows, name)
+            elif suffix in WHOLE_SUFFIXES:
+                rows = _whole_documents(rows, name)
+            yield _Table(rows, name)
+    else:
+        name = clean_text(path.name)
+        rows = read_rows(path, name=name, encoding=encoding)
+        if suffix_of(path) in WHOLE_SUFFIXES:
+            rows = _whole_documents(rows, name)
+        yield _Table(rows)
 
 
-def _without_errors(rows: Iterator[tuple[str, Any]], name: str) -> Iterator[tuple[str, Any]]:
-    """Rows of a file of a folder; one that cannot be read is set aside as a whole, and ends no lenient build."""
+def _reject_unreadable_file(rows: Iterator[PlacedRow], name: str) -> Iterator[PlacedRow]:
+    """Rows of a file of a folder; an unreadable file is one reject, and ends no lenient build."""
     try:
         yield from rows
     except ValueError as error:
         yield name, f"not readable: {error}"
 
 
-def _texts(rows: Iterator[tuple[str, Any]], name: str, *, by_line: bool) -> Iterator[tuple[str, Any]]:
-    """Texts with their file and line: a search in many files is for the place that a text comes from."""
-    for place, row in rows:
+def _whole_documents(rows: Iterator[PlacedRow], name: str) -> Iterator[PlacedRow]:
+    """The text of a file that is one document."""
+    for row_place, row in rows:
         if isinstance(row, dict):
-            position = _position_of(place) if by_line else {}
-            row = Document(row["text"], None if by_line else name, {"file": name, **position})
-        yield place, row
+            row = Document(row["text"], name, {"file": name})
+        yield row_place, row
 
 
-def _position_of(place: str) -> dict[str, int]:
+def _line_documents(rows: Iterator[PlacedRow], name: str) -> Iterator[PlacedRow]:
+    """Lines with their file and number: a search in many files is for the place of a text."""
+    for row_place, row in rows:
+        if isinstance(row, dict):
+            position = _position_of(row_place)
+            row = Document(row["text"], metadata={"file": name, **position}, position_keys=tuple(position))
+        yield row_place, row
+
+
+def _position_of(row_place: str) -> dict[str, int]:
     """The number of a line, or of a row of a Parquet file, as metadata.
 
     Example:
-        >>> _position_of("a.jsonl, line 3"), _position_of("a.jsonl, item 2 (line 9)"), _position_of("b.parquet, row 0")
-        ({'line': 3}, {'line': 9}, {'row': 0})
+        >>> [_position_of(place) for place in ("a.jsonl, line 3", "b.jsonl, item 2 (line 9)")]
+        [{'line': 3}, {'line': 9}]
+        >>> _position_of("b.parquet, row 0")
+        {'row': 0}
     """
-    match = _POSITION.search(place)
-    return {} if match is None else {match[1]: int(match[2])}
+    match = _POSITION.search(row_place)
+    if match is None:
+        return {}
+    return {match[1]: int(match[2])}
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The files of a folder that can be read, by name, without hidden ones, encoded corpora and saved models."""
-    found, others = list[Path](), Counter[str]()
+    """The readable files of a folder, by name: no hidden ones, encoded corpora and saved models."""
+    readable_files = []
+    other_suffixes = Counter[str]()
     for file in sorted(folder.rglob("*")):
-        ours = is_corpus(file.parent) or is_corpus(file.parent.parent) or (file.parent / "modules.json").is_file()
-        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if ours or hidden or not file.is_file():
+        if not file.is_file() or _is_hidden(file, folder) or _is_of_st_reba(file):
             continue
-        if suffix_of(file) not in (None, ONLY_BY_NAME):
-            found.append(file)
+        if suffix_of(file) in (None, ONLY_BY_NAME):
+            other_suffixes[file.suffix or "without a suffix"] += 1
         else:
-            others[file.suffix or "without a suffix"] += 1
-    listed = ", ".join(f"{count:,} {suffix}" for suffix, count in others.most_common(8))
-    if not found:
-        raise ValueError(f"{folder}: no texts (there are: {listed or 'no files'}); give files of {SUPPORTED}")
-    if others:
-        remedy = "name each by itself, or convert it to another of" if ONLY_BY_NAME in others else "convert them to"
-        logger.warning("%s: not read: %s; %s %s", folder, listed, remedy, SUPPORTED)
-    return found
+            readable_files.append(file)
+    counts = [f"{count:,} {suffix}" for suffix, count in other_suffixes.most_common(_SHOWN_SUFFIXES)]
+    shown_counts = ", ".join(counts) or "no files"
+    if not readable_files:
+        raise ValueError(f"{folder}: no texts (there are: {shown_counts}); give files of {SUPPORTED}")
+    if other_suffixes:
+        remedy = "convert them to"
+        if ONLY_BY_NAME in other_suffixes:
+            remedy = "name each by itself, or convert it to another of"
+        logger.warning("%s: not read: %s; %s %s", folder, shown_counts, remedy, SUPPORTED)
+    return readable_files
 
 
-def _item_rows(input: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    for number, item in enumerate(python_values(input)):
-        row: Any = Document(item) if isinstance(item, str) else item
-        if not isinstance(row, (Document, Mapping, Reject)):
-            row = f"wrong type: {beginning(item)} is a {type(item).__name__}; give strings, Documents or dicts"
-        yield f"record {number}", row
+def _is_hidden(file: Path, folder: Path) -> bool:
+    return any(name.startswith(".") for name in file.relative_to(folder).parts)
 
 
-def _documents(
-    table: _Rows, text: str | None, identity: str | None, columns: dict[str, str | None]
-) -> Iterator[Document | Reject]:
-    names: tuple[str, str] | None = None
-    byte_columns = set[str]()
-    for place, row in table.rows:
+def _is_of_st_reba(file: Path) -> bool:
+    """True for files of encoded corpora and of saved models."""
+    parent = file.parent
+    is_of_corpus = is_corpus(parent) or is_corpus(parent.parent)
+    return is_of_corpus or (parent / "modules.json").is_file()
+
+
+def _item_rows(items: Input) -> Iterator[PlacedRow]:
+    for record_number, item in enumerate(python_values(items)):
+        row = item
+        if isinstance(item, str):
+            row = Document(item)
+        elif not isinstance(item, (Document, Mapping, Reject)):
+            type_name = type(item).__name__
+            row = f"wrong type: {preview(item)} is a {type_name}; give strings, Documents or dicts"
+        yield f"record {record_number}", row
+
+
+def _read_tables(
+    tables: Iterator[_Table],
+    requested_columns: _Columns,
+    found_columns: _Columns,
+) -> Iterator[Record]:
+    for table in tables:
+        reader = _TableReader(table, requested_columns)
+        for row_place, row in table.rows:
+            record = reader.read(row_place, row)
+            # Tables in a folder may have different columns.
+            if table.file_name is None and reader.has_columns:
+                found_columns.text_column = reader.text_column
+                found_columns.id_column = reader.found_id_column
+            yield record
+
+
+class _TableReader:
+    """Reads the rows of a table as records."""
+
+    def __init__(self, table: _Table, requested_columns: _Columns) -> None:
+        self._file_name = table.file_name
+        self._requested_columns = requested_columns
+        self._byte_columns: set[str] = set()  # whose warning was given
+        self.has_columns = False
+        self.text_column = ""
+        self._id_column = ""  # "": none
+        self.found_id_column = requested_columns.id_column
+
+    def read(self, row_place: str, row: Any) -> Record:
         if isinstance(row, str):
-            yield Reject(place, row)
-        elif isinstance(row, Reject):
-            yield row
-        elif isinstance(row, Document):
-            yield checked(row, place)
-        else:
-            if names is None:
-                names = _names(row, place, text, identity)
-                columns.update(text_column=names[0], id_column=names[1] if names[1] in row else identity)
-            yield _document(_without_bytes(row, place, names, byte_columns), place, *names, table.file)
+            return Reject(row_place, row)
+        if isinstance(row, Reject):
+            return row
+        if isinstance(row, Document):
+            return validate(row, row_place)
+        if not self.has_columns:
+            self._find_columns(row, row_place)
+        if self.text_column not in row:
+            return Reject(row_place, f"no text: there is no {self.text_column!r}; give it one")
+        document = self._document(self._without_bytes(row, row_place), row_place)
+        return validate(document, row_place)
+
+    def _find_columns(self, row: Cells, row_place: str) -> None:
+        """Find the columns of a table by its first row."""
+        shown_names = [repr(preview(name)) for name in list(row)[:_SHOWN_COLUMNS]]
+        there = ", ".join(shown_names) or "none"
+        for option, column in vars(self._requested_columns).items():
+            if column and column not in row:
+                raise ValueError(f"{option}={column!r} is no column; {row_place} has: {there}; name one of these")
+        text_column = self._requested_columns.text_column or _usual_name(TEXT_NAMES, row)
+        if text_column is None:
+            hint = ""
+            if len(row) == 1 and not re.fullmatch(r"[\w\s-]*", next(iter(row))):
+                hint = "; columns are separated by ',', ';', '|' or tabs"
+            raise ValueError(f"{row_place}: no column 'text'; there: {there}{hint}; name one with text_column")
+        self.text_column = text_column
+        self._id_column = self._find_id_column(row, row_place)
+        if self._id_column in row:
+            self.found_id_column = self._id_column
+        self.has_columns = True
+
+    def _find_id_column(self, row: Cells, row_place: str) -> str:
+        id_column = self._requested_columns.id_column
+        if id_column == self.text_column:
+            raise ValueError(f"{row_place}: {id_column!r} is named as the text and as the id; name another id_column")
+        if id_column is not None:
+            return id_column
+        other_columns = {column: row[column] for column in row if column != self.text_column}
+        id_column = _usual_name(ID_NAMES, other_columns)
+        if id_column is None and self.text_column != "id":
+            return "id"  # records may have different keys: the first id may be in a later one
+        return id_column or ""
+
+    def _without_bytes(self, row: Cells, row_place: str) -> Cells:
+        """A row without images and other bytes, of which the first row's warning tells."""
+        used_columns = (self.text_column, self._id_column)
+        columns = set()
+        for column, value in row.items():
+            if column not in used_columns and holds_bytes(value):
+                columns.add(column)
+        if not columns:
+            return row
+        new_columns = columns - self._byte_columns
+        if new_columns:
+            warn_of_byte_columns(row_place, sorted(new_columns))
+            self._byte_columns |= new_columns
+        return {column: value for column, value in row.items() if column not in columns}
+
+    def _document(self, row: Cells, row_place: str) -> Document:
+        row_cells = {column: value for column, value in row.items() if not is_missing(value)}
+        text = row_cells.pop(self.text_column, None)
+        document_id = None
+        if self._id_column:
+            document_id = _to_id(row_cells.pop(self._id_column, None))
+        # Without an id, a search could name its number only, which nobody can look up in several
+        # files.
+        if document_id is None and self._file_name is not None and _PLACE_COLUMNS.isdisjoint(row):
+            position = _position_of(row_place)
+            metadata = {"file": self._file_name, **row_cells, **position}
+            return Document(text, metadata=metadata, position_keys=tuple(position))
+        return Document(text, document_id, row_cells)
 
 
-def _without_bytes(
-    row: Mapping[str, Any], place: str, names: tuple[str, str], byte_columns: set[str]
-) -> Mapping[str, Any]:
-    """A row without its images and other bytes; ``byte_columns``: where they were found before, which is said once."""
-    columns = [column for column, value in row.items() if column not in names and holds_bytes(value)]
-    if not columns:
-        return row
-    if not byte_columns.issuperset(columns):
-        warn_of_byte_columns(place, sorted({*columns} - byte_columns))
-        byte_columns.update(columns)
-    return {column: value for column, value in row.items() if column not in columns}
+def _usual_name(usual_names: Iterable[str], row: Cells) -> str | None:
+    """The first of some names that a row has."""
+    for name in usual_names:
+        if name in row:
+            return name
+    return None
 
 
-def _names(row: Mapping[str, Any], place: str, text: str | None, identity: str | None) -> tuple[str, str]:
-    """Names of the text and of the id in a table, or in the first record; "": no id."""
-    there = ", ".join(repr(beginning(name)) for name in list(row)[:20]) or "none"
-    for option, column in (("text_column", text), ("id_column", identity)):
-        if column and column not in row:
-            raise ValueError(f"{option}={column!r} is no column; {place} has: {there}; name one of these")
-    text = text or next((name for name in TEXT_NAMES if name in row), None)
-    if text is None:
-        hint = ""
-        if len(row) == 1 and not re.fullmatch(r"[\w\s-]*", next(iter(row))):
-            hint = "; columns are separated by ',', ';', '|' or tabs"
-        raise ValueError(f"{place}: no column 'text'; there: {there}{hint}; name one with text_column")
-    if identity == text:
-        raise ValueError(f"{place}: {text!r} is named as the text and as the id; name another id_column")
-    if identity is None:
-        # Records need not all have the same keys: the first id may stand in a later one.
-        late = "" if text == "id" else "id"
-        identity = next((name for name in ID_NAMES if name in row and name != text), late)
-    return text, identity
-
-
-def _document(row: Mapping[str, Any], place: str, text: str, identity: str, file: str | None) -> Document | Reject:
-    if text not in row:
-        return Reject(place, f"no text: there is no {text!r}; give it one")
-    given = {key: None if is_missing(value) else value for key, value in row.items()}
-    content: Any = given.pop(text)
-    name = given.pop(identity, None) if identity else None
-    if isinstance(name, float) and name.is_integer():  # pandas, of whole numbers where some are missing
-        name = int(name)
-    if isinstance(name, Integral) and not isinstance(name, bool) and int(name).bit_length() <= MAX_INTEGER_BITS:
-        name = str(int(name))
-    document_id = None if name == "" else name
-    metadata = {key: value for key, value in given.items() if value is not None}
-    # Without an id, a search could name its number only, which nobody can look up in several files.
-    if document_id is None and file is not None and _PLACE_COLUMNS.isdisjoint(row):
-        metadata = {"file": file, **metadata, **_position_of(place)}
-    return checked(Document(content, document_id, metadata), place)
+def _to_id(value: Any) -> Any:
+    """An id as a string, if it is a whole number; None of an empty string."""
+    if isinstance(value, str):
+        return value or None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # pandas has floats for whole numbers where some are missing
+    is_number = isinstance(value, Integral) and not isinstance(value, bool)
+    if is_number and int(value).bit_length() <= MAX_INTEGER_BITS:
+        return str(int(value))
+    return value

@@ -1,4 +1,7 @@
-"""The one reader of tables and texts: .csv, .tsv, .jsonl, .parquet, .txt, .md, and folders of the datasets library."""
+"""The one reader of tables and texts.
+
+It reads .csv, .tsv, .jsonl, .parquet, .txt and .md, and folders of the datasets library.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from ..optional import required
 from . import text_files
-from .delimited import DelimitedRows, TextRow, encloses_fields
+from .delimited import DEFAULT_SEPARATORS, DelimitedRows, encloses_fields
 from .json_rows import has_value_per_line, read_json_lines, read_json_values
-from .text_files import decoding_fault, named_errors, open_text, read_text_lines
+from .text_files import TableRow, decoding_fault, named_errors, open_text, read_text_lines
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped, unused-ignore]
@@ -26,18 +29,16 @@ TEXT_SUFFIXES = (".txt", *JSON_SUFFIXES, ".csv", ".tsv", *WHOLE_SUFFIXES)
 SUPPORTED = f"{', '.join(TEXT_SUFFIXES)} (each also with .gz), or .parquet"
 # In a folder, .json is mostly settings.
 ONLY_BY_NAME = ".json"
-_BATCH = 256
-
-Row = tuple[str, dict[str, Any] | str]
-"""The place of a row, as "corpus.csv, line 3", and its cells by column; or why it cannot be read."""
+_BATCH_SIZE = 256
 
 
 def read_table(path: str | PathLike[str]) -> DataFrame:
     """Read a file or a folder of the datasets library as a DataFrame.
 
     Args:
-        path: .csv and .tsv begin with a line of column names; their cells are strings. A .tsv may be without quotes,
-            as most are. A string in a .jsonl counts as {"text": string}; so does a line of a .txt, and all of a .md.
+        path: .csv and .tsv begin with a line of column names; their cells are strings. A .tsv may
+            be without quotes, as most are. A string in a .jsonl counts as {"text": string}; so does
+            a line of a .txt, and all of a .md.
 
     Returns:
         The table; cells that a row does not have are NaN.
@@ -51,56 +52,90 @@ def read_table(path: str | PathLike[str]) -> DataFrame:
         [{'text': '6" pipe', 'score': '3.5'}]
     """
     rows = []
-    for place, row in read_rows(path):
+    for row_place, row in read_rows(path):
         if isinstance(row, str):
-            raise ValueError(f"{place}: {row}")
+            raise ValueError(f"{row_place}: {row}")
         rows.append(row)
     import pandas  # type: ignore[import-untyped, unused-ignore]
 
     return pandas.DataFrame(rows)
 
 
-def read_rows(path: str | PathLike[str], *, name: str | None = None, encoding: str | None = None) -> Iterator[Row]:
-    """Read a file's rows one by one, as UTF-8 or, after its mark, UTF-16 or UTF-32; ``name`` is its name in places."""
+def read_rows(
+    path: str | PathLike[str],
+    *,
+    name: str | None = None,
+    encoding: str | None = None,
+) -> Iterator[TableRow]:
+    """Read a file's rows one by one.
+
+    Args:
+        path: The file, or a folder of the datasets library.
+        name: Its name in places; None: the path.
+        encoding: Of a text file; None: UTF-8 or, after its mark, UTF-16 or UTF-32.
+    """
     path = Path(path)
-    name, suffix = name or str(path), suffix_of(path)
+    name = name or str(path)
+    suffix = suffix_of(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if path.is_dir():
-        dataset = required("datasets", "corpus").load_from_disk(str(path))
-        if isinstance(dataset, dict):
-            raise ValueError(f"{path}: several datasets; name one: {', '.join(str(path / one) for one in dataset)}")
-        return _arrow_rows(dataset.with_format("arrow").iter(_BATCH), dataset.features.arrow_schema, name)
+        return _read_dataset_folder(path, name)
     if suffix is None:
-        shown = "".join(path.suffixes[-2:]) if path.suffix.lower() == ".gz" else path.suffix
-        raise ValueError(f"{path}: the suffix {shown!r} is not supported; use one of {SUPPORTED}")
+        file_suffix = path.suffix
+        if file_suffix.lower() == ".gz":
+            file_suffix = "".join(path.suffixes[-2:])
+        raise ValueError(f"{path}: the suffix {file_suffix!r} is not supported; use one of {SUPPORTED}")
     if suffix == ".parquet":
         return _read_parquet(path, name)
     return _read_text(path, name, encoding, suffix)
 
 
+def _read_dataset_folder(path: Path, name: str) -> Iterator[TableRow]:
+    dataset = required("datasets", "corpus").load_from_disk(str(path))
+    if isinstance(dataset, dict):
+        split_paths = ", ".join(str(path / split) for split in dataset)
+        raise ValueError(f"{path}: several datasets; name one: {split_paths}")
+    return _read_dataset(dataset, name)
+
+
+def _read_dataset(dataset: Any, name: str) -> Iterator[TableRow]:
+    batches = dataset.with_format("arrow").iter(_BATCH_SIZE)
+    return _arrow_rows(batches, dataset.features.arrow_schema, name)
+
+
 def suffix_of(path: Path) -> str | None:
     """The suffix by which a file is read; None: it is not."""
     name = path.name.lower()
+    if name.endswith(".parquet"):
+        return ".parquet"
     suffix = Path(name.removesuffix(".gz")).suffix
-    return suffix if suffix in TEXT_SUFFIXES or name.endswith(".parquet") else None
+    if suffix in TEXT_SUFFIXES:
+        return suffix
+    return None
 
 
-def _read_text(path: Path, name: str, encoding: str | None, suffix: str) -> Iterator[Row]:
+def _read_text(path: Path, name: str, encoding: str | None, suffix: str) -> Iterator[TableRow]:
     with named_errors(str(path)):
-        for place, row in _text_rows(path, encoding, suffix):
-            yield f"{name}, {place}", row
+        for row_place, row in _text_rows(path, encoding, suffix):
+            yield f"{name}, {row_place}", row
 
 
-def _text_rows(path: Path, encoding: str | None, suffix: str) -> Iterator[TextRow]:
-    has_quotes = suffix == ".csv" or (suffix == ".tsv" and _has_quotes(path, encoding))
-    has_lines = suffix in JSON_SUFFIXES and _has_value_per_line(path, encoding, suffix)
+def _text_rows(path: Path, encoding: str | None, suffix: str) -> Iterator[TableRow]:
+    has_quotes = suffix == ".csv"
+    has_lines = False
+    if suffix == ".tsv":
+        with open_text(path, encoding) as stream, open_text(path, encoding) as second_stream:
+            has_quotes = encloses_fields(stream, second_stream)
+    if suffix in JSON_SUFFIXES:
+        with open_text(path, encoding) as stream:
+            has_lines = has_value_per_line(stream, suffix)
     with open_text(path, encoding) as stream:
         if suffix in WHOLE_SUFFIXES:
             yield from _whole_text(stream)
         elif suffix == ".txt":
             yield from read_text_lines(stream)
-        elif suffix in (".csv", ".tsv"):
+        elif suffix in DEFAULT_SEPARATORS:
             yield from DelimitedRows(stream, suffix, has_quotes=has_quotes).read()
         elif has_lines:
             yield from read_json_lines(stream)
@@ -108,69 +143,71 @@ def _text_rows(path: Path, encoding: str | None, suffix: str) -> Iterator[TextRo
             yield from read_json_values(stream)
 
 
-def _has_quotes(path: Path, encoding: str | None) -> bool:
-    with open_text(path, encoding) as stream, open_text(path, encoding) as again:
-        return encloses_fields(stream, again)
-
-
-def _has_value_per_line(path: Path, encoding: str | None, suffix: str) -> bool:
-    with open_text(path, encoding) as stream:
-        return has_value_per_line(stream, suffix)
-
-
-def _whole_text(stream: TextIO) -> Iterator[TextRow]:
+def _whole_text(stream: TextIO) -> Iterator[TableRow]:
     text = stream.read(text_files.MOST_CHARS + 1)
     if len(text) > text_files.MOST_CHARS:
-        yield "the text", f"too long: it has more than {text_files.MOST_CHARS:,} characters; split it"
+        yield (
+            "the text",
+            f"too long: it has more than {text_files.MOST_CHARS:,} characters; split it",
+        )
     elif text.strip():
-        yield "the text", decoding_fault(text, stream.encoding) or {"text": text.replace("\r\n", "\n")}
+        yield (
+            "the text",
+            decoding_fault(text, stream.encoding) or {"text": text.replace("\r\n", "\n")},
+        )
 
 
-def _read_parquet(path: Path, name: str) -> Iterator[Row]:
+def _read_parquet(path: Path, name: str) -> Iterator[TableRow]:
     from pyarrow import ArrowException, parquet  # type: ignore[import-untyped, unused-ignore]
 
     try:
         with parquet.ParquetFile(path, pre_buffer=False) as file:
-            yield from _arrow_rows(file.iter_batches(_BATCH, use_threads=False), file.schema_arrow, name)
+            batches = file.iter_batches(_BATCH_SIZE, use_threads=False)
+            yield from _arrow_rows(batches, file.schema_arrow, name)
     except (OSError, ArrowException, ValueError, KeyError, OverflowError) as error:
         raise ValueError(f"{path}: not a Parquet file, or damaged ({error}); write it again") from None
 
 
-def _arrow_rows(batches: Iterable[Any], schema: Any, name: str) -> Iterator[Row]:
-    byte_columns = [field.name for field in schema if _is_of_bytes(field.type)]
+def _arrow_rows(batches: Iterable[Any], schema: Any, name: str) -> Iterator[TableRow]:
+    byte_columns = []
+    column_names = []
+    for schema_field in schema:
+        if _is_of_bytes(schema_field.type):
+            byte_columns.append(schema_field.name)
+        elif not schema_field.name.startswith("__index_level_"):
+            column_names.append(schema_field.name)
     if byte_columns:
         warn_of_byte_columns(name, byte_columns)
-    columns = [
-        column for column in schema.names if column not in byte_columns and not column.startswith("__index_level_")
-    ]
-    row = 0
+    row_number = 0
     for batch in batches:
-        for start in range(0, batch.num_rows, _BATCH):  # a table in memory is one batch
-            for fields in batch.select(columns).slice(start, _BATCH).to_pylist():
-                yield f"{name}, row {row}", fields
-                row += 1
+        for start in range(0, batch.num_rows, _BATCH_SIZE):  # a table in memory is one batch
+            for cells in batch.select(column_names).slice(start, _BATCH_SIZE).to_pylist():
+                yield f"{name}, row {row_number}", cells
+                row_number += 1
 
 
 def _is_of_bytes(arrow_type: Any) -> bool:
-    """True for a type of Arrow that holds bytes, as images do: by itself, or in a structure or a list."""
+    """True for a type of Arrow that holds bytes, by itself, or in a structure or a list."""
     from pyarrow import BaseExtensionType, types  # type: ignore[import-untyped, unused-ignore]
 
     if isinstance(arrow_type, BaseExtensionType):
         return _is_of_bytes(arrow_type.storage_type)
     if types.is_dictionary(arrow_type):
         return _is_of_bytes(arrow_type.value_type)
-    tests = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
-    if any(is_of_kind(arrow_type) for is_of_kind in tests):
+    if types.is_fixed_size_binary(arrow_type) or types.is_binary_view(arrow_type):
         return True
-    return any(_is_of_bytes(arrow_type.field(number).type) for number in range(arrow_type.num_fields))
+    if types.is_binary(arrow_type) or types.is_large_binary(arrow_type):
+        return True
+    inner_fields = map(arrow_type.field, range(arrow_type.num_fields))
+    return any(_is_of_bytes(schema_field.type) for schema_field in inner_fields)
 
 
-def warn_of_byte_columns(name: str, columns: Iterable[str]) -> None:
-    logger.warning("%s: columns of bytes are left out: %s", name, ", ".join(columns))
+def warn_of_byte_columns(name: str, column_names: Iterable[str]) -> None:
+    logger.warning("%s: columns of bytes are left out: %s", name, ", ".join(column_names))
 
 
 def holds_bytes(value: object) -> bool:
-    """True for bytes and for images and sounds that a library has decoded, by themselves or in a dict or a list.
+    """True for bytes and for decoded images and sounds, by themselves or in a dict or a list.
 
     Example:
         >>> [holds_bytes(value) for value in (b"raw", {"bytes": b"raw", "path": None}, ["text"], 7)]
@@ -195,7 +232,7 @@ def is_dataset(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
 
-def table_rows(table: Any) -> Iterator[Row] | None:
+def table_rows(table: Any) -> Iterator[TableRow] | None:
     """Rows of a table of pandas, datasets, polars or Arrow; None: it is none."""
     name = f"the {type(table).__name__}"
     if hasattr(table, "itertuples"):
@@ -203,8 +240,9 @@ def table_rows(table: Any) -> Iterator[Row] | None:
     if hasattr(table, "to_frame") and _index_names(table):
         return _pandas_rows(table.to_frame("text"), name)
     if hasattr(table, "with_format") and getattr(table, "features", None) is not None:
-        return _arrow_rows(table.with_format("arrow").iter(_BATCH), table.features.arrow_schema, name)
-    if hasattr(table, "__arrow_c_stream__") and (hasattr(table, "columns") or hasattr(table, "schema")):
+        return _read_dataset(table, name)
+    has_columns = hasattr(table, "columns") or hasattr(table, "schema")
+    if hasattr(table, "__arrow_c_stream__") and has_columns:
         import pyarrow  # type: ignore[import-untyped, unused-ignore]
 
         reader = pyarrow.RecordBatchReader.from_stream(table)
@@ -212,20 +250,26 @@ def table_rows(table: Any) -> Iterator[Row] | None:
     return None
 
 
-def _pandas_rows(table: Any, name: str) -> Iterator[Row]:
+def _pandas_rows(table: Any, name: str) -> Iterator[TableRow]:
     """The rows of a DataFrame; levels of its index that have a name are columns, as in Parquet."""
-    columns = [str(column) for column in table.columns]
-    if len({*columns}) < len(columns):
-        raise ValueError(f"{name}: two columns have one name; there: {', '.join(map(repr, columns))}; rename one")
-    index_names = [index_name for index_name in _index_names(table) if str(index_name) not in columns]
-    levels = [table.index.get_level_values(index_name) for index_name in index_names]
-    columns += [str(index_name) for index_name in index_names]
-    cells = table.itertuples(index=False, name=None)
-    for number, (row, *keys) in enumerate(zip(cells, *levels, strict=True)):
-        yield f"{name}, row {number}", dict(zip(columns, (*row, *keys), strict=True))
+    column_names = list(map(str, table.columns))
+    if len(set(column_names)) < len(column_names):
+        shown_names = ", ".join(map(repr, column_names))
+        raise ValueError(f"{name}: two columns have one name; there: {shown_names}; rename one")
+    index_levels = []
+    for index_name in _index_names(table):
+        column = str(index_name)
+        if column not in column_names:
+            column_names.append(column)
+            index_levels.append(table.index.get_level_values(index_name))
+    rows = table.itertuples(index=False, name=None)
+    for row_number, (cells, *index_cells) in enumerate(zip(rows, *index_levels, strict=True)):
+        row = dict(zip(column_names, (*cells, *index_cells), strict=True))
+        yield f"{name}, row {row_number}", row
 
 
 def _index_names(table: Any) -> list[Any]:
     """Names of the levels of a pandas index that have one."""
-    names = getattr(getattr(table, "index", None), "names", None) or ()
+    index = getattr(table, "index", None)
+    names = getattr(index, "names", None) or ()
     return [index_name for index_name in names if index_name is not None]

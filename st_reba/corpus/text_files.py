@@ -1,4 +1,4 @@
-"""Text files and standard input, decoded: by the mark they begin with, as UTF-8, or in the encoding that is named."""
+"""Text files and standard input, decoded by their mark, as UTF-8, or in a named encoding."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ _BYTE_ENCODING_REMEDY = f"{_ENCODING_REMEDY.format('gb18030')} (Chinese) or enco
 _WIDE_ENCODING_REMEDY = _ENCODING_REMEDY.format("utf-16-le")
 GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 
+Cells = dict[str, Any]
+"""The cells of a row by column."""
+
+TableRow = tuple[str, Cells | str]
+"""The place of a row, as "line 3", and its cells, or why it cannot be read."""
+
 
 def open_text(path: Path, encoding: str | None = None) -> TextIO:
     """Open a text file, or one that gzip compressed, whose name then ends in .gz.
@@ -57,7 +63,9 @@ def _open_binary(path: Path) -> BinaryIO:
 
 
 def decode_stream(binary: BinaryIO, name: str, encoding: str | None, *, is_interactive: bool = False) -> TextIO:
-    """Decode a stream of bytes; a byte that is not of the encoding becomes a lone surrogate (`decoding_fault`).
+    """Decode a stream of bytes.
+
+    A byte that is not of the encoding becomes a lone surrogate, see `decoding_fault`.
 
     Args:
         binary: The stream.
@@ -83,7 +91,7 @@ def _encoding_by_mark(sample: bytes) -> str | None:
 
 @contextmanager
 def named_errors(name: str) -> Iterator[None]:
-    """Within the ``with`` block, an error of reading becomes a ValueError that begins with the file's name."""
+    """Within the ``with`` block, errors of reading become ValueErrors with the file's name."""
     try:
         yield
     except GZIP_ERRORS as error:
@@ -109,8 +117,9 @@ def check_encoding(encoding: str | None) -> None:
     try:
         b"a".decode(encoding, "replace")
     except (LookupError, ValueError):
-        message = f"encoding={encoding!r:.60} is not known; name one of text, as 'gb18030', 'utf-16-le' or 'cp1252'"
-        raise ValueError(message) from None
+        raise ValueError(
+            f"encoding={encoding!r:.60} is not known; name one of text, as 'gb18030', 'utf-16-le' or 'cp1252'"
+        ) from None
 
 
 def is_utf8(encoding: str) -> bool:
@@ -134,17 +143,17 @@ def decoding_fault(text: str, encoding: str) -> str | None:
 def read_lines(stream: TextIO) -> Iterator[str]:
     """The lines; a ValueError of one that is too long, which must not pull the file into memory."""
     line_number = 0
-    while line := stream.readline(MOST_CHARS):
+    while text_line := stream.readline(MOST_CHARS):
         line_number += 1
-        if len(line) == MOST_CHARS and line[-1] != "\n":
+        if len(text_line) == MOST_CHARS and text_line[-1] != "\n":
             raise ValueError(f"line {line_number} has more than {MOST_CHARS:,} characters; split its text")
-        yield line
+        yield text_line
 
 
-def read_text_lines(stream: TextIO) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """The text of each line that is not blank, as {"text": line}, or why it is none; with its place, as "line 3"."""
-    for line_number, line in enumerate(read_lines(stream), 1):
-        text = line.rstrip("\r\n").lstrip("\ufeff")  # files that are joined keep their marks
+def read_text_lines(stream: TextIO) -> Iterator[TableRow]:
+    """The text of each line that is not blank, as {"text": line}, or why it cannot be read."""
+    for line_number, text_line in enumerate(read_lines(stream), 1):
+        text = text_line.rstrip("\r\n").lstrip("\ufeff")  # files that are joined keep their marks
         if text and not text.isspace():
             yield f"line {line_number}", decoding_fault(text, stream.encoding) or {"text": text}
 

@@ -6,4 +6,12 @@ from .index import Index
 from .model import OtherModelError
 from .search import SearchResult
 
-__all__ = ["Change", "Document", "Index", "OtherModelError", "Reject", "SearchResult", "stopped_progress"]
+__all__ = [
+    "Change",
+    "Document",
+    "Index",
+    "OtherModelError",
+    "Reject",
+    "SearchResult",
+    "stopped_progress",
+]

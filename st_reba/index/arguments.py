@@ -1,4 +1,4 @@
-"""Arguments of an index's methods: each is checked, and an error names it, its value and the remedy."""
+"""Arguments of an index's methods, checked: errors name option, value and remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import SupportsIndex
 
 import numpy as np
 
-from ..corpus.records import beginning, clean_text
+from ..corpus.records import clean_text, preview
 from ..encode import python_values
 from ..files import parse_path
 
@@ -37,7 +37,7 @@ def parse_count(value: SupportsIndex, option: str) -> int:
         Traceback (most recent call last):
         ValueError: k=0 must be a whole number from 1 on
     """
-    message = f"{option}={beginning(value)} must be a whole number from 1 on"
+    message = f"{option}={preview(value)} must be a whole number from 1 on"
     is_truth_value = isinstance(value, (bool, np.bool_))
     if is_truth_value or not hasattr(value, "__index__"):
         raise TypeError(message)
@@ -54,7 +54,7 @@ def parse_queries(queries: str | Iterable[str]) -> list[str]:
         >>> parse_queries("Cats sleep")
         ['Cats sleep']
     """
-    remedy = f"queries={beginning(queries)!r}: give texts that are not empty, or an array of floats"
+    remedy = f"queries={preview(queries)!r}: give texts that are not empty, or an array of floats"
     if isinstance(queries, str):
         query_texts = [queries]
     elif isinstance(queries, Iterable) and not isinstance(queries, (bytes, Mapping)):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .query_terms import QueryTerms
-from .store import Keys
+from .scoring import Keys
 
 # The usual values: how soon a repeated word stops counting, and how much a document's length does.
 SATURATION = 1.2

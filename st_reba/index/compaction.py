@@ -1,14 +1,15 @@
-"""Compaction: an index is written anew, without what was deleted, and whitened otherwise if that is asked for."""
+"""Compaction: an index is written anew without deleted documents, and whitened on request."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import suppress
 
-from .changes import Change, changing, one_writer
+from .changes import Change, changing, sole_encoder
 from .model import IndexModel, OtherModelError
 from .snapshots import Snapshots
-from .store import State, Store
+from .state import IndexState
+from .store import Store
 from .whitening import Whitening, check_whiten, tell_what_was_fitted
 
 logger = logging.getLogger(__name__)
@@ -38,10 +39,13 @@ def compact(
         if whiten is not None:
             writer.whiten(fitted_whitening)
         writer.write_words()
-        writer.fold([], factory, parameters)
+        writer.rewrite_vectors((), factory, parameters)
     if not store.clear_log():
-        logger.warning("%s: being read, so what was deleted is on the disk until the next compact", store.folder)
-    with suppress(BlockingIOError), one_writer(store.folder, patience=0):
+        logger.warning(
+            "%s: being read, so what was deleted is on the disk until the next compact",
+            store.folder,
+        )
+    with suppress(BlockingIOError), sole_encoder(store.folder, patience=0):
         pass  # the texts of an addition that failed leave the disk too
     return Change(writer.state.documents, deleted=deleted_count)
 
@@ -50,12 +54,12 @@ def _fit_whitening(
     store: Store,
     snapshots: Snapshots,
     index_model: IndexModel,
-) -> tuple[State, Whitening | None]:
-    """Fit on the documents that are there, outside of the change: it takes the time to encode 200 sentences."""
-    with store.reading() as tx:
-        snapshot = snapshots.read(tx, check_digest=True)
+) -> tuple[IndexState, Whitening | None]:
+    """Fit on the documents of the index, before the change: 200 sentences must be encoded."""
+    with store.reading() as connection:
+        snapshot = snapshots.read(connection, check_digest=True)
         index_model.check(snapshot.state)
-        sample = snapshot.raw_sample(tx)
+        sample = snapshot.raw_sample(connection)
     whitening = Whitening.fit(index_model.load(), sample, snapshot.state.metric)
     tell_what_was_fitted(whitening, store.folder, is_asked_for=True)
     return snapshot.state, whitening

@@ -1,7 +1,8 @@
 """Hybrid search: what the words and the vectors of documents say, in one score.
 
-Both sides list their best documents, and each document on either list gets its true score on both sides. The scores of
-a side are then scaled to 0 … 1, because BM25 and cosines cannot be compared as they are, and added.
+Both sides list their best documents, and each document on either list gets its true score on both
+sides. The scores of a side are then scaled to 0 … 1, because BM25 and cosines cannot be compared as
+they are, and added.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from .bm25 import Scores
-from .store import Keys
+from .scoring import Keys
 
-# Share of the vectors in a score; the rest is of the words. Chosen on Cranfield, CISI, STARD and XQuAD: from 0.3 to
-# 0.5 their average hardly changes, but the more vectors count, the more is lost where these are weak.
+# Share of the vectors in a score; the rest is of the words. Chosen on Cranfield, CISI, STARD and
+# XQuAD: from 0.3 to 0.5 their average hardly changes, but the more vectors count, the more is lost
+# where they are weak.
 VECTORS_SHARE = 0.4
 # Documents on each list, if not more are asked for.
 LIST_LENGTH = 100
@@ -43,8 +45,8 @@ def fused_scores(word_scores: Scores, vector_scores: Scores) -> Scores:
     """Scores from 0 to 1 of the documents of both lists.
 
     Args:
-        word_scores: BM25 of each, [documents]; 0, if it has no word of the query, stays 0, and the best becomes 1.
-        vector_scores: Its cosine or inner product, [documents]; the lowest becomes 0, and the best 1.
+        word_scores: BM25, [documents]. 0 stays 0: no word of the query; the best becomes 1.
+        vector_scores: Cosines or inner products, [documents]. The lowest becomes 0, the best 1.
 
     Example:
         >>> fused_scores(np.array([4.0, 0.0, 2.0]), np.array([0.7, 0.9, 0.5])).round(2).tolist()
@@ -68,7 +70,7 @@ def _scaled(scores: Scores, floor: float) -> Scores:
 
 
 def best_keys(scores: Scores, most_keys: int) -> Keys:
-    """Keys of the best documents that have a score above 0, best first, those of equal scores ascending.
+    """Keys of the best documents with a score above 0, best first, equal scores by key.
 
     Args:
         scores: By key, [keys].

@@ -13,19 +13,24 @@ import numpy as np
 
 from ..corpus.encode import longest_input
 from ..corpus.folder import Corpus, is_corpus
+from ..corpus.options import EncodeOptions
 from ..corpus.records import Document, Reject
 from ..corpus.source import Input, Source, open_source
 from ..files import parse_path
 from ..probe import Probe, resolve_model, take_probe
 from .arguments import parse_count, parse_ids, resolve_folder
-from .changes import Change, changing, check_target, take_in
+from .changes import Change, changing
 from .compaction import compact
 from .export import export, verify
+from .factories import try_factory
+from .ingest import BuildOptions, build_index, check_target, extend_index
 from .model import IndexModel
 from .queries import Mode, Vectors, check_mode, choose_mode, read_queries
+from .schema import documents_with, read_documents
 from .snapshots import Snapshots
-from .store import State, Store, documents, documents_with
-from .vectors import METRICS, try_factory
+from .state import IndexState
+from .store import Store
+from .vectors import METRICS
 from .where import Where
 from .whitening import check_whiten
 
@@ -34,12 +39,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SHOWN_IDS = 5
+
 
 class Index:
-    """Documents and their vectors in a folder, searched exactly or approximately. Make one with `build` or `open`.
+    """Documents and their vectors in a folder, searched exactly or approximately.
 
-    Every search sees the last change that was committed, by whichever process. Safe from several threads as far as the
-    model is.
+    Make one with `build` or `open`. Every search sees the last change that was committed, by
+    whichever process. Safe from several threads as far as the model is.
 
     Example:
         >>> import st_reba
@@ -47,17 +54,23 @@ class Index:
         >>> index = st_reba.Index.build(model, ["Cats sleep.", "Ships sail."], "my_index")
         >>> index.search("Cats sleep", k=1)[0].text, index.get("1").text, "7" in index
         ('Cats sleep.', 'Ships sail.', False)
-        >>> index.add(["Bread rises."]).added, index.upsert([{"id": "0", "text": "Cats run."}]).replaced, len(index)
-        (1, 1, 3)
+        >>> index.add(["Bread rises."]).added
+        1
+        >>> index.upsert([{"id": "0", "text": "Cats run."}]).replaced, len(index)
+        (1, 3)
         >>> index.delete(["1"]).count, index.compact().deleted, index.export("my_vectors.parquet")
         (2, 2, 2)
     """
 
-    def __init__(self, store: Store, model: SentenceTransformer | None, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        model: SentenceTransformer | None,
+        loading_options: dict[str, Any],
+    ) -> None:
         self._store = store
-        self._model = IndexModel(store, model, options)
+        self._model = IndexModel(store, model, loading_options)
         self._snapshots = Snapshots(store)
-        self._absent_words_told = False
 
     @classmethod
     def build(
@@ -81,76 +94,105 @@ class Index:
         show_progress_bar: bool | None = None,
         **loading: Any,
     ) -> Index:
-        """Encode documents and write them to an index folder. A build that is killed goes on with the same call.
+        """Encode documents and write them to an index folder.
+
+        After a kill, the same call goes on where it was.
 
         Args:
-            model: The model, or its folder or Hub id; its ``similarity_fn_name`` must be "cosine" or "dot". The index
-                remembers where it came from; a folder relative to the index.
-            input: Texts, documents, a table, or a file or folder of them, as ``st_reba.corpus.encode_corpus`` takes; or
-                the folder of a corpus that it has encoded.
+            model: The model, or its folder or Hub id; its ``similarity_fn_name`` must be "cosine"
+                or "dot". The index remembers where it came from; a folder relative to the index.
+            input: Texts, documents, a table, or a file or folder of them, as
+                ``st_reba.corpus.encode_corpus`` takes; or the folder of a corpus that it has
+                encoded.
             path: The folder to make.
-            factory: "auto": exact search ("Flat") up to 200,000 vectors, beyond that "IVF4√n,Flat"; or a FAISS factory
-                string of inverted lists, as "IVF1024,SQ8" or "IVF4096,PQ48np".
+            factory: "auto": exact search ("Flat") up to 200,000 vectors, beyond that "IVF4√n,Flat";
+                or a FAISS factory string of inverted lists, as "IVF1024,SQ8" or "IVF4096,PQ48np".
             parameters: FAISS search parameters, as "nprobe=32"; None: nprobe 1/32 of the lists.
             passages: Tokens of a passage and of the overlap, as "256:32"; None: texts are not cut.
-            strict: Stop at the first record that cannot be taken; else it is set aside, see `rejects`.
-            overwrite: Replace an index that is already there, at the moment when the new one is complete.
-            whiten: Whiten the vectors, as untrained models need it for search: documents and queries lose a mean of
-                their own, and what all documents share counts for less. It is fitted without labels, on 100 different
-                texts or more; on 20 or more, means alone. None: if the model is a decoder without training or filter.
-            text_column, id_column, encoding, batch_tokens, part_size, workers, show_progress_bar: As for
-                ``encode_corpus``.
-            **loading: Of a model that is loaded, as `st_reba.load` takes them: device, dtype, trust_remote_code.
+            text_column, id_column, encoding: As for ``st_reba.corpus.open_source``.
+            batch_tokens, part_size, workers: As for ``encode_corpus``.
+            strict: Stop at the first record that cannot be taken; False: it is rejected, and
+                `rejects` lists it.
+            overwrite: Replace an index that is already there, at the moment when the new one is
+                complete.
+            whiten: Whiten the vectors, as untrained models need it for search: documents and
+                queries lose a mean of their own, and directions that all documents share count for
+                less. It is fitted without labels, on 100 different texts or more; on 20 or more,
+                means alone. None: if the model is a decoder without training or filter.
+            show_progress_bar: Show bars; None: on a terminal.
+            **loading: Of a model that is loaded, as `st_reba.load` takes them: device, dtype,
+                trust_remote_code.
 
         Raises:
             FileExistsError: The path exists and ``overwrite`` is False, or it is not an index.
-            OSError: Another process is writing there, or the disk is full. An index that was there still is.
-            ValueError: A record, a vector (``strict``), the model's similarity or the factory cannot be used.
+            OSError: Another process is writing there, or the disk is full. An index that was there
+                still is.
+            ValueError: A record, a vector (``strict``), the model's similarity or the factory
+                cannot be used.
 
         Example:
             >>> import st_reba
-            >>> st_reba.Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
+            >>> model = st_reba.build("mini")
+            >>> st_reba.Index.build(model, ["Cats sleep.", "Ships sail."], "my_index")
             Index('...my_index', 2 documents, dim 192, cosine)
         """
         store = Store(resolve_folder(path))
-        running: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
-        reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
+        encode_options = EncodeOptions(
+            passages=passages,
+            batch_tokens=batch_tokens,
+            part_size=part_size,
+            workers=workers,
+            overwrite=overwrite,
+            show_progress_bar=show_progress_bar,
+        )
+        read_options = {
+            "text_column": text_column,
+            "id_column": id_column,
+            "encoding": encoding,
+        }
+        columns: dict[str, str | None] = {}
         source: Source | Corpus
         if isinstance(input, (str, PathLike)) and is_corpus(input):
-            source = _open_corpus(Path(input), {**running, **reading, "passages": passages})
-            columns: dict[str, str | None] = {}
+            source = _open_corpus(Path(input), encode_options, read_options)
             passages = source.header()["settings"]["passages"]
         else:
-            source = open_source(input, **reading).unique()
+            source = open_source(input, **read_options).unique()
             columns = source.columns
         check_whiten(whiten)
         check_target(store, overwrite=overwrite)
-        loaded = resolve_model(model, loading)
-        mark, metric = take_probe(loaded), loaded.similarity_fn_name
-        if metric not in METRICS:
-            raise ValueError(f"the model's similarity_fn_name is {metric!r}; an index needs {' or '.join(METRICS)}")
-        if factory == "auto" and parameters is not None:
-            raise ValueError(f"parameters={parameters!r}: name the factory that they are of")
+        loaded_model = resolve_model(model, loading)
+        model_probe = take_probe(loaded_model)
+        new_state = IndexState(
+            model=model_probe.seen_from(store.folder, model).to_json(),
+            metric=_metric_of(loaded_model),
+            dimension=model_probe.dimension,
+            columns=columns,
+            passages=passages,
+            max_seq_length=longest_input(loaded_model),
+        )
         if factory != "auto":
-            try_factory(factory, mark.dimension, parameters)
-        about, length = mark.seen_from(store.folder, model).to_json(), longest_input(loaded)
-        fresh = State(about, metric, mark.dimension, columns, passages, length)
-        running |= {"factory": factory, "parameters": parameters, "show_progress_bar": show_progress_bar}
-        running["whiten"] = whiten
-        take_in(store, loaded, source, strict=strict, fresh=fresh, overwrite=overwrite, **running)
-        return cls(store, loaded, {})
+            try_factory(factory, new_state.dimension, parameters)
+        elif parameters is not None:
+            raise ValueError(f"parameters={parameters!r}: name the factory that they are of")
+        build_options = BuildOptions(factory, parameters, whiten, strict)
+        build_index(store, loaded_model, source, new_state, encode_options, build_options)
+        return cls(store, loaded_model, {})
 
     @classmethod
     def open(
-        cls, path: str | PathLike[str], model: SentenceTransformer | str | PathLike[str] | None = None, **loading: Any
+        cls,
+        path: str | PathLike[str],
+        model: SentenceTransformer | str | PathLike[str] | None = None,
+        **loading: Any,
     ) -> Index:
         """Open an index folder.
 
         Args:
             path: The folder.
-            model: The model to encode with, or its folder or Hub id; None: the one that the index remembers, loaded
-                when a text needs it.
-            **loading: Of a model that is loaded, as `st_reba.load` takes them: device, dtype, trust_remote_code.
+            model: The model to encode with, or its folder or Hub id; None: the one that the index
+                remembers, loaded when a text needs it.
+            **loading: Of a model that is loaded, as `st_reba.load` takes them: device, dtype,
+                trust_remote_code.
 
         Raises:
             FileNotFoundError: There is no index, or a file of it is missing.
@@ -164,8 +206,8 @@ class Index:
             'Cats sleep.'
         """
         index = cls(Store(resolve_folder(path)), None, loading)
-        with index._store.reading() as tx:
-            state = index._snapshots.read(tx).state
+        with index._store.reading() as connection:
+            state = index._snapshots.read(connection).state
         if model is not None:
             index._model.loaded = resolve_model(model, loading)
             index._model.check(state)
@@ -184,106 +226,111 @@ class Index:
         """Find the best documents for one or more queries.
 
         Args:
-            queries: A text, a list of texts, or ready vectors of shape [dim] or [queries, dim], as the model's
-                ``encode_query`` gives them: if the index is whitened, it whitens them itself.
+            queries: A text, a list of texts, or ready vectors of shape [dim] or [queries, dim], as
+                the model's ``encode_query`` gives them: a whitened index whitens them itself.
             k: How many documents to return for each query; all when there are fewer.
-            where: Conditions on the metadata, which must all hold: ``{"lang": "zh", "year": {">=": 2020}}``. The
-                operators are =, !=, <, <=, >, >=, "in" (a list), "has" (a list there contains it), "exists".
-            mode: "vectors": by the cosine or inner product with the query, which is the score. "words": by BM25, which
-                is the score; documents without any word of the query are not found, and no model is needed. "hybrid":
-                both, in a score from 0 to 1. It ranks the documents of one query: scores of two queries cannot be
-                compared. None: hybrid for texts, vectors for an array, or if the index has no words.
+            where: Conditions on the metadata, which must all hold:
+                ``{"lang": "zh", "year": {">=": 2020}}``. The operators are =, !=, <, <=, >, >=,
+                "in" (a list), "has" (a list there contains it), "exists".
+            mode: "vectors": by the cosine or inner product with the query, which is the score.
+                "words": by BM25, which is the score; documents without any word of the query are
+                not found, and no model is needed. "hybrid": both, in a score from 0 to 1. It ranks
+                the documents of one query: scores of two queries cannot be compared. None: hybrid
+                for texts, vectors for an array.
             explain: Also give the scores of both sides, as ``vector_score`` and ``word_score``.
             vectors: Ready vectors of the texts, as for an array; None: the model encodes them.
 
         Returns:
-            The results of one text or of one vector, best first; a list of such lists for several. Up to 32 documents
-            with the same score are in the order they were added.
+            The results of one text or of one vector, best first; a list of such lists for several.
+            Up to 32 documents with the same score are in the order they were added.
 
         Raises:
-            ValueError: k, a query, a condition or the mode cannot be used; `OtherModelError`: the model did not build
-                the index.
+            ValueError: k, a query, a condition or the mode cannot be used; `OtherModelError`: the
+                model did not build the index.
 
         Example:
             >>> import st_reba
             >>> from st_reba.corpus import Document
-            >>> texts = [Document("Cats sleep.", "a", {"year": 2019}), Document("Cats purr.", "b", {"year": 2024})]
-            >>> index = st_reba.Index.build(st_reba.build("mini", "reba", pooling="mean"), texts, "my_index")
+            >>> older = Document("Cats sleep.", "a", {"year": 2019})
+            >>> newer = Document("Cats purr.", "b", {"year": 2024})
+            >>> model = st_reba.build("mini", "reba", pooling="mean")
+            >>> index = st_reba.Index.build(model, [older, newer], "my_index")
             >>> [result.id for result in index.search("Cats sleep.", where={"year": {">=": 2020}})]
             ['b']
             >>> [result.id for result in index.search("purrs", mode="words")]
             ['b']
         """
         k = parse_count(k, "k")
-        asked = read_queries(queries, vectors)
-        check_mode(mode, asked)
-        if asked.texts == []:
+        parsed_queries = read_queries(queries, vectors)
+        check_mode(mode, parsed_queries)
+        if parsed_queries.texts == []:
             return []
-        query_vectors, known = asked.vectors, self._model.checked_probe
+        mode = choose_mode(mode, parsed_queries)
+        query_vectors = parsed_queries.vectors
+        checked_probe = self._model.checked_probe
         if query_vectors is None and mode != "words":
             model = self._model.load()
-            query_vectors, known = np.asarray(model.encode_query(asked.texts, show_progress_bar=False)), None
-        with self._store.reading() as tx:
-            snapshot = self._snapshots.read(tx)
-            state = snapshot.state
-            chosen = choose_mode(mode, asked, has_words=state.words is not None, index_folder=self.path)
-            # Another model's index may have taken the place of the one that vectors are for.
-            if self._model.loaded is not None and chosen != "words" and known != state.model:
-                self._model.check(state)
-            if mode is None and state.words is None and asked.texts is not None:
-                self._tell_of_absent_words()
-            question = snapshot.question(tx, chosen, asked, query_vectors)
-            results = snapshot.search(tx, question, k, where, explain=explain)
-        return results[0] if asked.is_single else results
-
-    def _tell_of_absent_words(self) -> None:
-        if not self._absent_words_told:
-            logger.warning(
-                "%s: no words yet, so vectors alone are searched; Index.compact (st-reba prune %s --compact) adds "
-                "words, and mode='vectors' needs none",
-                self.path, self.path,
-            )  # fmt: skip
-            self._absent_words_told = True
+            encoded = model.encode_query(parsed_queries.texts, show_progress_bar=False)
+            query_vectors = np.asarray(encoded)
+            checked_probe = None
+        with self._store.reading() as connection:
+            snapshot = self._snapshots.read(connection)
+            # The index on disk may have been rebuilt with another model.
+            is_checked = checked_probe == snapshot.state.model
+            if self._model.loaded is not None and mode != "words" and not is_checked:
+                self._model.check(snapshot.state)
+            question = snapshot.question(connection, mode, parsed_queries, query_vectors)
+            results = snapshot.search(connection, question, k, where, explain=explain)
+        if parsed_queries.is_single:
+            return results[0]
+        return results
 
     def get(self, ids: str | Sequence[str]) -> Any:
         """Documents by id; None in place of one that is not there."""
-        wanted = [ids] if isinstance(ids, str) else parse_ids(ids)
-        with self._store.reading() as tx:
-            there = {one.id: one.document() for one in documents_with(tx, "id", wanted)}
-        return there.get(ids) if isinstance(ids, str) else [there.get(one) for one in wanted]
+        if isinstance(ids, str):
+            return self.get([ids])[0]
+        document_ids = parse_ids(ids)
+        documents_by_id = {}
+        with self._store.reading() as connection:
+            for stored in documents_with(connection, "id", document_ids):
+                documents_by_id[stored.id] = stored.document()
+        return [documents_by_id.get(document_id) for document_id in document_ids]
 
-    def __contains__(self, identity: object) -> bool:
-        return isinstance(identity, str) and self.get(identity) is not None
+    def __contains__(self, document_id: object) -> bool:
+        return isinstance(document_id, str) and self.get(document_id) is not None
 
     def __iter__(self) -> Iterator[Document]:
         """All documents in the order they were added, as they are when the loop begins."""
-        with self._store.reading() as tx:
-            yield from (one.document() for one in documents(tx))
+        with self._store.reading() as connection:
+            for stored in read_documents(connection):
+                yield stored.document()
 
     def __len__(self) -> int:
         return self._store.state().documents
 
     def add(self, input: Input, **options: Any) -> Change:
-        """Add documents. An addition that is killed goes on with the same call, and nothing is added twice.
+        """Add documents. After a kill, the same call goes on, and nothing is added twice.
 
-        A document whose id, text and metadata are there already is left as it is, and not encoded. So is a text without
-        an id if the index has the same text and metadata without an id (and, of a .txt file, from the same file).
+        A document whose id, text and metadata are there already is left as it is, and not encoded.
+        So is a text without an id if the index has the same text and metadata without an id. The
+        metadata that `open_source` gives to a text of a folder count but for its line or row.
 
         Args:
             input: As for `build`.
-            **options: text_column, id_column, encoding, batch_tokens, part_size, workers, strict, show_progress_bar, as
-                for `build`; columns and passages are those of the build.
+            **options: text_column, id_column, encoding, batch_tokens, part_size, workers, strict,
+                show_progress_bar, as for `build`; columns and passages are those of the build.
 
         Raises:
-            ValueError: With ``strict``: an id is there with another text (use `upsert`), or a record cannot be taken.
+            ValueError: With ``strict``: an id is there with another text (use `upsert`), or a
+                record cannot be taken.
         """
-        return self._take(input, upsert=False, **options)
+        return self._extend(input, upsert=False, **options)
 
     def upsert(self, input: Input, **options: Any) -> Change:
-        """Add documents that have ids, in the place of those with the same ids; otherwise as `add`."""
-        return self._take(input, upsert=True, **options)
+        """Add documents that have ids, in place of those with the same ids; otherwise as `add`."""
+        return self._extend(input, upsert=True, **options)
 
-    def _take(
+    def _extend(
         self,
         input: Input,
         *,
@@ -297,79 +344,118 @@ class Index:
         strict: bool = True,
         show_progress_bar: bool | None = None,
     ) -> Change:
-        state, given = self._store.state(), {"text_column": text_column, "id_column": id_column}
-        columns = {**state.columns, **{name: one for name, one in given.items() if one is not None}}
+        state = self._store.state()
+        columns = dict(state.columns)
+        if text_column is not None:
+            columns["text_column"] = text_column
+        if id_column is not None:
+            columns["id_column"] = id_column
         source = open_source(input, **columns, encoding=encoding)
         self._model.check(state)
-        running: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
-        running |= {"strict": strict, "show_progress_bar": show_progress_bar}
-        return take_in(self._store, self._model.load(), source, upsert=upsert, **running)
+        encode_options = EncodeOptions(
+            batch_tokens=batch_tokens,
+            part_size=part_size,
+            workers=workers,
+            show_progress_bar=show_progress_bar,
+        )
+        model = self._model.load()
+        return extend_index(self._store, model, source, encode_options, upsert=upsert, strict=strict)
 
     def delete(self, ids: Iterable[str]) -> Change:
         """Delete documents by id: they are no longer found. `compact` removes them from the disk.
 
         A warning names ids that are not there.
         """
-        wanted = dict.fromkeys(parse_ids(ids))
+        absent_ids = set(parse_ids(ids))
+        deleted_count = 0
         with changing(self._store) as writer:
-            found = [one for one in documents_with(writer.tx, "id", wanted) if one.id in wanted]  # NUL ends it
-            if absent := wanted.keys() - {one.id for one in found}:
-                logger.warning("%s: not in the index: %s", self.path, ", ".join(sorted(absent)[:5]))
-            for document in found:
-                writer.remove(document)
-        return Change(writer.state.documents, deleted=len(found))
+            for stored in list(documents_with(writer.connection, "id", absent_ids)):
+                if stored.id in absent_ids:  # SQLite ends an id at NUL
+                    absent_ids.remove(stored.id)
+                    writer.remove(stored)
+                    deleted_count += 1
+            if absent_ids:
+                shown_ids = ", ".join(sorted(absent_ids)[:_SHOWN_IDS])
+                logger.warning("%s: not in the index: %s", self.path, shown_ids)
+        return Change(writer.state.documents, deleted=deleted_count)
 
     def compact(
-        self, *, factory: str | None = None, parameters: str | None = None, whiten: bool | None = None
+        self,
+        *,
+        factory: str | None = None,
+        parameters: str | None = None,
+        whiten: bool | None = None,
     ) -> Change:
-        """Write the FAISS file and the words anew, without what was deleted, which leaves the disk.
+        """Write the FAISS file and the words anew; what was deleted leaves the disk.
 
-        No document is encoded again. An index that had no words has them then. The FAISS file is also written anew by
-        itself when many vectors were added.
+        No document is encoded again. The FAISS file is also written anew by itself when many
+        vectors were added.
 
         Args:
-            factory, parameters: Another FAISS index, as for `build`; None: the same, with its training and its codes.
-            whiten: True: fit the whitening on the documents that are there, for which the model encodes some of their
-                sentences, and apply it to all. False: give all vectors back as the model made them. None: leave it.
+            factory, parameters: Another FAISS index, as for `build`; None: the same, with its
+                training and its codes.
+            whiten: True: fit the whitening on the documents that are there, for which the model
+                encodes some of their sentences, and apply it to all. False: give all vectors back
+                as the model made them. None: leave it.
         """
-        options: dict[str, Any] = {"factory": factory, "parameters": parameters, "whiten": whiten}
-        return compact(self._store, self._snapshots, self._model, **options)
+        return compact(
+            self._store,
+            self._snapshots,
+            self._model,
+            factory=factory,
+            parameters=parameters,
+            whiten=whiten,
+        )
 
     def export(self, out: str | PathLike[str], *, overwrite: bool = False) -> int:
         """Write all vectors, as they are at one moment, for other tools; returns their number.
 
         Args:
-            out: ``X.parquet``: the columns key, id, text, metadata (JSON), passage and vector. ``X.faiss``: one FAISS
-                file of the vectors, its ids the keys. A quantized factory gives approximate vectors. They are the
-                vectors that are searched: of a whitened index, ``X.parquet.whitening.safetensors`` beside it (or
-                ``X.faiss…``) is what queries need, `st_reba.Filter.load(file).apply(query_vectors, "query")`.
+            out: ``X.parquet``: the columns key, id, text, metadata (JSON), passage and vector.
+                ``X.faiss``: one FAISS file of the vectors, its ids the keys. A quantized factory
+                gives approximate vectors. They are the vectors that are searched: of a whitened
+                index, ``X.parquet.whitening.safetensors`` beside it (or ``X.faiss…``) is what
+                queries need, `st_reba.Filter.load(file).apply(query_vectors, "query")`.
             overwrite: Replace a file.
         """
-        target = parse_path(out, "out")
-        with self._store.reading() as tx:
-            return export(self._snapshots.read(tx, check_digest=True), tx, target, overwrite=overwrite)
+        out_path = parse_path(out, "out")
+        with self._store.reading() as connection:
+            snapshot = self._snapshots.read(connection, check_digest=True)
+            return export(snapshot, connection, out_path, overwrite=overwrite)
 
     def rejects(self) -> list[Reject]:
-        """Records that the last build or addition set aside."""
-        with self._store.reading() as tx:
-            return [Reject(*row) for row in tx.execute("SELECT place, reason, id, text FROM rejects")]
+        """Records that the last build or addition rejected."""
+        with self._store.reading() as connection:
+            rows = connection.execute("SELECT place, reason, id, text FROM rejects")
+            return [Reject(*row) for row in rows]
 
     def info(self) -> dict[str, Any]:
         """Facts about the index, as JSON values."""
         state = self._store.state()
-        model = Probe.from_json(state.model)
-        size = sum(one.stat().st_size for one in self.path.iterdir() if one.is_file())
-        found = {"path": str(self.path), **asdict(state), "vectors": state.filed - state.deleted + state.pending}
-        return {**found, "bytes": size, "model": str(model), "model_source": model.source, "revision": model.revision}
+        model_probe = Probe.from_json(state.model)
+        file_sizes = [path.stat().st_size for path in self.path.iterdir() if path.is_file()]
+        facts = asdict(state)
+        facts |= {
+            "path": str(self.path),
+            "vectors": state.indexed_count - state.deleted + state.pending,
+            "bytes": sum(file_sizes),
+            "model": str(model_probe),
+            "model_source": model_probe.source,
+            "revision": model_probe.revision,
+        }
+        return facts
 
     def verify(self) -> dict[str, Any]:
-        """Compare every file with the digests that were kept, and search; returns the same as `info`.
+        """Compare every file with the digests that were kept, and search.
+
+        Returns:
+            The same as `info`.
 
         Raises:
             ValueError: A file is not what was written, or no search can use the index's parameters.
         """
-        with self._store.reading() as tx:
-            verify(self._snapshots.read(tx, check_digest=True), tx)
+        with self._store.reading() as connection:
+            verify(self._snapshots.read(connection, check_digest=True), connection)
         return self.info()
 
     @property
@@ -378,23 +464,44 @@ class Index:
         return self._store.folder
 
     def close(self) -> None:
-        """Let go of the files and the model."""
-        self._snapshots.latest = self._model.loaded = None
+        """Release the files and the model."""
+        self._snapshots.latest = None
+        self._model.loaded = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception_info: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         state = self._store.state()
-        return f"Index({str(self.path)!r}, {state.documents} documents, dim {state.dimension}, {state.metric})"
+        size = f"{state.documents} documents, dim {state.dimension}"
+        return f"Index({str(self.path)!r}, {size}, {state.metric})"
 
 
-def _open_corpus(path: Path, encoding_options: dict[str, Any]) -> Corpus:
+def _metric_of(model: SentenceTransformer) -> str:
+    metric = model.similarity_fn_name
+    if metric not in METRICS:
+        choices = " or ".join(METRICS)
+        raise ValueError(f"the model's similarity_fn_name is {metric!r}; an index needs {choices}")
+    return metric
+
+
+def _open_corpus(
+    path: Path,
+    encode_options: EncodeOptions,
+    read_options: dict[str, str | None],
+) -> Corpus:
     """A corpus, compared with its digests; options of encoding, which was done, are refused."""
-    for name, value in encoding_options.items():
+    options = {
+        **read_options,
+        "batch_tokens": encode_options.batch_tokens,
+        "part_size": encode_options.part_size,
+        "workers": encode_options.workers,
+        "passages": encode_options.passages,
+    }
+    for name, value in options.items():
         if value is not None:
             raise ValueError(f"{name}={value!r}: {path} is encoded already; leave it out")
     corpus = Corpus(path)

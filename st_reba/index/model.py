@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..probe import Probe, version_of
-from .store import State, Store
+from .state import IndexState
+from .store import Store
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -54,7 +55,7 @@ class IndexModel:
                 self.loaded = remembered_probe.load_model(self._store.folder, self._loading_options)
             return self.loaded
 
-    def check(self, state: State) -> None:
+    def check(self, state: IndexState) -> None:
         """Refuse a model that is not the one of a state, once for each version of both."""
         loaded_model = self.load()
         version_and_probe = (version_of(loaded_model), state.model)

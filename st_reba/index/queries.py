@@ -1,10 +1,9 @@
-"""What is asked of an index: queries as texts or vectors, and the mode that they are searched by."""
+"""Queries of an index, as texts or vectors, and the mode that they are searched by."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from .arguments import parse_queries
 from .query_terms import QueryTerms
-from .store import Matrix
+from .scoring import Matrix
 
 Mode = Literal["hybrid", "vectors", "words"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -80,21 +79,10 @@ def check_mode(mode: Mode | None, queries: Queries) -> None:
         raise ValueError("mode='words' needs no vectors=…; leave them out")
 
 
-def choose_mode(
-    mode: Mode | None,
-    queries: Queries,
-    *,
-    has_words: bool,
-    index_folder: Path,
-) -> Mode:
-    """The mode that is asked for, or the default; a ValueError if the index has no words for it."""
-    if mode in _MODES_OF_WORDS and not has_words:
-        raise ValueError(
-            f"mode={mode!r}: {index_folder} has no words yet; "
-            f"Index.compact (st-reba prune {index_folder} --compact) adds them"
-        )
+def choose_mode(mode: Mode | None, queries: Queries) -> Mode:
+    """The mode that is asked for, or the default."""
     if mode is not None:
         return mode
-    if has_words and queries.texts is not None:
+    if queries.texts is not None:
         return "hybrid"
     return "vectors"

@@ -21,7 +21,7 @@ class QueryTerms:
 
     Args:
         decisive: Words and pairs of characters; a document is found if it has one of them.
-        supporting: Single characters of longer runs. They add to the score of a document that is found.
+        supporting: Single characters of longer runs. They add to the scores of found documents.
     """
 
     decisive: Counter[str] = field(default_factory=Counter)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..corpus.folder import Corpus
-from .store import Keys, Matrix, documents_with
-from .vectors import scaled
+from .schema import documents_with
+from .scoring import Keys, Matrix, prepare_vectors
 
 # Of more vectors, the map becomes no better.
 _SAMPLE_SIZE = 10_000
@@ -46,10 +46,7 @@ def sample_corpus(
     metric: str,
 ) -> Sample:
     """Draw vectors and texts of an encoded corpus, the same ones each time."""
-    vector_counts: list[int] = []
-    for part_number in range(corpus.parts()):
-        facts = corpus.about(part_number)
-        vector_counts.append(facts["vectors"])
+    vector_counts = [part_info.vector_count for part_info in corpus.part_infos()]
     drawn_rows = _draw_rows(sum(vector_counts))
     sampled_vectors: list[Matrix] = []
     sampled_texts: list[str] = []
@@ -60,7 +57,7 @@ def sample_corpus(
         part_rows = drawn_rows[first_drawn:next_drawn] - first_row
         first_row = next_row
         stored_vectors = corpus.vectors(part_number)
-        part_vectors = scaled(stored_vectors[part_rows], metric)
+        part_vectors = prepare_vectors(stored_vectors[part_rows], metric)
         is_finite = np.isfinite(part_vectors).all(axis=1)
         is_usable = is_finite & part_vectors.any(axis=1)
         sampled_vectors.append(part_vectors[is_usable])
@@ -74,9 +71,7 @@ def _texts_of_part(
     part_number: int,
     vector_rows: NDArray[np.int64],
 ) -> list[str]:
-    encoded_texts: list[str] = []
-    for document in corpus.part(part_number).rows:
-        encoded_texts.extend(document.passages)
+    encoded_texts = corpus.part(part_number).passages
     return [_beginning(encoded_texts[row]) for row in vector_rows]
 
 
@@ -86,11 +81,11 @@ def draw_keys(vector_keys: Keys) -> Keys:
 
 
 def read_texts(
-    tx: sqlite3.Connection,
+    connection: sqlite3.Connection,
     vector_keys: Keys,
 ) -> list[str]:
     """Read the beginnings of the texts, or passages, of vectors, whose keys are ascending."""
-    key_rows = tx.execute("SELECT key FROM documents ORDER BY key").fetchall()
+    key_rows = connection.execute("SELECT key FROM documents ORDER BY key").fetchall()
     document_keys = np.array(key_rows, np.int64).ravel()
     next_rows = np.searchsorted(
         document_keys,
@@ -106,7 +101,7 @@ def read_texts(
         owner_key = int(document_keys[next_row - 1])
         drawn_keys[owner_key].append(vector_key)
     sampled_texts: list[str] = []
-    for document in documents_with(tx, "key", drawn_keys):
+    for document in documents_with(connection, "key", drawn_keys):
         for vector_key in drawn_keys[document.key]:
             passage = document.passage(vector_key)
             sampled_texts.append(_beginning(passage))

@@ -1,35 +1,35 @@
-"""One generation of an index in memory, and the search for the nearest documents."""
+"""One state of an index in memory, and the search for the best documents."""
 
 from __future__ import annotations
 
-import json
 import logging
 import sqlite3
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .bm25 import Scores, WordScores
 from .fusion import LIST_LENGTH, Hit, best_keys, fused_scores
+from .nearest import Mask, NearestDocuments, VectorSearch
 from .queries import Mode, Queries, Question, Vectors
 from .query_terms import QueryTerms, read_terms
 from .samples import Sample, draw_keys, read_texts
-from .store import Keys, Matrix, State, Store, Stored, damaged, documents_with, read_dead, read_pending, vector_keys
-from .vectors import VectorFile, best, compared, rescored, scaled_queries
-from .where import Where, conditions
+from .schema import StoredDocument, documents_with
+from .scoring import Matrix, prepare_queries
+from .state import IndexState, damaged
+from .store import Store, vector_keys
+from .where import Condition, Where, parse_where
 from .whitening import Whitening, read_whitening
 from .words import damaged_words
 
 logger = logging.getLogger(__name__)
 
-# Fetched beyond k, so that equal scores at the cut are told apart by their order.
-_TIES = 32
-_KEPT_CONDITIONS = 8
-_VECTOR_COUNTS = "SELECT key, vectors FROM documents WHERE key IN (SELECT value FROM json_each(?))"
-# The document that a vector's key belongs to.
-_OWNERS = "SELECT value, (SELECT MAX(key) FROM documents WHERE key <= value) FROM json_each(?)"
+_CACHED_CONDITIONS = 8
+_METADATA_NAMES = """
+SELECT DISTINCT each.key FROM documents, json_each(metadata) AS each ORDER BY 1
+"""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,20 @@ class SearchResult:
     """One document that was found."""
 
     rank: int  # 1 for the best document of a query
-    score: float  # of vectors: the cosine or inner product with the query; of words: BM25; hybrid: both, from 0 to 1
+    # Of vectors: the cosine or inner product with the query; of words: BM25; hybrid: both, from 0
+    # to 1.
+    score: float
     id: str
     text: str
     metadata: dict[str, Any]
-    passage: str | None = None  # the passage whose vector is nearest, if the index cuts texts and searched its vectors
-    vector_score: float | None = None  # the cosine or inner product, if the search explains its scores
-    word_score: float | None = None  # BM25, likewise; 0.0: the document has no word of the query
+    # The passage whose vector is nearest, if the index cuts texts and searched its vectors.
+    passage: str | None = None
+    # The cosine or inner product, and BM25, 0.0 without a word of the query, if they are explained.
+    vector_score: float | None = None
+    word_score: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields as JSON values, without those of an explanation where there is none."""
+        """Its fields as JSON values, without explanations where there are none."""
         values = asdict(self)
         for name in ("vector_score", "word_score"):
             if values[name] is None:
@@ -54,223 +58,219 @@ class SearchResult:
         return values
 
 
-@dataclass
 class Snapshot:
-    """One generation in memory."""
+    """One state of an index in memory.
 
-    store: Store
-    state: State
-    file: VectorFile | None
-    alive: NDArray[np.bool_]  # by key: False if dead (of pending ones, `keys` says it)
-    keys: Keys  # of pending vectors
-    pending: Matrix
-    conditions: dict[str, NDArray[np.bool_]] = field(default_factory=dict)  # by condition and key: met or not
-    words: WordScores | None = None  # made when words are first searched
-    _whitening: Whitening | None = None  # read when vectors are first searched
+    Args:
+        connection: A transaction that reads the state.
+        store: The store of the index.
+        state: The state.
+        old_snapshot: An earlier one, whose parts are used again where they are the same.
+    """
 
-    @classmethod
-    def read(cls, tx: sqlite3.Connection, store: Store, state: State, old: Snapshot | None) -> Snapshot:
-        """The snapshot of a state; the FAISS file of an old one is kept if it is the same."""
-        same = old is not None and (old.state.sha256, old.state.file) == (state.sha256, state.file)
-        file = old.file if old is not None and same else VectorFile(store.folder, state) if state.file else None
-        keys, pending = read_pending(tx, state, store.path)
-        alive = np.ones(state.next_key, bool)
-        alive[read_dead(tx)] = False
-        snapshot = cls(store, state, file, alive, keys, pending)
-        if old is not None and old.state.whitening_sha256 == state.whitening_sha256:
-            snapshot._whitening = old._whitening
-        return snapshot
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        store: Store,
+        state: IndexState,
+        old_snapshot: Snapshot | None,
+    ) -> None:
+        self.store = store
+        self.state = state
+        old_vectors: VectorSearch | None = None
+        self._whitening: Whitening | None = None  # read when vectors are first searched
+        if old_snapshot is not None:
+            old_vectors = old_snapshot.vectors
+            if old_snapshot.state.whitening_sha256 == state.whitening_sha256:
+                self._whitening = old_snapshot._whitening
+        self.vectors: VectorSearch = VectorSearch(connection, store, state, old_vectors)
+        self.masks: dict[Condition, Mask] = {}  # by key: whether a condition is met
+        self._words: WordScores | None = None  # read when words are first searched
 
-    def whitening(self, tx: sqlite3.Connection) -> Whitening | None:
-        """What the vectors are whitened by; None: they are raw."""
+    def whitening(self, connection: sqlite3.Connection) -> Whitening | None:
+        """The whitening of the vectors; None: they are raw."""
         if self._whitening is None:
-            self._whitening = read_whitening(tx, self.state, self.store.path)
+            self._whitening = read_whitening(connection, self.state, self.store.path)
         return self._whitening
 
-    def question(self, tx: sqlite3.Connection, mode: Mode, queries: Queries, vectors: Vectors | None) -> Question:
-        """Queries, whose vectors are those that the model gives, as the sides of a search need them."""
+    def question(
+        self,
+        connection: sqlite3.Connection,
+        mode: Mode,
+        queries: Queries,
+        vectors: Vectors | None,
+    ) -> Question:
+        """Queries as the sides of a search need them; ``vectors`` are those of the model."""
         query_vectors = None
         if mode != "words" and vectors is not None:
-            query_vectors = scaled_queries(vectors, self.state.dimension, self.state.metric)
-            whitening = self.whitening(tx)
+            query_vectors = prepare_queries(vectors, self.state.dimension, self.state.metric)
+            whitening = self.whitening(connection)
             if whitening is not None:
                 query_vectors = whitening.apply(query_vectors, "query")
         terms = None
-        if mode != "vectors" and self.state.words is not None:
+        if mode != "vectors":
             terms = read_terms(self.state.words, queries.texts or [])
         return Question(query_vectors, terms)
 
-    def raw_sample(self, tx: sqlite3.Connection) -> Sample:
+    def raw_sample(self, connection: sqlite3.Connection) -> Sample:
         """Vectors of some documents, before any whitening, and their texts."""
-        drawn_keys = draw_keys(vector_keys(tx))
-        vectors = self._vectors(drawn_keys)
-        whitening = self.whitening(tx)
+        drawn_keys = draw_keys(vector_keys(connection))
+        vectors = self.vectors.load(drawn_keys)
+        whitening = self.whitening(connection)
         if whitening is not None:
             vectors = whitening.invert(vectors)
-        return Sample(vectors, read_texts(tx, drawn_keys))
-
-    def allowed(self, tx: sqlite3.Connection, where: Where) -> NDArray[np.bool_]:
-        """By key: which vectors belong to documents that meet conditions."""
-        sql, parameters = conditions(where)
-        name = repr((sql, parameters))
-        found = self.conditions.get(name)  # other threads may clear them
-        if found is None:
-            found = np.zeros(len(self.alive), bool)
-            found[vector_keys(tx, sql, *parameters)] = True
-            if not found.any():
-                names = tx.execute("SELECT DISTINCT each.key FROM documents, json_each(metadata) AS each ORDER BY 1")
-                logger.warning(
-                    "where: no document meets %.200s; there are: %s", where, ", ".join(one for (one,) in names)
-                )
-            if len(self.conditions) >= _KEPT_CONDITIONS:
-                self.conditions.clear()
-            self.conditions[name] = found
-        return found
+        return Sample(vectors, read_texts(connection, drawn_keys))
 
     def search(
-        self, tx: sqlite3.Connection, question: Question, k: int, where: Where | None, *, explain: bool
+        self,
+        connection: sqlite3.Connection,
+        question: Question,
+        k: int,
+        where: Where | None,
+        *,
+        explain: bool,
     ) -> list[list[SearchResult]]:
-        """The k best documents of each query; ``tx`` is the transaction that the snapshot was read in."""
-        allowed = None if where is None else self.allowed(tx, where)
+        """The k best documents of each query, in the transaction that the snapshot was read in."""
+        is_allowed = None
+        if where is not None:
+            is_allowed = self._mask(connection, where)
+        search = _HybridSearch(self, connection, k, is_allowed)
         try:
-            hits = self._hits(tx, question, k, allowed)
+            hits_by_query = search.find(question)
         except IndexError:  # a key among the words that no document has
-            raise ValueError(damaged_words(self.store.path)) from None
-        wanted = {hit.key for listed in hits for hit in listed}
-        rows = {row.key: row for row in documents_with(tx, "key", wanted)}
-        if rows.keys() != wanted:
-            raise ValueError(damaged(self.store.path, "documents are missing"))
-        return [
-            [self._result(rank, hit, rows[hit.key], explain) for rank, hit in enumerate(listed, 1)] for listed in hits
-        ]
+            raise damaged_words(self.store.path) from None
+        keys = {hit.key for hits in hits_by_query for hit in hits}
+        documents = {}
+        for document in documents_with(connection, "key", keys):
+            documents[document.key] = document
+        if documents.keys() != keys:
+            raise damaged(self.store.path, "documents are missing")
+        results = []
+        for hits in hits_by_query:
+            ranked_hits = enumerate(hits, 1)
+            results.append([self._result(rank, hit, documents[hit.key], explain) for rank, hit in ranked_hits])
+        return results
 
-    def _result(self, rank: int, hit: Hit, row: Stored, explain: bool) -> SearchResult:
-        document = row.document()
+    def _mask(self, connection: sqlite3.Connection, where: Where) -> Mask:
+        """Which vectors belong to documents that meet conditions."""
+        condition = parse_where(where)
+        mask = self.masks.get(condition)  # other threads may clear them
+        if mask is not None:
+            return mask
+        mask = np.zeros(self.state.next_key, bool)
+        mask[vector_keys(connection, condition.sql, *condition.parameters)] = True
+        if not mask.any():
+            names = ", ".join(name for (name,) in connection.execute(_METADATA_NAMES))
+            logger.warning("where: no document meets %.200s; there are: %s", where, names)
+        if len(self.masks) >= _CACHED_CONDITIONS:
+            self.masks.clear()
+        self.masks[condition] = mask
+        return mask
+
+    def _result(
+        self,
+        rank: int,
+        hit: Hit,
+        stored: StoredDocument,
+        explain: bool,
+    ) -> SearchResult:
+        document = stored.document()
         passage = None
         if self.state.passages is not None and hit.vector_key is not None:
-            passage = row.passage(hit.vector_key)
-        result = SearchResult(rank, hit.score, row.id, document.text, document.metadata, passage)
+            passage = stored.passage(hit.vector_key)
+        result = SearchResult(rank, hit.score, stored.id, document.text, document.metadata, passage)
         if explain:
             return replace(result, vector_score=hit.vector_score, word_score=hit.word_score)
         return result
 
-    def _hits(
-        self, tx: sqlite3.Connection, question: Question, k: int, allowed: NDArray[np.bool_] | None
-    ) -> list[list[Hit]]:
-        """The k best documents of each query, best first."""
-        if question.vectors is None:
-            return [self._hits_by_words(tx, terms, k, allowed) for terms in question.query_terms or ()]
-        if question.query_terms is None:
-            return [_hits_by_vectors(listed) for listed in self._nearest(tx, question.vectors, k, allowed)]
-        list_length = max(k, LIST_LENGTH)
-        nearest = self._nearest(tx, question.vectors, list_length, allowed)
-        hits = []
-        for query, terms, listed in zip(question.vectors, question.query_terms, nearest, strict=True):
-            word_scores = self._word_scores(tx, terms, allowed)
-            hits.append(self._fused_hits(tx, query, word_scores, listed, list_length)[:k])
-        return hits
+    def word_scores(self, connection: sqlite3.Connection, terms: QueryTerms) -> Scores:
+        """BM25 by key, [keys]."""
+        if self._words is None:
+            self._words = WordScores(connection, self.state.next_key)
+        return self._words.score(connection, terms)
 
-    def _hits_by_words(
-        self, tx: sqlite3.Connection, terms: QueryTerms, k: int, allowed: NDArray[np.bool_] | None
-    ) -> list[Hit]:
-        scores = self._word_scores(tx, terms, allowed)
-        keys = best_keys(scores, k)
-        return [
-            Hit(key, score, word_score=score) for key, score in zip(keys.tolist(), scores[keys].tolist(), strict=True)
-        ]
 
-    def _word_scores(self, tx: sqlite3.Connection, terms: QueryTerms, allowed: NDArray[np.bool_] | None) -> Scores:
-        """BM25 by key, [keys]; 0 for documents that are not allowed."""
-        if self.words is None:
-            self.words = WordScores(tx, len(self.alive))
-        scores = self.words.score(tx, terms)
-        if allowed is None:
-            return scores
-        return np.where(allowed, scores, 0.0)
+class _HybridSearch:
+    """A search by vectors, by words or by both.
 
-    def _fused_hits(
+    Args:
+        snapshot: The state.
+        connection: The transaction that it was read in.
+        k: Documents of each query.
+        is_allowed: Vectors that may be found, by key; None: all.
+    """
+
+    def __init__(
         self,
-        tx: sqlite3.Connection,
-        query: Matrix,
-        word_scores: Scores,
-        nearest: dict[int, tuple[int, float]],
-        list_length: int,
-    ) -> list[Hit]:
-        """All documents of both lists, best first; arguments: a query [d], BM25 by key, and the list of the vectors."""
-        absent = [key for key in best_keys(word_scores, list_length).tolist() if key not in nearest]
-        scored = nearest | self._nearest_of(tx, query, absent)
-        keys = np.array(list(scored), np.int64)
-        vector_scores = np.array([score for _, score in scored.values()])
-        fused = fused_scores(word_scores[keys], vector_scores)
+        snapshot: Snapshot,
+        connection: sqlite3.Connection,
+        k: int,
+        is_allowed: Mask | None,
+    ) -> None:
+        self._snapshot = snapshot
+        self._vectors = snapshot.vectors
+        self._connection = connection
+        self._k = k
+        self._is_allowed = is_allowed
+
+    def find(self, question: Question) -> list[list[Hit]]:
+        """The best documents of each query, best first."""
+        if question.vectors is None:
+            return [self._hits_by_words(terms) for terms in question.query_terms or ()]
+        if question.query_terms is None:
+            nearest = self._nearest(question.vectors, self._k)
+            return [_hits_by_vectors(documents) for documents in nearest]
+        nearest = self._nearest(question.vectors, self._list_length)
+        queries = zip(question.vectors, question.query_terms, nearest, strict=True)
+        return [self._fuse(*query)[: self._k] for query in queries]
+
+    @cached_property
+    def _list_length(self) -> int:
+        return max(self._k, LIST_LENGTH)
+
+    def _nearest(self, query_vectors: Matrix, k: int) -> list[NearestDocuments]:
+        return self._vectors.nearest_documents(self._connection, query_vectors, k, self._is_allowed)
+
+    def _word_scores(self, terms: QueryTerms) -> Scores:
+        """BM25 by key, [keys]; 0 for documents that are not allowed."""
+        scores = self._snapshot.word_scores(self._connection, terms)
+        if self._is_allowed is None:
+            return scores
+        return np.where(self._is_allowed, scores, 0.0)
+
+    def _hits_by_words(self, terms: QueryTerms) -> list[Hit]:
+        scores = self._word_scores(terms)
         hits = []
-        for row in np.lexsort((keys, -vector_scores, -fused)).tolist():
-            key = int(keys[row])
-            vector_key, vector_score = scored[key]
-            hits.append(Hit(key, float(fused[row]), vector_key, vector_score, float(word_scores[key])))
+        for key in best_keys(scores, self._k).tolist():
+            score = float(scores[key])
+            hits.append(Hit(key, score, word_score=score))
         return hits
 
-    def _nearest_of(self, tx: sqlite3.Connection, query: Matrix, keys: list[int]) -> dict[int, tuple[int, float]]:
-        """Of some documents, each with the key and the score of its vector that is nearest to a query [d]."""
-        if not keys:
-            return {}
-        counts = self._vector_counts(tx, keys)
-        vector_keys = np.array([key + offset for key in sorted(keys) for offset in range(counts[key])], np.int64)
-        scores = rescored(query[None], vector_keys[None], self._vectors)[0].tolist()
-        by_vector = dict(zip(vector_keys.tolist(), scores, strict=True))
-        nearest = {key: max(range(key, key + counts[key]), key=by_vector.__getitem__) for key in keys}
-        return {key: (vector_key, by_vector[vector_key]) for key, vector_key in nearest.items()}
-
-    def _vector_counts(self, tx: sqlite3.Connection, keys: list[int]) -> dict[int, int]:
-        if self.state.passages is None:
-            return dict.fromkeys(keys, 1)
-        counts = dict(tx.execute(_VECTOR_COUNTS, (json.dumps(keys),)).fetchall())
-        if counts.keys() != set(keys):
-            raise ValueError(damaged(self.store.path, "documents are missing"))
-        return counts
-
-    def _vectors(self, keys: Keys) -> Matrix:
-        """Vectors [keys, d] of ascending keys of documents that are there."""
-        filed_count = int(np.searchsorted(keys, self.state.stop))
-        pending = self.pending[np.searchsorted(self.keys, keys[filed_count:])]
-        if self.file is None or not filed_count:
-            return pending
-        return np.concatenate([self.file.vectors(keys[:filed_count]), pending])
-
-    def _nearest(
-        self, tx: sqlite3.Connection, queries: Matrix, k: int, allowed: NDArray[np.bool_] | None
-    ) -> list[dict[int, tuple[int, float]]]:
-        """Keys of the k nearest documents of queries, best first, each with the key of its vector and the score."""
-        keys, vectors = self.keys, self.pending
-        if allowed is not None:
-            keys, vectors = keys[allowed[keys]], vectors[allowed[keys]]
-        elif self.state.deleted:
-            allowed = self.alive
-        cut, total = self.state.passages is not None, len(self.alive) if allowed is None else int(allowed.sum())
-        fetch = k + _TIES
-        while True:
-            scores, found = compared(queries, fetch, [(keys, lambda: vectors)])
-            if len(keys):
-                scores = rescored(queries, found, lambda wanted: vectors[np.searchsorted(keys, wanted)])
-            if self.file is not None:
-                mask = None if allowed is None else allowed[: self.state.stop]
-                more, filed = self.file.search(queries, fetch, mask)
-                scores, found = np.hstack([more, scores]), np.hstack([filed, found])
-            scores, found = best(scores, found, fetch)
-            wanted = json.dumps(np.unique(found[found >= 0]).tolist())
-            owner = dict(tx.execute(_OWNERS, (wanted,)).fetchall()) if cut else {}
-            results = [dict[int, tuple[int, float]]() for _ in queries]
-            for query, rank in zip(*np.nonzero(found >= 0), strict=True):
-                key = int(found[query, rank])
-                if len(results[query]) < k:
-                    results[query].setdefault(owner.get(key, key), (key, float(scores[query, rank])))
-            if not cut or fetch >= total or all(len(one) >= k for one in results):
-                return results
-            # Several passages of one document are one result.
-            fetch = min(4 * fetch, total)
+    def _fuse(
+        self,
+        query_vector: Matrix,
+        terms: QueryTerms,
+        nearest: NearestDocuments,
+    ) -> list[Hit]:
+        """All documents on the lists of both sides, best first."""
+        word_scores = self._word_scores(terms)
+        listed_keys = best_keys(word_scores, self._list_length).tolist()
+        other_keys = [key for key in listed_keys if key not in nearest]
+        nearest = nearest | self._vectors.nearest_vectors(self._connection, query_vector, other_keys)
+        keys = np.array(list(nearest), np.int64)
+        vector_scores = np.array([vector.score for vector in nearest.values()])
+        scores = fused_scores(word_scores[keys], vector_scores)
+        hits = []
+        for row in np.lexsort((keys, -vector_scores, -scores)).tolist():
+            key = int(keys[row])
+            vector = nearest[key]
+            word_score = float(word_scores[key])
+            hits.append(Hit(key, float(scores[row]), vector.key, vector.score, word_score))
+        return hits
 
 
-def _hits_by_vectors(nearest: dict[int, tuple[int, float]]) -> list[Hit]:
+def _hits_by_vectors(nearest: NearestDocuments) -> list[Hit]:
     hits = []
-    for key, (vector_key, score) in nearest.items():
-        hits.append(Hit(key, score, vector_key, vector_score=score))
+    for key, vector in nearest.items():
+        hits.append(Hit(key, vector.score, vector.key, vector_score=vector.score))
     return hits

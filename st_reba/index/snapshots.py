@@ -6,11 +6,12 @@ import sqlite3
 import threading
 
 from .search import Snapshot
-from .store import Store, read_state
+from .state import read_state
+from .store import Store
 
 
 class Snapshots:
-    """Gives the snapshot of a transaction; what did not change since the last one is not read again."""
+    """Gives the snapshot of a transaction; unchanged parts of the last one are used again."""
 
     def __init__(self, store: Store) -> None:
         self.latest: Snapshot | None = None
@@ -19,25 +20,27 @@ class Snapshots:
 
     def read(
         self,
-        tx: sqlite3.Connection,
+        connection: sqlite3.Connection,
         *,
         check_digest: bool = False,
     ) -> Snapshot:
-        """The index as a transaction sees it; ``check_digest``: its FAISS file is compared with its SHA-256."""
+        """The index as a transaction sees it; ``check_digest``: of its FAISS file."""
         with self._lock:
-            current_state = read_state(tx, self._store.path)
+            current_state = read_state(connection, self._store.path)
             while True:
                 try:
                     if self.latest is None or self.latest.state != current_state:
-                        self.latest = Snapshot.read(tx, self._store, current_state, self.latest)
-                    if check_digest and self.latest.file is not None:
-                        self.latest.file.check_digest()
+                        self.latest = Snapshot(connection, self._store, current_state, self.latest)
+                    vector_file = self.latest.vectors.vector_file
+                    if check_digest and vector_file is not None:
+                        vector_file.check_digest()
                     return self.latest
                 except FileNotFoundError:
-                    # A writer may have replaced the file since this transaction began: so it begins anew.
-                    tx.execute("ROLLBACK")
-                    tx.execute("BEGIN")
+                    # A writer may have replaced the file since this transaction began, so it is
+                    # begun again.
+                    connection.execute("ROLLBACK")
+                    connection.execute("BEGIN")
                     changes_before = current_state.changes
-                    current_state = read_state(tx, self._store.path)
+                    current_state = read_state(connection, self._store.path)
                     if current_state.changes == changes_before:
                         raise

@@ -1,7 +1,7 @@
-"""How a text becomes words: what is done before SQLite's FTS5 sees it, and which of its tokenizers reads it.
+"""How a text becomes words: its preparation for SQLite's FTS5, and the tokenizers of that.
 
-European words are read by ``unicode61``, and stemmed by ``porter`` where the texts are English. Scripts that
-write no spaces become overlapping pairs of characters, and single characters, here.
+European words are read by ``unicode61``, and stemmed by ``porter`` where the texts are English.
+Scripts without spaces become overlapping pairs of characters, and single characters, here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FEWEST_WORDS = 50
 
 
 def language_of(texts: Iterable[str]) -> str:
-    """ENGLISH if English words are frequent among those in Latin letters, or these are few; else OTHER.
+    """ENGLISH if words in Latin letters are few, or often English; else OTHER.
 
     Args:
         texts: A sample of the documents.
@@ -69,7 +69,7 @@ def separated(text: str) -> str:
 
 
 def separated_query(query: str) -> tuple[str, str]:
-    """A query as FTS5 gets it: its words and pairs of characters, and the single characters of longer runs.
+    """A query for FTS5: words and pairs of characters, and single characters of longer runs.
 
     Example:
         >>> separated_query("猫在睡觉 in Köln"), separated_query("猫")

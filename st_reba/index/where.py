@@ -3,88 +3,173 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import isfinite
-from types import NoneType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..corpus.records import clean_text, to_json
 
-OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "in", "has", "exists")
-# What a value at a path is as one of a type, or NULL. Text that writes a truth value or a number, as in a .csv, is one.
-_VALUES: dict[Any, str] = {
-    str: "CASE t WHEN 'text' THEN v END",
-    bool: "CASE WHEN t IN ('true', 'false') THEN v WHEN lower(v) = 'true' THEN 1 WHEN lower(v) = 'false' THEN 0 END",
-    (int, float): "CASE WHEN t IN ('integer', 'real', 'true', 'false') THEN v WHEN t = 'text' THEN CASE "
-    "WHEN json_valid(v) THEN CASE WHEN json_type(v) IN ('integer', 'real') THEN CAST(v AS NUMERIC) END END END",
-    NoneType: "v IS NULL",
-}
-_LARGEST = int(sys.float_info.max)  # as SQLite, integers of more than 64 bits are read as floats
-_MOST = 100  # names, each with some conditions; SQLite nests no deeper than 1,000
+_COMPARISONS = ("=", "!=", "<", "<=", ">", ">=")
+OPERATORS = (*_COMPARISONS, "in", "has", "exists")
+# A metadata value v with the JSON type t, as a value of one kind; NULL if it is of another. Text
+# that writes a truth value or a number, as in a .csv, is one.
+_AS_TEXT = "CASE t WHEN 'text' THEN v END"
+_AS_TRUTH = """
+CASE WHEN t IN ('true', 'false') THEN v
+WHEN lower(v) = 'true' THEN 1
+WHEN lower(v) = 'false' THEN 0 END
+"""
+_AS_NUMBER = """
+CASE WHEN t IN ('integer', 'real', 'true', 'false') THEN v
+WHEN t = 'text' THEN
+CASE WHEN json_valid(v) THEN
+CASE WHEN json_type(v) IN ('integer', 'real') THEN CAST(v AS NUMERIC) END END END
+"""
+_IS_NULL = "v IS NULL"
+_ANY_OF = "IN (SELECT value FROM json_each(?))"
+
+_MAX_FLOAT = int(sys.float_info.max)
+_MAX_INTEGER = 2**63  # SQLite reads larger ones as floats
+_MAX_NAMES = 100  # each with some conditions; SQLite nests no deeper than 1,000
+
+Value: TypeAlias = str | bool | int | float | None
+"""A value that metadata are compared with."""
 
 Where = Mapping[str, Any]
+"""By name, a value, or values by operators."""
 
 
-def conditions(where: Where) -> tuple[str, list[Any]]:
-    """The SQL of conditions that must all hold, and its parameters; see ``Index.search``."""
-    if not isinstance(where, Mapping) or len(where) > _MOST:
-        raise ValueError(f'where={where!r:.200} must be a dict of at most {_MOST} names, as {{"lang": "zh"}}')
-    found: list[tuple[str, list[Any]]] = []
-    for name, wanted in where.items():
-        if not isinstance(name, str) or '"' in name or "\\" in name or wanted == {}:
+@dataclass(frozen=True)
+class Condition:
+    """A condition in SQL, and its parameters."""
+
+    sql: str
+    parameters: tuple[Value, ...] = ()
+
+    @classmethod
+    def all_of(cls, conditions: Iterable[Condition]) -> Condition:
+        """A condition that holds if all of some do."""
+        clauses: list[str] = []
+        parameters: list[Value] = []
+        for condition in conditions:
+            clauses.append(f"({condition.sql})")
+            parameters += condition.parameters
+        return cls(" AND ".join(clauses) or "1", tuple(parameters))
+
+
+def parse_where(where: Where) -> Condition:
+    """Conditions that must all hold; see ``Index.search``."""
+    if not isinstance(where, Mapping) or len(where) > _MAX_NAMES:
+        raise ValueError(f'where={where!r:.200} must be a dict of at most {_MAX_NAMES} names, as {{"lang": "zh"}}')
+    conditions = []
+    for name, operands in where.items():
+        is_name = isinstance(name, str) and '"' not in name and "\\" not in name
+        if not is_name or operands == {}:
             raise ValueError(f"where: {name!r} is no name of a metadata value, or has no condition")
-        path = "'$." + to_json(clean_text(name)).replace("'", "''") + "'"
-        operands = wanted if isinstance(wanted, Mapping) else {"=": wanted}
-        found += [_condition(path, operator, _to_plain(value)) for operator, value in operands.items()]
-    return " AND ".join(f"({sql})" for sql, _ in found) or "1", [value for _, values in found for value in values]
+        if not isinstance(operands, Mapping):
+            operands = {"=": operands}
+        field = _Field(name)
+        for operator, operand in operands.items():
+            conditions.append(field.condition(operator, _to_python(operand)))
+    return Condition.all_of(conditions)
 
 
-def _to_plain(value: Any) -> Any:
-    """A value as Python has it, not NumPy; lone surrogates replaced, as in the metadata that is stored."""
+def _to_python(value: Any) -> Any:
+    """A value without NumPy's types and without lone surrogates, as stored metadata are."""
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.tolist()
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_to_plain(item) for item in value]
+        return [_to_python(item) for item in value]
     return value
 
 
-def _condition(path: str, operator: Any, value: Any) -> tuple[str, list[Any]]:
-    kind = f"json_type(metadata, {path})"
-    at = f"(SELECT json_extract(metadata, {path}) AS v, {kind} AS t)"
-    if operator == "exists":
-        if not isinstance(value, bool):
-            raise ValueError(f"where: {path[3:-1]} exists {value!r:.200}: give True, or False for documents without it")
-        return f"{kind} IS {'NOT ' if value else ''}NULL", []
-    several = operator == "in" and isinstance(value, (list, tuple, set, frozenset))
-    bound = [(_sql(one), _bound(one)) for one in (value if several else [value])]
-    ordered = isinstance(value, (str, int, float)) and not isinstance(value, bool)
-    known = several or operator in ("=", "!=") or (operator in (*OPERATORS[:6], "has") and ordered)
-    if not known or None in dict(bound):
+class _Field:
+    """A metadata value by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._json_name = to_json(clean_text(name))
+        path = f"$.{self._json_name}".replace("'", "''")
+        self._path = f"'{path}'"
+        self._type = f"json_type(metadata, {self._path})"
+
+    def condition(self, operator: object, operand: object) -> Condition:
+        if operator == "exists":
+            return self._exists(operand)
+        if operator == "in" and isinstance(operand, list):
+            return self._is_any(operator, operand)
+        if operator in ("=", "!="):
+            condition = self._is_any(operator, [operand])
+            if operator == "!=":
+                return Condition(f"NOT ({condition.sql})", condition.parameters)
+            return condition
+        is_ordered = isinstance(operand, (str, int, float)) and not isinstance(operand, bool)
+        if is_ordered and operator in (*_COMPARISONS, "has"):
+            return self._compare(str(operator), operand)
+        raise self._refusal(operator, operand)
+
+    def _exists(self, operand: object) -> Condition:
+        if operand is True:
+            return Condition(f"{self._type} IS NOT NULL")
+        if operand is False:
+            return Condition(f"{self._type} IS NULL")
         raise ValueError(
-            f"where: {path[3:-1]} {operator} {value!r:.200}: use one of {', '.join(OPERATORS)}, with a string or a "
-            "number, 'in' with a list"
+            f"where: {self._json_name} exists {operand!r:.200}: give True, or False for documents without it"
         )
-    if several or operator in ("=", "!="):
-        lists = {sql: [one for each, one in bound if each == sql] for sql in dict(bound)}
-        among = {sql: "= ?" if len(each) == 1 else "IN (SELECT value FROM json_each(?))" for sql, each in lists.items()}
-        found = " OR ".join(f"(SELECT {sql} FROM {at}) {each}" for sql, each in among.items()) or "0"
-        values = [each[0] if len(each) == 1 else to_json(each) for each in lists.values()]
-        return f"({found}) IS {'NOT ' if operator == '!=' else ''}TRUE", values
-    ((sql, one),) = bound
-    if operator == "has":
-        return f"{kind} = 'array' AND EXISTS (SELECT 1 FROM json_each(metadata, {path}) WHERE atom = ?)", [one]
-    return f"(SELECT {sql} FROM {at}) {operator} ?", [one]
+
+    def _is_any(self, operator: object, operands: list[Any]) -> Condition:
+        """Equal to one of some values, which are compared by their kinds."""
+        values_by_kind = defaultdict[str, list[Value]](list)
+        for operand in operands:
+            values_by_kind[self._kind_of(operator, operand)].append(_to_sqlite(operand))
+        clauses = []
+        parameters = []
+        for value_kind, values in values_by_kind.items():
+            clauses.append(f"{self._value_as(value_kind)} {_ANY_OF}")
+            parameters.append(to_json(values))
+        sql = " OR ".join(clauses) or "0"
+        return Condition(f"({sql}) IS TRUE", tuple(parameters))
+
+    def _compare(self, operator: str, operand: Any) -> Condition:
+        value_kind = self._kind_of(operator, operand)
+        value = _to_sqlite(operand)
+        if operator == "has":
+            items = f"(SELECT 1 FROM json_each(metadata, {self._path}) WHERE atom = ?)"
+            return Condition(f"{self._type} = 'array' AND EXISTS {items}", (value,))
+        return Condition(f"{self._value_as(value_kind)} {operator} ?", (value,))
+
+    def _value_as(self, value_kind: str) -> str:
+        typed_value = f"(SELECT json_extract(metadata, {self._path}) AS v, {self._type} AS t)"
+        return f"(SELECT {value_kind} FROM {typed_value})"
+
+    def _kind_of(self, operator: object, operand: object) -> str:
+        """The SQL of a metadata value as one of an operand's kind."""
+        if operand is None:
+            return _IS_NULL
+        if isinstance(operand, str):
+            return _AS_TEXT
+        if isinstance(operand, bool):
+            return _AS_TRUTH
+        if isinstance(operand, int) or (isinstance(operand, float) and isfinite(operand)):
+            return _AS_NUMBER
+        raise self._refusal(operator, operand)
+
+    def _refusal(self, operator: object, operand: object) -> ValueError:
+        choices = ", ".join(OPERATORS)
+        return ValueError(
+            f"where: {self._json_name} {operator} {operand!r:.200}: use one of {choices}, with a "
+            "string or a number, 'in' with a list"
+        )
 
 
-def _sql(value: Any) -> str | None:
-    endless = isinstance(value, float) and not isfinite(value)
-    return None if endless else next((sql for types, sql in _VALUES.items() if isinstance(value, types)), None)
-
-
-def _bound(value: Any) -> Any:
-    wide = isinstance(value, int) and not -(2**63) <= value < 2**63
-    return True if value is None else float(max(-_LARGEST, min(_LARGEST, value))) if wide else value
+def _to_sqlite(value: Value) -> Value:
+    if value is None:
+        return True  # compared with "v IS NULL"
+    if isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
+        return float(max(-_MAX_FLOAT, min(_MAX_FLOAT, value)))
+    return value

@@ -1,8 +1,8 @@
 """Whitening of an index: what search needs of vectors, fitted without labels on the documents.
 
-Raw vectors are those that the model gives. An index that is whitened holds and compares whitened ones: documents and
-queries lose a mean of their own, and directions that all documents share count for less. Its linear map is kept
-in ``index.sqlite``, and changes with the vectors that it made, in one transaction.
+Raw vectors are those of the model. A whitened index holds and compares whitened ones: documents and
+queries lose a mean of their own, and directions that all documents share count for less. Its linear
+map is kept in ``index.sqlite``, and changes with the vectors that it made, in one transaction.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..encode import encode_texts
 from ..filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN
 from ..sentences import QUERY_SAMPLE, sample_sentences
 from .samples import Sample
-from .store import Matrix, State, damaged
-from .vectors import Segment, scaled
+from .scoring import Matrix, Segment, prepare_vectors
+from .state import IndexState, damaged
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -44,7 +44,7 @@ class Whitening:
 
     Args:
         linear_filter: The map; its weight is square and can be inverted.
-        metric: ``"cosine"``: vectors have length one before it and after it; ``"dot"``: they have any.
+        metric: ``"cosine"``: vectors have length one before and after it; ``"dot"``: any length.
 
     Example:
         >>> from st_reba import Filter
@@ -69,8 +69,9 @@ class Whitening:
         """Fit what the sample allows; None: it allows nothing.
 
         Args:
-            model: The model that gave the vectors; it encodes up to 200 sentences of the texts as queries.
-            sample: Of 100 different texts or more, the whitening is whole; of 20 or more, it is means alone.
+            model: The model of the vectors; it encodes up to 200 sentences of the texts as queries.
+            sample: With 100 different texts or more, the whitening is whole; with 20 or more, means
+                alone.
             metric: The metric of the index.
         """
         distinct_sample = sample.without_repetitions()
@@ -79,7 +80,7 @@ class Whitening:
             return None
         query_sentences = sample_sentences(distinct_sample.texts, QUERY_SAMPLE)
         raw_query_vectors = encode_texts(model, query_sentences, task="query")
-        query_vectors = scaled(raw_query_vectors, metric)
+        query_vectors = prepare_vectors(raw_query_vectors, metric)
         # Here, as it imports torch, without which an index is searched by words.
         from ..linear_filter import Filter
 
@@ -90,7 +91,7 @@ class Whitening:
 
     @property
     def description(self) -> str:
-        """What it is, and what it was fitted on, as ``"whiten:power=0.25,texts=1400,queries=200"``."""
+        """Its kind and what it was fitted on: ``"whiten:power=0.25,texts=1400,queries=200"``."""
         return self.linear_filter.description
 
     @cached_property
@@ -103,12 +104,12 @@ class Whitening:
         return self.linear_filter.kind == "whiten"
 
     def apply(self, raw_vectors: NDArray[np.floating], task: Task = "document") -> Matrix:
-        """Whiten vectors [n, d] of documents, or of queries; of cosines the result has length one."""
+        """Whiten vectors [n, d] of documents, or of queries; for cosines, to length one."""
         whitened_vectors = np.empty(raw_vectors.shape, np.float32)
         for start in range(0, len(raw_vectors), _ROWS_AT_A_TIME):
             rows = slice(start, start + _ROWS_AT_A_TIME)
-            unit_vectors = scaled(raw_vectors[rows], self._metric)
-            whitened_vectors[rows] = scaled(self.linear_filter.apply(unit_vectors, task), self._metric)
+            unit_vectors = prepare_vectors(raw_vectors[rows], self._metric)
+            whitened_vectors[rows] = prepare_vectors(self.linear_filter.apply(unit_vectors, task), self._metric)
         return whitened_vectors
 
     def invert(self, whitened_vectors: Matrix) -> Matrix:
@@ -120,26 +121,24 @@ class Whitening:
             offsets = whitened_vectors[rows].astype(np.float64) @ inverse_weight.T
             if self._metric == "cosine":
                 offsets *= _distances_to_sphere(self.linear_filter.mean, offsets)[:, None]
-            raw_vectors[rows] = scaled(self.linear_filter.mean + offsets, self._metric)
+            raw_vectors[rows] = prepare_vectors(self.linear_filter.mean + offsets, self._metric)
         return raw_vectors
 
 
-def converted(
+def convert_segments(
     segments: Iterable[Segment],
     convert: Callable[[Matrix], Matrix],
 ) -> list[Segment]:
     """Segments whose vectors are converted when they are loaded."""
     converted_segments: list[Segment] = []
-    for keys, load in segments:
-        converted_segments.append((keys, partial(_load_converted, load, convert)))
+    for segment in segments:
+        load = partial(_load_converted, segment, convert)
+        converted_segments.append(Segment(segment.keys, load))
     return converted_segments
 
 
-def _load_converted(
-    load: Callable[[], Matrix],
-    convert: Callable[[Matrix], Matrix],
-) -> Matrix:
-    return convert(load())
+def _load_converted(segment: Segment, convert: Callable[[Matrix], Matrix]) -> Matrix:
+    return convert(segment.load())
 
 
 def _vary(vectors: Matrix) -> bool:
@@ -166,7 +165,7 @@ def _distances_to_sphere(
     mean: NDArray[np.float64],
     directions: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """How often each direction [n, d] is added to a mean within the unit sphere for a vector of length one.
+    """Factors by which directions [n, d], added to a mean, give vectors of length one.
 
     Cosines have lost the length of the whitened vector; that of the raw one is known.
     """
@@ -174,7 +173,7 @@ def _distances_to_sphere(
     projections = directions @ mean
     remaining_square = max(0.0, 1 - float(mean @ mean))
     roots = np.sqrt(projections**2 + squared_lengths * remaining_square)
-    # The positive solution in two forms, neither of which takes the difference of nearly equal numbers.
+    # The positive solution in two forms without differences of nearly equal numbers.
     distances = np.zeros(len(directions))
     is_outward = projections > 0
     is_inward = ~is_outward & (squared_lengths > 0)
@@ -190,7 +189,7 @@ def check_whiten(whiten: bool | None) -> None:
 
 
 def is_to_be_whitened(model: SentenceTransformer, whiten: bool | None) -> bool:
-    """What is asked for; None: True for a decoder that became an embedder without training, and has no filter."""
+    """The option's value; None: True for a decoder without training and without a filter."""
     if whiten is not None:
         return whiten
     recipe = getattr(model[0], "recipe", None)
@@ -203,7 +202,7 @@ def tell_what_was_fitted(
     *,
     is_asked_for: bool,
 ) -> None:
-    """Log what the whitening of an index is; a warning where it was asked for and the texts allow less."""
+    """Log the whitening of an index; a warning if it was asked for and the texts allow less."""
     if whitening is not None and whitening.is_whole:
         logger.info("%s: vectors are whitened (%s)", index_folder, whitening.description)
         return
@@ -214,7 +213,8 @@ def tell_what_was_fitted(
     logger.log(
         level,
         "%s: %s: there are too few different texts (means need %d, whitening %d); "
-        "when there are more, Index.compact(whiten=True) (st-reba prune %s --compact --whiten) fits it",
+        "when there are more, Index.compact(whiten=True) "
+        "(st-reba prune %s --compact --whiten) fits it",
         index_folder,
         extent,
         FEWEST_FOR_MEAN,
@@ -223,36 +223,36 @@ def tell_what_was_fitted(
     )
 
 
-def read_whitening(tx: sqlite3.Connection, state: State, index_path: Path) -> Whitening | None:
+def read_whitening(connection: sqlite3.Connection, state: IndexState, index_path: Path) -> Whitening | None:
     """The whitening of a state; a ValueError where it is not what was written."""
     if state.whitening is None:
         return None
     from ..linear_filter import Filter
 
-    linear_filter = Filter.from_bytes(read_content(tx, state, index_path))
+    linear_filter = Filter.from_bytes(read_content(connection, state, index_path))
     return Whitening(linear_filter, state.metric)
 
 
-def read_content(tx: sqlite3.Connection, state: State, index_path: Path) -> bytes:
-    """The linear map of a whitened index, as `Filter.to_bytes` wrote it, compared with its digest."""
-    row = tx.execute("SELECT content FROM whitening").fetchone()
+def read_content(connection: sqlite3.Connection, state: IndexState, index_path: Path) -> bytes:
+    """The linear map of a whitened index, as of `Filter.to_bytes`; its digest is compared."""
+    row = connection.execute("SELECT content FROM whitening").fetchone()
     if row is None:
-        raise ValueError(damaged(index_path, "its whitening is missing"))
+        raise damaged(index_path, "its whitening is missing")
     content = row[0]
     if type(content) is not bytes or _digest_of(content) != state.whitening_sha256:
-        raise ValueError(damaged(index_path, "its whitening is not what was written"))
+        raise damaged(index_path, "its whitening is not what was written")
     return content
 
 
-def write_whitening(tx: sqlite3.Connection, state: State, whitening: Whitening | None) -> None:
-    """Keep a whitening in place of the one before, and name it in the state; None: there is none."""
-    tx.execute("DELETE FROM whitening")
+def write_whitening(connection: sqlite3.Connection, state: IndexState, whitening: Whitening | None) -> None:
+    """Store a whitening in place of the one before, and name it in the state; None: none."""
+    connection.execute("DELETE FROM whitening")
     state.whitening = None
     state.whitening_sha256 = ""
     if whitening is None:
         return
     content = whitening.linear_filter.to_bytes()
-    tx.execute("INSERT INTO whitening VALUES (?)", (content,))
+    connection.execute("INSERT INTO whitening VALUES (?)", (content,))
     state.whitening = whitening.description
     state.whitening_sha256 = _digest_of(content)
 

@@ -1,7 +1,8 @@
 """The words of documents, in tables of SQLite's FTS5.
 
-The table ``words`` is contentless: its rows have the keys of ``documents``, which holds the texts, so a row is
-removed by giving FTS5 the text again. Everything happens in the transaction that changes ``documents``.
+The table ``words`` is contentless: its rows have the keys of ``documents``, which holds the texts.
+A row is removed by giving FTS5 the text again. Everything happens in the transaction that changes
+``documents``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .terms import TOKENIZERS, language_of, separated
 _CREATE_WORDS = """
 CREATE VIRTUAL TABLE words USING fts5(text, content = '', tokenize = "{tokenizer}")
 """
-# They store nothing: one shows each occurrence of a term, the other each term's number of documents.
+# They store nothing: one has each occurrence of a term, the other each term's number of documents.
 _CREATE_OCCURRENCES = "CREATE VIRTUAL TABLE occurrences USING fts5vocab(words, 'instance')"
 _CREATE_FREQUENCIES = "CREATE VIRTUAL TABLE frequencies USING fts5vocab(words, 'row')"
 _TABLES = ("frequencies", "occurrences", "words")
@@ -24,7 +25,7 @@ _TABLES = ("frequencies", "occurrences", "words")
 _INSERT = "INSERT INTO words (rowid, text) VALUES (?, ?)"
 _REMOVE = "INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)"
 _OPTIMIZE = "INSERT INTO words (words) VALUES ('optimize')"
-_SAMPLE = "SELECT substr(text, 1, 2000) FROM documents ORDER BY crc, key LIMIT 500"
+_SAMPLE = "SELECT substr(text, 1, 2000) FROM documents ORDER BY checksum, key LIMIT 500"
 
 _TERMS = "SELECT term FROM frequencies"
 _OCCURRENCES_OF = """
@@ -82,16 +83,16 @@ def remove_words(connection: sqlite3.Connection, key: int, text: str) -> None:
     connection.execute(_REMOVE, (key, separated(text)))
 
 
-def damaged_words(database_path: Path) -> str:
-    """Message about words that do not fit the documents."""
-    return (
+def damaged_words(database_path: Path) -> ValueError:
+    """The error about words that do not fit the documents."""
+    return ValueError(
         f"{database_path}: damaged (its words are not those of its documents); Index.compact "
         f"(st-reba prune {database_path.parent} --compact) writes them anew"
     )
 
 
 def verify_words(connection: sqlite3.Connection, language: str, database_path: Path) -> None:
-    """Compare all that a search reads with the words that the documents have, or raise a ValueError."""
+    """Compare all that a search reads with the words of the documents, or raise a ValueError."""
     # A database without a name is a temporary file.
     with closing(sqlite3.connect("", isolation_level=None)) as expected:
         expected.execute("BEGIN")
@@ -99,7 +100,7 @@ def verify_words(connection: sqlite3.Connection, language: str, database_path: P
         insert_rows(expected, _separated_documents(connection))
         expected.execute("COMMIT")
         if not _have_equal_words(connection, expected):
-            raise ValueError(damaged_words(database_path))
+            raise damaged_words(database_path)
 
 
 def _separated_documents(source: sqlite3.Connection) -> Iterator[tuple[int, str]]:

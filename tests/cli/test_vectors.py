@@ -85,7 +85,11 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
     said = [CliRunner().invoke(app, ["search", str(index), "a", "--where", f"year>{n}"]).stderr for n in (2000, 3000)]
     assert ["nothing found" in each for each in said] == [False, True]
     told, shown = json.loads(run("info", index, "--json")), run("info", index)
-    assert "documents: 3" in shown and {"filed", "stop"} <= told.keys() and "filed" not in shown
+    assert (
+        "documents: 3" in shown
+        and {"indexed_count", "first_pending_key"} <= told.keys()
+        and "indexed_count" not in shown
+    )
     assert json.loads(run("verify", index, "--json"))["documents"] == 3
     assert run("prune", index, "a") == f"{index}: 1 deleted; 2 documents\n"
     assert run("prune", index, "--compact") == f"{index}: 1 vectors removed from the disk; 2 documents\n"

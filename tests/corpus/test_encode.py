@@ -1,9 +1,10 @@
-"""A corpus is complete or goes on; what is there is never encoded again."""
+"""A corpus is complete or goes on; finished parts are never encoded again."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,90 +15,159 @@ from tiny import WORDS, tiny_model
 
 import st_reba
 import st_reba.corpus.encode as encoding
+import st_reba.corpus.parts as parts
 from st_reba.corpus import Corpus, Document, encode_corpus, open_source
-from st_reba.corpus.passages import _bounds, parse_passages
+from st_reba.corpus.passages import PassageSize
 from st_reba.files import sole_writer
 
 MODEL = tiny_model()
 MODEL[0].embedding.weight.data[0] = 0  # words that it does not know have no vector
-TEXTS = [" ".join(WORDS[n % 12] for n in range(start, start + 1 + start % 5)) for start in range(20)]
 QUIET: dict[str, Any] = {"show_progress_bar": False}
 
 
+def text_of(start: int) -> str:
+    numbers = range(start, start + 1 + start % 5)
+    return " ".join(WORDS[number % 12] for number in numbers)
+
+
+TEXTS = [text_of(start) for start in range(20)]
+
+
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts that are encoded."""
-    found: list[str] = []
-    real = encoding.encode_texts
+def encoded_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that are encoded from now on."""
+    recorded_texts: list[str] = []
+    encode_texts = parts.encode_texts
 
-    def encode(model: Any, texts: list[str], **options: Any) -> Any:
-        found.extend(texts)
-        return real(model, texts, **options)
+    def record_and_encode(model: Any, texts: list[str], **options: Any) -> Any:
+        recorded_texts.extend(texts)
+        return encode_texts(model, texts, **options)
 
-    monkeypatch.setattr(encoding, "encode_texts", encode)
-    return found
+    monkeypatch.setattr(parts, "encode_texts", record_and_encode)
+    return recorded_texts
 
 
 def encode(path: Path, input: Any = TEXTS, model: Any = MODEL, **options: Any) -> Corpus:
-    return encode_corpus(model, input, path, **{**QUIET, "part_size": 6, **options})
+    all_options = {"part_size": 6, **QUIET, **options}
+    return encode_corpus(model, input, path, **all_options)
 
 
-def content(corpus: Corpus) -> dict[str, bytes]:
-    """Every file by name."""
-    files = [path for path in corpus.path.rglob("*") if path.is_file() and path.name != ".lock"]
-    return {path.relative_to(corpus.path).as_posix(): path.read_bytes() for path in files}
+def read_files(corpus: Corpus) -> dict[str, bytes]:
+    """The content of every file by its name."""
+    contents = {}
+    for path in corpus.path.rglob("*"):
+        if path.is_file() and path.name != ".lock":
+            contents[path.relative_to(corpus.path).as_posix()] = path.read_bytes()
+    return contents
+
+
+def test_vectors_are_those_of_the_model(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "corpus")
+    rows = []
+    row_vectors = []
+    for part_number in range(corpus.parts()):
+        for row, vectors in corpus.read(part_number):
+            rows.append((row.text, row.document().id))
+            row_vectors.append(vectors)
+    assert rows == [(text, str(number)) for number, text in enumerate(TEXTS)]
+    expected_vectors = MODEL.encode_document(TEXTS, show_progress_bar=False)
+    assert np.array_equal(np.concatenate(row_vectors), expected_vectors)
+    corpus.verify()
+
+
+def test_totals_are_in_the_header(tmp_path: Path) -> None:
+    totals = encode(tmp_path / "corpus").header()["totals"]
+    assert totals == {
+        "parts": 4,
+        "documents": 20,
+        "vectors": 20,
+        "truncated": 0,
+        "rejected": 0,
+    }
+
+
+def test_vectors_of_another_shape_are_refused(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "corpus")
+    np.save(corpus.vectors_path(0), np.zeros(16, np.float32))
+    with pytest.raises(ValueError, match="damaged"):
+        Corpus(corpus.path).vectors(0)
 
 
 @pytest.mark.bars
-def test_vectors_are_the_models(tmp_path: Path, capsys: Any) -> None:
-    corpus = encode(tmp_path / "a")
-    rows = [(row, vectors) for part in range(corpus.parts()) for row, vectors in corpus.read(part)]
-    assert [(row.text, row.document().id) for row, _ in rows] == [(text, str(n)) for n, text in enumerate(TEXTS)]
-    wanted = MODEL.encode_document(TEXTS, show_progress_bar=False)
-    assert np.array_equal(np.concatenate([vectors for _, vectors in rows]), wanted)
-    assert corpus.header()["totals"] == {"parts": 4, "documents": 20, "vectors": 20, "truncated": 0, "rejected": 0}
-    corpus.verify()
-    np.save(corpus.vectors_path(0), wanted[0])
-    with pytest.raises(ValueError, match="damaged"):
-        corpus.vectors(0)
+def test_bars_are_shown_on_request(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    encode(tmp_path / "quiet")
     assert capsys.readouterr().err == ""
-    half = encode(tmp_path / "half", dtype="float16", part_size=99, show_progress_bar=True)
+    encode(tmp_path / "shown", show_progress_bar=True)
     assert "20/20" in capsys.readouterr().err
-    assert half.vectors(0).dtype == np.float16 and half.parts() == 1
-    assert np.abs(half.vectors(0) - wanted).max() < 1e-2
 
 
-def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[str]) -> None:
-    # As one leaves it that was killed at its beginning.
-    (tmp_path / "whole" / "documents").mkdir(parents=True)
-    (tmp_path / "whole" / ".corpus.json.1.tmp").touch()
-    whole = content(encode(tmp_path / "whole"))
-    assert sorted(seen) == sorted(TEXTS)
-    real = Corpus.write_vectors
+def test_vectors_may_be_stored_in_float16(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "corpus", dtype="float16", part_size=99)
+    assert corpus.parts() == 1
+    vectors = corpus.vectors(0)
+    assert vectors.dtype == np.float16
+    expected_vectors = MODEL.encode_document(TEXTS, show_progress_bar=False)
+    assert np.abs(vectors - expected_vectors).max() < 1e-2
 
-    def write(self: Corpus, number: int, *values: Any) -> None:
-        real(self, number, *values)
-        if number == 1:
+
+def test_a_stopped_run_goes_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    encoded_texts: list[str],
+) -> None:
+    whole_files = read_files(encode(tmp_path / "whole"))
+    assert sorted(encoded_texts) == sorted(TEXTS)
+    write_vectors = Corpus.write_vectors
+
+    def write_and_stop(corpus: Corpus, part_number: int, *arguments: Any) -> None:
+        write_vectors(corpus, part_number, *arguments)
+        if part_number == 1:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Corpus, "write_vectors", write)
+        patch.setattr(Corpus, "write_vectors", write_and_stop)
         encode(tmp_path / "corpus")
     with pytest.raises(ValueError, match="not encoded to its end"):
         Corpus(tmp_path / "corpus").verify()
-    seen.clear()
-    assert content(encode(tmp_path / "corpus")) == whole
-    assert sorted(seen) == sorted(TEXTS[12:])
-    seen.clear()
-    assert content(encode(tmp_path / "corpus")) == whole and seen == []
+    encoded_texts.clear()
+    assert read_files(encode(tmp_path / "corpus")) == whole_files
+    assert sorted(encoded_texts) == sorted(TEXTS[12:])
+
+
+def test_a_complete_corpus_is_not_encoded_again(
+    tmp_path: Path,
+    encoded_texts: list[str],
+) -> None:
+    files = read_files(encode(tmp_path / "corpus"))
+    encoded_texts.clear()
+    assert read_files(encode(tmp_path / "corpus")) == files
+    assert encoded_texts == []
+
+
+def test_a_run_that_was_killed_at_its_beginning_begins_again(tmp_path: Path) -> None:
+    (tmp_path / "corpus" / "documents").mkdir(parents=True)
+    (tmp_path / "corpus" / ".corpus.json.1.tmp").touch()
+    encode(tmp_path / "corpus").verify()
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "input"),
-    [(Corpus, "write_part", TEXTS[::-1]), (Path, "unlink", TEXTS[:12]), (encoding, "_encode", TEXTS)],
+    ("owner", "name", "input"),
+    [
+        (Corpus, "write_part", TEXTS[::-1]),
+        (Path, "unlink", TEXTS[:12]),
+        (encoding, "_encode_pending", TEXTS),
+    ],
+    ids=["documents", "removal", "vectors"],
 )
-def test_one_that_changes_is_not_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, input: list[str]
+def test_a_corpus_that_changes_is_not_complete(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    input: list[str],
 ) -> None:
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -105,105 +175,182 @@ def test_one_that_changes_is_not_complete(
     corpus = encode(tmp_path / "corpus")
     corpus.vectors_path(3).unlink()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(where, name, stop)
+        patch.setattr(owner, name, stop)
         encode(corpus.path, input, overwrite=True)
     assert not {"totals", "files"} & corpus.header().keys()
 
 
+ALTERATIONS: dict[str, Callable[[Path], object]] = {
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-7]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b" "),
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("alter", ALTERATIONS.values(), ids=ALTERATIONS)
 @pytest.mark.parametrize("name", ["documents/00001.parquet", "vectors/00001.npy", "rejects.jsonl"])
-def test_what_is_altered_is_made_again(tmp_path: Path, seen: list[str], name: str) -> None:
+def test_an_altered_file_is_made_again(
+    tmp_path: Path,
+    encoded_texts: list[str],
+    name: str,
+    alter: Callable[[Path], object],
+) -> None:
+    corpus = encode(tmp_path / "corpus", [*TEXTS, ""])
+    files = read_files(corpus)
+    alter(corpus.path / name)
+    with pytest.raises(ValueError):
+        corpus.verify()
+    encoded_texts.clear()
+    assert read_files(encode(corpus.path, [*TEXTS, ""])) == files
+    assert set(encoded_texts) <= set(TEXTS[6:12])
+
+
+OTHER_TEXTS = [*TEXTS[:7], "gold", *TEXTS[8:]]
+OTHER_CALLS: dict[str, dict[str, Any]] = {
+    "input": {"input": OTHER_TEXTS},
+    "shorter input": {"input": TEXTS[:12]},
+    "dtype": {"dtype": "float16"},
+    "part size": {"part_size": 7},
+    "model": {"model": tiny_model(1)},
+}
+
+
+@pytest.mark.parametrize("options", OTHER_CALLS.values(), ids=OTHER_CALLS)
+def test_another_input_model_or_setting_is_refused(
+    tmp_path: Path,
+    options: Any,
+) -> None:
+    files = read_files(encode(tmp_path / "corpus"))
+    with pytest.raises(ValueError, match="overwrite=True|cannot be used"):
+        encode(tmp_path / "corpus", **options)
+    assert read_files(Corpus(tmp_path / "corpus")) == files
+
+
+@pytest.mark.parametrize("options", OTHER_CALLS.values(), ids=OTHER_CALLS)
+def test_overwriting_gives_the_same_as_a_new_corpus(
+    tmp_path: Path,
+    options: Any,
+) -> None:
+    """Also where the earlier one is not complete."""
     corpus = encode(tmp_path / "corpus")
-    whole = content(corpus)
-    for altered in (whole[name][:-7], whole[name] + b" ", None):
-        path = corpus.path / name
-        path.unlink() if altered is None else path.write_bytes(altered)
-        if whole[name] != altered:
-            with pytest.raises(ValueError):
-                corpus.verify()
-        seen.clear()
-        assert content(encode(corpus.path)) == whole
-        assert set(seen) <= set(TEXTS[6:12])
-
-
-def test_another_input_model_or_setting(tmp_path: Path, seen: list[str]) -> None:
-    encode(tmp_path / "corpus")
-    other = [*TEXTS[:7], "gold", *TEXTS[8:]]
-    calls: list[dict[str, Any]] = [
-        {"input": other}, {"input": TEXTS[:12]}, {"dtype": "float16"},
-        {"part_size": 7}, {"model": tiny_model(1)},
-    ]  # fmt: skip
-    before = content(Corpus(tmp_path / "corpus"))
-    for call in calls:
-        with pytest.raises(ValueError, match="overwrite=True|cannot be used"):
-            encode(tmp_path / "corpus", **call)
-        assert content(Corpus(tmp_path / "corpus")) == before
-    seen.clear()
-    corpus = encode(tmp_path / "corpus", other, overwrite=True)
-    assert sorted(seen) == sorted(other[6:12])
     corpus.vectors_path(2).unlink()
     corpus.documents_path(3).unlink()
-    for call in calls[1:]:
-        new = encode(tmp_path / "corpus", overwrite=True, **call)
-        new.verify()
-        assert content(new) == content(encode(tmp_path / f"new {calls.index(call)}", **call))
-    # part_size may be left out when it goes on
-    assert encode(tmp_path / "corpus", model=tiny_model(1), part_size=None).parts() == 4
+    overwritten = encode(tmp_path / "corpus", overwrite=True, **options)
+    overwritten.verify()
+    assert read_files(overwritten) == read_files(encode(tmp_path / "other", **options))
 
 
-def test_what_is_set_aside(tmp_path: Path) -> None:
-    input = ["cat", "", Document("dog", "1"), Document("ship", "1"), {"text": 7}, "zzzz", Document("gold", "0")]
-    corpus = encode(tmp_path / "corpus", input, part_size=99)
-    kinds = [(one.place, one.kind, one.id) for one in corpus.rejects()]
-    assert kinds == [
-        ("record 1", "no text", None), ("record 3", "id used twice", "1"), ("record 4", "wrong type", None),
-        ("record 6", "id used twice", "0"), ("record 5", "no vector", "5"),
-    ]  # fmt: skip
+def test_overwriting_keeps_equal_parts(
+    tmp_path: Path,
+    encoded_texts: list[str],
+) -> None:
+    encode(tmp_path / "corpus")
+    encoded_texts.clear()
+    encode(tmp_path / "corpus", OTHER_TEXTS, overwrite=True)
+    assert sorted(encoded_texts) == sorted(OTHER_TEXTS[6:12])
+
+
+def test_the_part_size_may_be_left_out_to_go_on(tmp_path: Path) -> None:
+    encode(tmp_path / "corpus")
+    assert encode(tmp_path / "corpus", part_size=None).parts() == 4
+
+
+MIXED_INPUT: list[Any] = [
+    "cat",
+    "",
+    Document("dog", "1"),
+    Document("ship", "1"),
+    {"text": 7},
+    "zzzz",
+    Document("gold", "0"),
+]
+
+
+def test_rejects_are_listed(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "corpus", MIXED_INPUT, part_size=99)
+    rejects = [(reject.place, reject.kind, reject.id) for reject in corpus.rejects()]
+    assert rejects == [
+        ("record 1", "no text", None),
+        ("record 3", "id used twice", "1"),
+        ("record 4", "wrong type", None),
+        ("record 6", "id used twice", "0"),
+        ("record 5", "no vector", "5"),
+    ]
     lines = (corpus.path / "rejects.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["place"] for line in lines] == [place for place, *_ in kinds]
+    places = [json.loads(line)["place"] for line in lines]
+    assert places == [row_place for row_place, _, _ in rejects]
     assert corpus.header()["totals"]["rejected"] == 5
-    assert encode(tmp_path / "none", ["", "cat"], part_size=1).vectors(0).shape == (0, 16)
+
+
+def test_a_part_may_have_rejects_alone(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "corpus", ["", "cat"], part_size=1)
+    assert corpus.vectors(0).shape == (0, 16)
+
+
+def test_a_strict_source_stops_at_a_reject(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="record 1"):
-        encode(tmp_path / "strict", open_source(input).strict())
-    assert not (tmp_path / "strict").exists()
+        encode(tmp_path / "corpus", open_source(MIXED_INPUT).strict())
+    assert not (tmp_path / "corpus").exists()
 
 
-def test_vectors_that_cannot_be_used(tmp_path: Path) -> None:
-    """One passage's is enough, and one value of it that is not finite; a single zero is no fault."""
+@pytest.mark.parametrize(
+    ("place", "value", "row", "fault"),
+    [(1, 0, 0, "zero"), ((-2, 0), 1e6, 1, "NaN or infinite in float16")],
+)
+def test_one_unusable_vector_rejects_its_document(
+    tmp_path: Path,
+    place: Any,
+    value: float,
+    row: int,
+    fault: str,
+) -> None:
+    """One passage's is enough, and one value of it that is not finite; a single zero is fine."""
     texts = ["A long text in passages.", "Short.", "Other."]
-    corpus = encode_corpus(st_reba.build("mini"), texts, tmp_path / "c", passages="4")
+    corpus = encode_corpus(st_reba.build("mini"), texts, tmp_path / "corpus", passages="4")
     vectors = np.array(corpus.vectors(0))
     vectors[-1, 0] = 0
-    assert len(vectors) > 3 and corpus.unusable(0) == {}
-    for spoilt, value, row, reason in ((1, 0, 0, "zero"), ((-2, 0), 1e6, 1, "NaN or infinite in float16")):
-        changed = vectors.copy()
-        changed[spoilt] = value
-        corpus.write_vectors(0, changed, "float16")
-        ((place, reject),) = corpus.unusable(0).items()
-        assert place == row and reject.id == str(row) and f"it is {reason};" in reject.reason
+    assert len(vectors) > 3
+    assert corpus.unusable(0) == {}
+    vectors[place] = value
+    corpus.write_vectors(0, vectors, "float16")
+    rejects = corpus.unusable(0)
+    assert list(rejects) == [row]
+    assert rejects[row].id == str(row)
+    assert f"it is {fault};" in rejects[row].reason
 
 
-def test_parts_of_long_texts_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "PART_CHARS", 100)
-    corpus = encode(tmp_path / "corpus", [{"text": "cat " * 10, "more": "a" * 40}] * 5, part_size=100)
-    assert corpus.parts() == 3
+def test_parts_of_long_texts_are_short(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encoding, "MAX_PART_CHARACTERS", 100)
+    long_rows = [{"text": "cat " * 10, "more": "a" * 40}] * 5
+    assert encode(tmp_path / "corpus", long_rows, part_size=100).parts() == 3
 
 
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"input": []}, ValueError), ({"input": "missing.txt"}, FileNotFoundError), ({"workers": 0}, ValueError),
-        ({"dtype": "int8"}, ValueError), ({"part_size": 0}, ValueError), ({"batch_tokens": True}, ValueError),
+        ({"input": []}, ValueError),
+        ({"input": "missing.txt"}, FileNotFoundError),
+        ({"workers": 0}, ValueError),
+        ({"dtype": "int8"}, ValueError),
+        ({"part_size": 0}, ValueError),
+        ({"batch_tokens": True}, ValueError),
         ({"passages": "8:2"}, ValueError),  # its tokenizer gives no offsets
     ],
-)  # fmt: skip
-def test_refused(tmp_path: Path, options: dict[str, Any], error: type[Exception]) -> None:
+)
+def test_options_that_are_refused_leave_nothing(
+    tmp_path: Path,
+    options: dict[str, Any],
+    error: type[Exception],
+) -> None:
     with pytest.raises(error):
         encode(tmp_path / "corpus", **options)
     assert not (tmp_path / "corpus").exists()
 
 
-def test_other_folders_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("st_reba.files.WRITER_PATIENCE", 0.1)
+def test_folders_and_files_of_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.txt").write_text("cat", encoding="utf-8")
     (tmp_path / "file").touch()
@@ -211,53 +358,88 @@ def test_other_folders_are_left_alone(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(FileExistsError):
             encode(tmp_path / name, overwrite=True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["a.txt"]
+
+
+def test_a_second_writer_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("st_reba.files.WRITER_PATIENCE", 0.1)
     encode(tmp_path / "corpus")
     with sole_writer(tmp_path / "corpus", "*"), pytest.raises(BlockingIOError):
         encode(tmp_path / "corpus")
 
 
-def test_passages(tmp_path: Path) -> None:
+def test_passages_are_encoded(tmp_path: Path) -> None:
     model = st_reba.build("mini", "reba", pooling="mean")
     model.tokenizer.model_max_length = 20  # a passage may be longer
-    long = "春天来了，河边的柳树发了新芽，孩子们在草地上放风筝。" * 4
-    corpus = encode(tmp_path / "corpus", [long, "猫"], model, passages="16:4")
-    (first, vectors), (second, other) = corpus.read(0)
-    offsets = model.tokenizer(long, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    assert first.spans == _bounds(offsets, len(long), 16, 4) and len(vectors) > 3
-    assert second.passages == ["猫"] and len(other) == 1
-    wanted = model.encode_document(first.passages, show_progress_bar=False)
-    assert np.abs(vectors - wanted).max() < 1e-5
+    long_text = "春天来了，河边的柳树发了新芽，孩子们在草地上放风筝。" * 4
+    corpus = encode(tmp_path / "corpus", [long_text, "猫"], model, passages="16:4")
+    (long_row, long_vectors), (short_row, short_vectors) = corpus.read(0)
+    tokens = model.tokenizer(long_text, add_special_tokens=False, return_offsets_mapping=True)
+    expected_spans = PassageSize(16, 4).find_spans(tokens["offset_mapping"], len(long_text))
+    assert long_row.spans == expected_spans
+    assert len(long_vectors) > 3
+    assert short_row.passages == ["猫"]
+    assert len(short_vectors) == 1
+    expected_vectors = model.encode_document(long_row.passages, show_progress_bar=False)
+    assert np.abs(long_vectors - expected_vectors).max() < 1e-5
     assert corpus.header()["settings"] == {
-        **{"dtype": "float32", "batch_tokens": None, "passages": "16:4", "part_size": 6},
-        **{"dtype of the model": "float32", "max_seq_length": model.max_seq_length},
+        "dtype": "float32",
+        "batch_tokens": None,
+        "passages": "16:4",
+        "part_size": 6,
+        "dtype of the model": "float32",
+        "max_seq_length": model.max_seq_length,
     }
 
 
-def test_bounds_of_passages() -> None:
-    assert [parse_passages(each) for each in (None, "8", "8:2")] == [None, (8, 0), (8, 2)]
-    for wrong in ("0", "8:8", "x"):
-        with pytest.raises(ValueError):
-            parse_passages(wrong)
-    places = [(0, 1), (0, 1), (1, 3), (4, 5), (5, 6), (6, 7), (8, 9)]  # the first two are bytes of one letter
-    assert _bounds(places, 9, 3, 1) == (0, 4, 1, 6, 5, 9) and _bounds(places[:3], 3, 1, 0) == (0, 1, 0, 1, 1, 3)
+def test_sizes_of_passages_are_parsed() -> None:
+    assert PassageSize.parse("8") == PassageSize(8, 0)
+    assert PassageSize.parse("8:2") == PassageSize(8, 2)
 
 
-def test_damaged_headers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("passages", ["0", "8:8", "x"])
+def test_sizes_of_passages_that_are_refused(passages: str) -> None:
+    with pytest.raises(ValueError):
+        PassageSize.parse(passages)
+
+
+def test_passages_hold_every_character() -> None:
+    # The first two tokens are bytes of one letter.
+    token_spans = [(0, 1), (0, 1), (1, 3), (4, 5), (5, 6), (6, 7), (8, 9)]
+    assert PassageSize(3, 1).find_spans(token_spans, 9) == [0, 4, 1, 6, 5, 9]
+    assert PassageSize(1).find_spans(token_spans[:3], 3) == [0, 1, 0, 1, 1, 3]
+
+
+@pytest.mark.parametrize("header", ["", "[]", "{}", '{"model": 1, "settings": 2}'])
+def test_a_damaged_header_is_refused_or_overwritten(
+    tmp_path: Path,
+    header: str,
+) -> None:
     corpus = encode(tmp_path / "corpus")
-    for text in ("", "[]", "{}", '{"model": 1, "settings": 2}'):
-        (corpus.path / "corpus.json").write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError):
-            encode(corpus.path)
+    (corpus.path / "corpus.json").write_text(header, encoding="utf-8")
+    with pytest.raises(ValueError):
+        encode(corpus.path)
     assert encode(corpus.path, overwrite=True).header()["totals"]["documents"] == 20
 
 
-def test_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
+def test_workers_encode_all_parts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[list[int], int]] = []
 
-    def encode_on_ray(model: Any, corpus: Corpus, parts: list[int], progress: Any, workers: int) -> None:
-        calls.append((parts, workers))
-        for number in parts:
-            encoding.encode_part(model, corpus, number, progress)
+    def encode_on_ray(
+        model: Any,
+        corpus: Corpus,
+        part_numbers: list[int],
+        progress: Any,
+        workers: int,
+    ) -> None:
+        calls.append((part_numbers, workers))
+        for part_number in part_numbers:
+            parts.encode_part(model, corpus, part_number, progress)
 
     ray = SimpleNamespace(encode_on_ray=encode_on_ray)
     monkeypatch.setitem(sys.modules, "st_reba.corpus.ray", ray)
@@ -265,10 +447,17 @@ def test_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [([0, 1, 2, 3], 2)]
 
 
-def test_part_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quick model gets more texts in a part than a slow one; the last may be full."""
-    assert encode(tmp_path / "full", ["cat", "dog"] * 6).parts() == 2
-    for rate, size in ((0.1, 64), (100, 1024), (1e6, 16_384)):
-        monkeypatch.setattr(encoding, "encoding_rate", lambda model, rate=rate: rate)
-        corpus = encode(tmp_path / str(rate), part_size=None)
-        assert corpus.header()["settings"]["part_size"] == size
+@pytest.mark.parametrize(("rate", "part_size"), [(0.1, 64), (100, 1024), (1e6, 16_384)])
+def test_a_quick_model_gets_larger_parts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rate: float,
+    part_size: int,
+) -> None:
+    monkeypatch.setattr(encoding, "encoding_rate", lambda model: rate)
+    corpus = encode(tmp_path / "corpus", part_size=None)
+    assert corpus.header()["settings"]["part_size"] == part_size
+
+
+def test_the_last_part_may_be_full(tmp_path: Path) -> None:
+    assert encode(tmp_path / "corpus", ["cat", "dog"] * 6).parts() == 2

@@ -14,11 +14,15 @@ import pyarrow as pa
 import pytest
 
 from st_reba.corpus import Document, Reject
-from st_reba.corpus.records import beginning, checked, plain
+from st_reba.corpus.records import preview, to_json_value, validate
 from st_reba.corpus.source import open_source, read_texts
 
-ROWS = [{"id": "a", "text": "猫 sleeps", "year": 2019}, {"id": "b", "text": 'a "dog"', "year": 2024}]
-WANTED = [Document(row["text"], row["id"], {"year": row["year"]}) for row in ROWS]
+Rows = list[dict[str, Any]]
+ROWS: Rows = [
+    {"id": "a", "text": "猫 sleeps", "year": 2019},
+    {"id": "b", "text": 'a "dog"', "year": 2024},
+]
+EXPECTED = [Document(row["text"], row["id"], {"year": row["year"]}) for row in ROWS]
 
 
 def read(input: Any, **options: Any) -> list[Document | Reject]:
@@ -27,102 +31,192 @@ def read(input: Any, **options: Any) -> list[Document | Reject]:
 
 @pytest.mark.parametrize(
     "input",
-    [ROWS, iter(ROWS), WANTED, pd.DataFrame(ROWS), pl.DataFrame(ROWS), pa.Table.from_pylist(ROWS).to_reader(), "", "a"],
-    ids=["dicts", "iterator", "documents", "pandas", "polars", "arrow", "datasets", "stream"],
+    [
+        ROWS,
+        iter(ROWS),
+        EXPECTED,
+        pd.DataFrame(ROWS),
+        pl.DataFrame(ROWS),
+        pa.Table.from_pylist(ROWS).to_reader(),
+    ],
+    ids=["dicts", "iterator", "documents", "pandas", "polars", "arrow"],
 )
-def test_tables_in_memory(input: Any) -> None:
-    if isinstance(input, str):
-        datasets = pytest.importorskip("datasets")
-        streamed = datasets.IterableDataset.from_generator(lambda: iter(ROWS))
-        input = streamed if input else datasets.Dataset.from_list(ROWS)
-    assert read(input) == WANTED
+def test_tables_in_memory_are_read(input: Any) -> None:
+    assert read(input) == EXPECTED
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """A file of the format that its name says."""
-    frame = pd.DataFrame(rows)
-    if ".jsonl" in path.name:
-        frame.to_json(path, orient="records", lines=True)
-    elif path.suffix == ".parquet":
-        frame.to_parquet(path)
+def test_data_sets_and_their_streams_are_read() -> None:
+    datasets = pytest.importorskip("datasets")
+    assert read(datasets.Dataset.from_list(ROWS)) == EXPECTED
+    assert read(datasets.IterableDataset.from_generator(lambda: iter(ROWS))) == EXPECTED
+
+
+def write(
+    file_path: Path,
+    table_rows: Rows,
+) -> Path:
+    """A file of the format of its name."""
+    data_frame = pd.DataFrame(table_rows)
+    if ".jsonl" in file_path.name:
+        data_frame.to_json(file_path, orient="records", lines=True)
+    elif file_path.suffix == ".parquet":
+        data_frame.to_parquet(file_path)
+    elif ".tsv" in file_path.name:
+        data_frame.to_csv(file_path, index=False, sep="\t")
     else:
-        frame.to_csv(path, index=False, sep="\t" if ".tsv" in path.name else ",")
-    return path
+        data_frame.to_csv(file_path, index=False)
+    return file_path
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv", "a.csv.gz", "A.JSONL.GZ", "a.parquet"])
-def test_files(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / name.lower(), ROWS).rename(tmp_path / name)
-    text = ".csv" in name or ".tsv" in name
-    wanted = [Document(one.text, one.id, {"year": str(one.metadata["year"])}) for one in WANTED] if text else WANTED
-    assert read(str(path)) == read(path) == wanted
+@pytest.mark.parametrize("file_name", ["a.jsonl", "A.JSONL.GZ", "a.parquet"])
+def test_files_of_typed_values_are_read(
+    tmp_path: Path,
+    file_name: str,
+) -> None:
+    file_path = write(tmp_path / file_name.lower(), ROWS).rename(tmp_path / file_name)
+    assert read(file_path) == EXPECTED
+    assert read(str(file_path)) == EXPECTED
 
 
-def test_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "more").mkdir()
+@pytest.mark.parametrize("file_name", ["a.csv", "a.tsv", "a.csv.gz"])
+def test_files_of_strings_are_read(
+    tmp_path: Path,
+    file_name: str,
+) -> None:
+    documents = read(write(tmp_path / file_name, ROWS))
+    assert documents == [
+        Document("猫 sleeps", "a", {"year": "2019"}),
+        Document('a "dog"', "b", {"year": "2024"}),
+    ]
+
+
+@pytest.fixture
+def mixed_folder(tmp_path: Path) -> Path:
+    """Tables and texts, and files that are no texts."""
+    for file_name in ("more", "model", "corpus/documents", "empty"):
+        (tmp_path / file_name).mkdir(parents=True)
     write(tmp_path / "b.jsonl", ROWS)
     (tmp_path / "a.txt").write_text("cat\n", encoding="utf-8")
     write(tmp_path / "more" / "c.csv", [{"body": "ship", "doc_id": 7}])
     (tmp_path / "more" / ".hidden.txt").write_text("hidden", encoding="utf-8")
     (tmp_path / "picture.png").touch()
-    # A corpus or a model that was saved in the folder is no text.
-    (tmp_path / "model").mkdir()
     (tmp_path / "model" / "modules.json").touch()
     (tmp_path / "model" / "README.md").write_text("card", encoding="utf-8")
-    (tmp_path / "corpus" / "documents").mkdir(parents=True)
     (tmp_path / "corpus" / "corpus.json").touch()
     write(tmp_path / "corpus" / "documents" / "00000.parquet", ROWS)
-    wanted = [Document("cat", None, {"file": "a.txt", "line": 1}), *WANTED, Document("ship", "7")]
-    assert read(tmp_path) == wanted and "1 .png" in caplog.text
-    opened = open_source(tmp_path)
-    assert list(opened.read()) and opened.columns == {"text_column": None, "id_column": None}  # each table has its own
-    (tmp_path / "empty").mkdir()
-    for name, reason in (("empty", "no texts"), ("corpus", "an encoded corpus")):
-        with pytest.raises(ValueError, match=reason):
-            read(tmp_path / name)
+    return tmp_path
+
+
+def test_the_texts_of_a_folder_are_read(
+    mixed_folder: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    line = Document("cat", None, {"file": "a.txt", "line": 1})
+    assert read(mixed_folder) == [line, *EXPECTED, Document("ship", "7")]
+    assert "1 .png" in caplog.text
+
+
+def test_tables_of_a_folder_may_have_different_columns(mixed_folder: Path) -> None:
+    source = open_source(mixed_folder)
+    assert list(source.read())
+    assert source.columns == {"text_column": None, "id_column": None}
+
+
+@pytest.mark.parametrize(("file_name", "reason"), [("empty", "no texts"), ("corpus", "an encoded corpus")])
+def test_folders_without_texts_are_refused(
+    mixed_folder: Path,
+    file_name: str,
+    reason: str,
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        read(mixed_folder / file_name)
 
 
 def test_rows_of_a_folder_without_an_id_name_their_file(tmp_path: Path) -> None:
-    rows = [{"text": "cat", "year": 2019}, {"text": "ship", "year": 2024}]
-    for name in ("b.jsonl", "c.csv", "d.parquet"):
-        write(tmp_path / name, rows)
-    (tmp_path / "e.jsonl").write_text('[{"text":\n"cat"},\n{"text": "ship"}]\n', encoding="utf-8")
-    write(tmp_path / "f.jsonl", [{"text": "king", "file": "own.py", "line": 7, "id": None}])
-    documents = [record for record in read(tmp_path) if isinstance(record, Document)]
-    assert [document.metadata for document in documents if document.text == "ship"] == [
-        {"file": "b.jsonl", "year": 2024, "line": 2},
-        {"file": "c.csv", "year": "2024", "line": 3},
-        {"file": "d.parquet", "year": 2024, "row": 1},
-        {"file": "e.jsonl", "line": 3},
+    table_rows = [{"text": "cat", "year": 2019}, {"text": "ship", "year": 2024}]
+    for file_name in ("b.jsonl", "c.csv", "d.parquet"):
+        write(tmp_path / file_name, table_rows)
+    array = '[{"text":\n"cat"},\n{"text": "ship"}]\n'
+    (tmp_path / "e.jsonl").write_text(array, encoding="utf-8")
+    metadata = []
+    for source_record in read(tmp_path):
+        assert isinstance(source_record, Document)
+        if source_record.text == "ship":
+            metadata.append((source_record.metadata, source_record.position_keys))
+    assert metadata == [
+        ({"file": "b.jsonl", "year": 2024, "line": 2}, ("line",)),
+        ({"file": "c.csv", "year": "2024", "line": 3}, ("line",)),
+        ({"file": "d.parquet", "year": 2024, "row": 1}, ("row",)),
+        ({"file": "e.jsonl", "line": 3}, ("line",)),
     ]
-    assert documents[-1].metadata == {"file": "own.py", "line": 7}  # columns of the reader's own stay
-    assert [record.metadata for record in read(tmp_path / "b.jsonl")] == [{"year": 2019}, {"year": 2024}]
 
 
-def test_files_that_are_one_document(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_of_a_single_file_do_not_name_it(tmp_path: Path) -> None:
+    (document,) = read(write(tmp_path / "a.jsonl", [{"text": "cat", "year": 2019}]))
+    assert document == Document("cat", None, {"year": 2019})
+
+
+def test_columns_that_name_a_file_stay(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"text": "king", "file": "own.py", "line": 7, "id": None}])
+    (document,) = read(tmp_path)
+    assert document == Document("king", None, {"file": "own.py", "line": 7})
+
+
+def test_the_position_does_not_count_in_the_content_of_a_document() -> None:
+    first = Document("cat", None, {"file": "a.txt", "line": 1}, ("line",))
+    moved = Document("cat", None, {"file": "a.txt", "line": 9}, ("line",))
+    assert first.content_hash == moved.content_hash
+    in_other_file = Document("cat", None, {"file": "b.txt", "line": 1}, ("line",))
+    assert first.content_hash != in_other_file.content_hash
+    with_line_of_its_own = Document("cat", None, {"file": "a.txt", "line": 1})
+    assert first.content_hash != with_line_of_its_own.content_hash
+
+
+@pytest.fixture
+def folder_of_texts(tmp_path: Path) -> Path:
+    """Files that are one document each, or none."""
     (tmp_path / "more").mkdir()
     (tmp_path / "a.md").write_bytes("\ufeff# 猫\r\n\r\nIt sleeps.\n".encode())
     (tmp_path / "blank.md").write_text(" \n", encoding="utf-8")
     (tmp_path / "e\udcb0.md").write_text("Names are bytes.", encoding="utf-8")
     (tmp_path / "more" / "b.rst").write_text("Ships\n=====\n", encoding="utf-8")
     (tmp_path / "more" / "c.md").write_bytes(b"\xff")
-    write(tmp_path / "d.csv", [{"body": "ship"}])
-    first, second, named, third, bad = read(tmp_path, text_column="body")
-    assert named.id == "e\ufffd.md"
-    assert first == Document("# 猫\n\nIt sleeps.\n", "a.md", {"file": "a.md"})
-    assert second == Document("ship", None, {"file": "d.csv", "line": 2})
-    assert third == Document("Ships\n=====\n", "more/b.rst", {"file": "more/b.rst"})
-    assert isinstance(bad, Reject) and bad.place == "more/c.md, the text" and bad.kind == "not utf-8"
-    assert read(tmp_path / "a.md") == [first] and read_texts(tmp_path / "a.md") == [first.text] and not caplog.text
-    assert read_texts(tmp_path, "body") == [first.text, "ship", named.text, third.text]
+    return tmp_path
+
+
+CAT = Document("# 猫\n\nIt sleeps.\n", "a.md", {"file": "a.md"})
+
+
+def test_files_may_be_one_document(folder_of_texts: Path) -> None:
+    cat, oddly_named, ships, reject = read(folder_of_texts)
+    assert cat == CAT
+    assert oddly_named.id == "e\ufffd.md"
+    assert ships == Document("Ships\n=====\n", "more/b.rst", {"file": "more/b.rst"})
+    assert isinstance(reject, Reject)
+    assert reject.place == "more/c.md, the text"
+    assert reject.kind == "not utf-8"
+
+
+def test_texts_alone_are_read_with_a_warning_of_rejects(
+    folder_of_texts: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert read(folder_of_texts / "a.md") == [CAT]
+    assert read_texts(folder_of_texts / "a.md") == [CAT.text]
+    assert not caplog.text
+    write(folder_of_texts / "d.csv", [{"body": "ship"}])
+    expected_texts = [CAT.text, "ship", "Names are bytes.", "Ships\n=====\n"]
+    assert read_texts(folder_of_texts, "body") == expected_texts
     assert "1 records are set" in caplog.text
 
 
-def test_datasets_folders(tmp_path: Path) -> None:
+def test_folders_of_datasets_are_read(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    data = datasets.Dataset.from_list(ROWS)
-    datasets.DatasetDict({"train": data, "test": data.select([1])}).save_to_disk(tmp_path / "two")
-    assert read(tmp_path / "two" / "train") == WANTED and read(tmp_path / "two" / "test") == WANTED[1:]
+    dataset = datasets.Dataset.from_list(ROWS)
+    splits = datasets.DatasetDict({"train": dataset, "test": dataset.select([1])})
+    splits.save_to_disk(tmp_path / "two")
+    assert read(tmp_path / "two" / "train") == EXPECTED
+    assert read(tmp_path / "two" / "test") == EXPECTED[1:]
     with pytest.raises(ValueError, match=r"two.train"):
         read(tmp_path / "two")
 
@@ -130,116 +224,222 @@ def test_datasets_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("input", "options", "error"),
     [
-        ([], {}, ValueError), ({"text": "a"}, {}, TypeError), (Document("a"), {}, TypeError), (7, {}, TypeError),
-        ([{"x": "a"}], {}, ValueError), ([{"text": "a"}], {"text_column": "x"}, ValueError),
-        ([{"text": "a"}], {"id_column": "x"}, ValueError), ([{"text": "a"}], {"id_column": "text"}, ValueError),
+        ([], {}, ValueError),
+        ({"text": "a"}, {}, TypeError),
+        (Document("a"), {}, TypeError),
+        (7, {}, TypeError),
+        ([{"x": "a"}], {}, ValueError),
+        ([{"text": "a"}], {"text_column": "x"}, ValueError),
+        ([{"text": "a"}], {"id_column": "x"}, ValueError),
+        ([{"text": "a"}], {"id_column": "text"}, ValueError),
         (pd.DataFrame({"text": []}), {}, ValueError),
     ],
-)  # fmt: skip
-def test_refused(input: Any, options: dict[str, Any], error: type[Exception]) -> None:
+)
+def test_inputs_that_are_refused(
+    input: Any,
+    options: dict[str, Any],
+    error: type[Exception],
+) -> None:
     with pytest.raises(error):
         read(input, **options)
 
 
-def test_columns() -> None:
-    rows = [{"body": "cat", "_id": 1}, {"body": "dog", "_id": None, "more": 1}, {"other": 1}, 7]
-    assert read(rows)[:2] == [Document("cat", "1"), Document("dog", None, {"more": 1})]
-    assert [one.kind for one in read(rows)[2:]] == ["no text", "wrong type"]  # type: ignore[union-attr]
-    assert open_source(rows).columns == {"text_column": "body", "id_column": "_id"}
-    named = read([{"a": "cat", "text": "dog"}], text_column="a", id_column="")
-    assert named[0] == Document("cat", None, {"text": "dog"})
-    late = [{"text": "cat"}, {"text": "dog", "id": "x"}]  # ids may begin later
-    assert read(late)[1] == Document("dog", "x") and open_source(late).columns["id_column"] is None
-    assert read(pl.Series(["cat"])) == [Document("cat")]
-    once = open_source(rows)
-    assert len(list(once.read())) == 4
+def test_usual_names_of_columns_are_found() -> None:
+    table_rows = [
+        {"body": "cat", "_id": 1},
+        {"body": "dog", "_id": None, "more": 1},
+        {"other": 1},
+        7,
+    ]
+    cat, dog, without_text, wrong_type = read(table_rows)
+    assert cat == Document("cat", "1")
+    assert dog == Document("dog", None, {"more": 1})
+    assert isinstance(without_text, Reject)
+    assert without_text.kind == "no text"
+    assert isinstance(wrong_type, Reject)
+    assert wrong_type.kind == "wrong type"
+    assert open_source(table_rows).columns == {"text_column": "body", "id_column": "_id"}
+
+
+def test_columns_may_be_named() -> None:
+    documents = read([{"a": "cat", "text": "dog"}], text_column="a", id_column="")
+    assert documents == [Document("cat", None, {"text": "dog"})]
+
+
+def test_the_first_id_may_be_in_a_later_record() -> None:
+    table_rows = [{"text": "cat"}, {"text": "dog", "id": "x"}]
+    assert read(table_rows)[1] == Document("dog", "x")
+    assert open_source(table_rows).columns["id_column"] is None
+
+
+def test_a_source_is_read_once() -> None:
+    source = open_source(["cat", "dog"])
+    assert len(list(source.read())) == 2
     with pytest.raises(ValueError, match="once"):
-        once.read()
+        source.read()
 
 
-def test_missing_cells() -> None:
-    table = pd.DataFrame({"text": ["cat", None, "dog"], "id": [1, 2, np.nan], "n": [pd.NA, 1, 2], "t": [pd.NaT] * 3})
-    found = read(table)
-    assert found[0] == Document("cat", "1") and found[2] == Document("dog", None, {"n": 2})
-    assert isinstance(found[1], Reject) and found[1].place == "the DataFrame, row 1"
+def test_missing_cells_are_left_out() -> None:
+    cells = {
+        "text": ["cat", None, "dog"],
+        "id": [1, 2, np.nan],
+        "n": [pd.NA, 1, 2],
+        "t": [pd.NaT] * 3,
+    }
+    cat, reject, dog = read(pd.DataFrame(cells))
+    assert cat == Document("cat", "1")
+    assert isinstance(reject, Reject)
+    assert reject.place == "the DataFrame, row 1"
+    assert dog == Document("dog", None, {"n": 2})
 
 
-def test_a_named_index_of_pandas_is_a_column(tmp_path: Path) -> None:
-    frame = pd.DataFrame(ROWS)
-    indexed = frame.set_index("id")
-    assert read(indexed) == WANTED
-    assert read(frame.set_index(["year", "id"])) == WANTED
-    assert read(frame.set_index("id", drop=False)) == WANTED
-    assert read(frame.set_index("text")) == WANTED
-    series = [Document(document.text, document.id) for document in WANTED]
-    assert read(indexed["text"]) == series
-    assert read(frame.set_index("id")["text"].rename("anything")) == series
-    indexed.to_parquet(tmp_path / "a.parquet")
-    assert read(tmp_path / "a.parquet") == WANTED
-    unnamed = frame.drop(columns="id").set_axis([7, 7])
-    assert [record.id for record in read(unnamed)] == [None, None]
+FRAME = pd.DataFrame(ROWS)
+
+
+@pytest.mark.parametrize(
+    "data_frame",
+    [
+        FRAME.set_index("id"),
+        FRAME.set_index(["year", "id"]),
+        FRAME.set_index("id", drop=False),
+        FRAME.set_index("text"),
+    ],
+    ids=["id", "two levels", "id and column", "text"],
+)
+def test_a_named_index_of_pandas_is_a_column(data_frame: pd.DataFrame) -> None:
+    assert read(data_frame) == EXPECTED
+
+
+@pytest.mark.parametrize("file_name", ["text", "anything"])
+def test_a_named_index_of_a_series_is_its_id(file_name: str) -> None:
+    series = FRAME.set_index("id")["text"].rename(file_name)
+    assert read(series) == [Document("猫 sleeps", "a"), Document('a "dog"', "b")]
+
+
+def test_a_named_index_of_pandas_is_a_column_of_parquet(tmp_path: Path) -> None:
+    FRAME.set_index("id").to_parquet(tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet") == EXPECTED
+
+
+def test_an_unnamed_index_of_pandas_is_left_out() -> None:
+    unnamed = FRAME.drop(columns="id").set_axis([7, 7])
+    assert [source_record.id for source_record in read(unnamed)] == [None, None]
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two columns have one name"):
         read(pd.DataFrame([["a", "b"]], columns=["text", "text"]))
 
 
 PICTURE = {"bytes": b"raw", "path": None}
+ROWS_WITH_IMAGES: Rows = [
+    {"text": "a", "image": PICTURE, "more": [PICTURE]},
+    {"text": "b", "image": None, "more": []},
+]
 
 
-@pytest.mark.parametrize("kind", ["dataset", "images", "stream", "generator", "dicts", "pandas", "polars", "arrow"])
-def test_images_are_left_out_with_one_warning(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [{"text": "a", "image": PICTURE, "more": [PICTURE]}, {"text": "b", "image": None, "more": []}]
-    input: Any = {"dicts": list, "pandas": pd.DataFrame, "polars": pl.DataFrame, "arrow": pa.Table.from_pylist}.get(
-        kind
-    )
-    if input is not None:
-        input = input(rows)
-    else:
-        datasets = pytest.importorskip("datasets")
-        dataset = datasets.Dataset.from_list(rows)
-        if kind == "images":
-            dataset = dataset.cast_column("image", datasets.Image())
-        if kind == "stream":
-            dataset = dataset.to_iterable_dataset()
-        if kind == "generator":
-            dataset = datasets.IterableDataset.from_generator(lambda: iter(rows))
-        input = dataset
-    first, second = read(input)
-    assert (first, second.text) == (Document("a"), "b")
-    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["image, more"]
+def make_input_with_images(input_kind: str) -> Any:
+    tables = {
+        "dicts": list,
+        "pandas": pd.DataFrame,
+        "polars": pl.DataFrame,
+        "arrow": pa.Table.from_pylist,
+    }
+    if input_kind in tables:
+        return tables[input_kind](ROWS_WITH_IMAGES)
+    datasets = pytest.importorskip("datasets")
+    if input_kind == "generator":
+        return datasets.IterableDataset.from_generator(lambda: iter(ROWS_WITH_IMAGES))
+    dataset = datasets.Dataset.from_list(ROWS_WITH_IMAGES)
+    if input_kind == "images":
+        return dataset.cast_column("image", datasets.Image())
+    if input_kind == "stream":
+        return dataset.to_iterable_dataset()
+    return dataset
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind"),
+    "input_kind", ["dataset", "images", "stream", "generator", "dicts", "pandas", "polars", "arrow"]
+)
+def test_images_are_left_out_with_one_warning(
+    input_kind: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = read(make_input_with_images(input_kind))
+    assert first == Document("a")
+    assert second.text == "b"
+    (warning,) = caplog.messages
+    assert warning.endswith(": image, more")
+
+
+@pytest.mark.parametrize(
+    ("fields", "input_kind"),
     [
-        ((" \n",), "no text"), ((None,), "no text"), ((7,), "wrong type"), (("a" * 1_000_001,), "too long"),
-        (("a", ""), "wrong type"), (("a", 7), "wrong type"), (("a", "\ud800"), "wrong type"),
-        (("a", "b\0c"), "wrong type"), (("a", "b", {1: 2}), "wrong type"), (("a", "b", {"a": {1, 2}}), "wrong type"),
+        ((" \n",), "no text"),
+        ((None,), "no text"),
+        ((7,), "wrong type"),
+        (("a" * 1_000_001,), "too long"),
+        (("a", ""), "wrong type"),
+        (("a", 7), "wrong type"),
+        (("a", "\ud800"), "wrong type"),
+        (("a", "b\0c"), "wrong type"),
+        (("a", "b", {1: 2}), "wrong type"),
+        (("a", "b", {"a": {1, 2}}), "wrong type"),
         (("a", "b", [1]), "wrong type"),
     ],
-)  # fmt: skip
-def test_documents_that_are_set_aside(fields: Any, kind: str) -> None:
-    found = checked(Document(*fields), "here")
-    assert isinstance(found, Reject) and found.kind == kind and found.place == "here"
-    assert found.id is None or found.id == "b"
+)
+def test_documents_that_are_rejected(
+    fields: Any,
+    input_kind: str,
+) -> None:
+    reject = validate(Document(*fields), "here")
+    assert isinstance(reject, Reject)
+    assert reject.kind == input_kind
+    assert reject.place == "here"
+    assert reject.id in (None, "b")
 
 
-def test_beginning() -> None:
-    assert [beginning(each) for each in (None, "a\n b", "a" * 81)] == [None, "a b", "a" * 79 + "…"]
+def test_valid_documents_are_cleaned() -> None:
+    assert validate(Document("a\ud800"), "here") == Document("a\ufffd")
+    longest = Document("a" * 1_000_000)
+    assert validate(longest, "here") == longest
 
 
-def test_metadata_as_json() -> None:
-    value = {"a": date(2020, 1, 2), "b": Decimal("1.5"), "c": np.float32(0.5), "d": np.array([1]), "e": float("inf")}
-    assert plain(value) == {"a": "2020-01-02", "b": "1.5", "c": 0.5, "d": [1], "e": None}
-    assert checked(Document("a\ud800"), "here") == Document("a\ufffd")
-    assert checked(longest := Document("a" * 1_000_000), "here") == longest
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, None), ("a\n b", "a b"), ("a" * 80, "a" * 80), ("a" * 81, "a" * 79 + "…")],
+)
+def test_a_preview_is_one_short_line(
+    value: str | None,
+    expected: str | None,
+) -> None:
+    assert preview(value) == expected
 
 
-def test_columns_of_arrow_are_texts() -> None:
-    for column in (pa.array(["a", "b"]), pa.chunked_array([["a"], ["b"]])):
-        assert [record.text for record in open_source(column).read()] == ["a", "b"]
+def test_metadata_are_converted_to_json() -> None:
+    metadata = {
+        "date": date(2020, 1, 2),
+        "decimal": Decimal("1.5"),
+        "number": np.float32(0.5),
+        "array": np.array([1]),
+        "infinite": float("inf"),
+    }
+    assert to_json_value(metadata) == {
+        "date": "2020-01-02",
+        "decimal": "1.5",
+        "number": 0.5,
+        "array": [1],
+        "infinite": None,
+    }
 
 
-def test_what_cannot_be_read_is_named() -> None:
-    for value in (pl.DataFrame({"text": ["a"]}).lazy(), 5):
-        with pytest.raises(TypeError, match=f"the input is a {type(value).__name__}; give a file, a table, or a list"):
-            open_source(value)
+@pytest.mark.parametrize("arrow_column", [pa.array(["a", "b"]), pa.chunked_array([["a"], ["b"]])])
+def test_columns_of_arrow_are_texts(arrow_column: Any) -> None:
+    assert read(arrow_column) == [Document("a"), Document("b")]
+
+
+@pytest.mark.parametrize("value", [pl.DataFrame({"text": ["a"]}).lazy(), 5])
+def test_the_error_about_an_unreadable_input_names_its_type(value: Any) -> None:
+    message = f"the input is a {type(value).__name__}; give a file, a table, or a list"
+    with pytest.raises(TypeError, match=message):
+        open_source(value)

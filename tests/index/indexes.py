@@ -1,7 +1,8 @@
-"""Shared by the tests of the index: a model, documents, vectors that are given, and brute force."""
+"""What tests of the index share: a model, documents, vectors that are given, and brute force."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +11,84 @@ from numpy.typing import NDArray
 from operations import documents, texts
 from tiny import tiny_model
 
-from st_reba.index import Index
+from st_reba.index import Index, Reject, SearchResult
 
-__all__ = ["MODEL", "QUIET", "brute", "build", "documents", "encoded", "found", "texts"]
+__all__ = [
+    "MODEL",
+    "QUIET",
+    "build",
+    "documents",
+    "encoded",
+    "ids_of",
+    "kinds_of",
+    "rank_by_brute_force",
+    "rank_by_index",
+    "scores_of",
+    "texts",
+    "texts_of",
+]
 MODEL = tiny_model()
 # Words that it does not know have no vector.
 MODEL[0].embedding.weight.data[0] = 0
 QUIET: dict[str, Any] = {"show_progress_bar": False}
 
 
-def build(path: Path, input: Any = None, **options: Any) -> Index:
+def build(index_folder: Path, input: Any = None, **build_options: Any) -> Index:
     """An index of 40 documents, or of others."""
-    return Index.build(MODEL, documents(40) if input is None else input, path, **QUIET, **options)
+    if input is None:
+        input = documents(40)
+    return Index.build(MODEL, input, index_folder, **QUIET, **build_options)
 
 
-def encoded(items: list[str], method: str = "encode_document") -> NDArray[np.float64]:
+def encoded(
+    given_texts: list[str],
+    method_name: str = "encode_document",
+) -> NDArray[np.float64]:
     """Vectors of length one, in float64."""
-    found = np.asarray(getattr(MODEL, method)(items, show_progress_bar=False), np.float64)
-    return found / np.linalg.norm(found, axis=1, keepdims=True)
+    encode = getattr(MODEL, method_name)
+    vectors = np.asarray(encode(given_texts, show_progress_bar=False), np.float64)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def brute(index: Index, query: str, k: int) -> list[tuple[float, str]]:
-    """Score and id of the k best documents, by brute force over their texts."""
-    there = list(index)
-    scores = encoded([one.text for one in there]) @ encoded([query], "encode_query")[0]
-    order = np.lexsort((np.arange(len(scores)), -scores.astype(np.float32)))[:k]
-    return [(round(float(scores[row]), 5), there[row].id or "") for row in order]
+def ids_of(items: Iterable[Any]) -> list[str]:
+    """Ids of documents, results or rejects, in their order."""
+    return [item.id for item in items]
 
 
-def found(index: Index, query: str, k: int, **options: Any) -> list[tuple[float, str]]:
-    """As `brute`, by the index."""
-    return [(round(one.score, 5), one.id) for one in index.search(query, k, mode="vectors", **options)]
+def texts_of(items: Iterable[Any]) -> list[str]:
+    return [item.text for item in items]
+
+
+def scores_of(results: Iterable[SearchResult]) -> list[float]:
+    return [result.score for result in results]
+
+
+def kinds_of(rejects: Iterable[Reject]) -> list[str]:
+    return [reject.kind for reject in rejects]
+
+
+def rank_by_brute_force(
+    index: Index,
+    query_text: str,
+    k: int,
+) -> list[tuple[float, str | None]]:
+    """Score and id of the k best documents, computed from their texts."""
+    stored_documents = list(index)
+    stored_texts = texts_of(stored_documents)
+    scores = encoded(stored_texts) @ encoded([query_text], "encode_query")[0]
+    order = np.lexsort((np.arange(len(scores)), -scores.astype(np.float32)))
+    ranking = []
+    for row in order[:k].tolist():
+        ranking.append((round(float(scores[row]), 5), stored_documents[row].id))
+    return ranking
+
+
+def rank_by_index(
+    index: Index,
+    query_text: str,
+    k: int,
+    **build_options: Any,
+) -> list[tuple[float, str | None]]:
+    """As `rank_by_brute_force`, but by the index."""
+    results = index.search(query_text, k, mode="vectors", **build_options)
+    return [(round(result.score, 5), result.id) for result in results]

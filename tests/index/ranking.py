@@ -8,15 +8,10 @@ import re
 from collections import Counter
 
 import numpy as np
-from indexes import encoded
+from indexes import encoded, texts_of
 from numpy.typing import NDArray
 
-from st_reba.index import Document, Index, SearchResult, fusion
-
-
-def ids_of(results: list[SearchResult]) -> list[str]:
-    """Ids of results, best first."""
-    return [result.id for result in results]
+from st_reba.index import Document, Index, fusion
 
 
 def all_documents(index: Index) -> dict[str, Document]:
@@ -33,7 +28,10 @@ def words_in(text: str) -> list[str]:
     return re.findall(r"\w+", text)
 
 
-def expected_word_scores(texts: list[str], query: str) -> NDArray[np.float64]:
+def expected_word_scores(
+    texts: list[str],
+    query: str,
+) -> NDArray[np.float64]:
     """BM25 of texts whose words are their own stems."""
     documents = list(map(words_in, texts))
     document_count = len(documents)
@@ -54,10 +52,14 @@ def expected_word_scores(texts: list[str], query: str) -> NDArray[np.float64]:
     return scores
 
 
-def expected_hybrid_scores(index: Index, query: str, allowed_ids: set[str]) -> dict[str, float]:
+def expected_hybrid_scores(
+    index: Index,
+    query: str,
+    allowed_ids: set[str],
+) -> dict[str, float]:
     """Hybrid scores of all documents that are allowed, by id."""
     documents = all_documents(index)
-    texts = [document.text for document in documents.values()]
+    texts = texts_of(documents.values())
     word_scores = expected_word_scores(texts, query)
     vector_scores = encoded(texts) @ encoded([query], "encode_query")[0]
     is_allowed = np.array([document_id in allowed_ids for document_id in documents])

@@ -10,61 +10,111 @@ import faiss
 import numpy as np
 import pandas as pd
 import pytest
-from indexes import QUIET, build, documents, encoded, texts
+from indexes import QUIET, build, documents, encoded, ids_of, texts, texts_of
 
 from st_reba.index import Index
 from st_reba.index.store import Store
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF2,Flat"])
-def test_export(tmp_path: Path, factory: str) -> None:
-    index = build(tmp_path / "index", documents(60), factory=factory)
+@pytest.fixture(params=["Flat", "IVF2,Flat"])
+def index(
+    request: pytest.FixtureRequest,
+    index_path: Path,
+) -> Index:
+    index = build(index_path, documents(60), factory=request.param)
     index.add(texts(5, 1), **QUIET)
     index.delete(["d4", "62"])
-    assert index.export(tmp_path / "a.parquet") == index.export(tmp_path / "a.faiss") == 63
-    table = pd.read_parquet(tmp_path / "a.parquet")
-    assert list(table["id"]) == [one.id for one in index] and list(table["text"]) == [one.text for one in index]
-    assert [json.loads(one) for one in table["metadata"]] == [one.metadata for one in index]
-    vectors = np.stack(table["vector"])
-    assert np.abs(vectors - encoded(list(table["text"]))).max() < 1e-6
-    keys = faiss.read_index(str(tmp_path / "a.faiss")).search(vectors, 1)[1]
-    assert np.abs(vectors - vectors[np.searchsorted(table["key"], keys[:, 0])]).max() < 1e-6
+    return index
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_a_compaction_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
-    """Before or after the file is read that it replaces, of the state that a transaction has seen."""
-    monkeypatch.setattr(Store, "clear_log", lambda store: True)  # it would wait for the transaction
+def test_a_parquet_file_has_all_documents_and_vectors(
+    index: Index,
+    tmp_path: Path,
+) -> None:
+    assert index.export(tmp_path / "a.parquet") == 63
+    exported_table = pd.read_parquet(tmp_path / "a.parquet")
+    stored_documents = list(index)
+    table_texts = exported_table["text"].tolist()
+    assert exported_table["id"].tolist() == ids_of(stored_documents)
+    assert table_texts == texts_of(stored_documents)
+    metadata = [document.metadata for document in stored_documents]
+    assert exported_table["metadata"].map(json.loads).tolist() == metadata
+    assert np.abs(np.stack(exported_table["vector"]) - encoded(table_texts)).max() < 1e-6
+
+
+def test_a_faiss_file_finds_the_vectors_by_key(
+    index: Index,
+    tmp_path: Path,
+) -> None:
+    index.export(tmp_path / "a.parquet")
+    assert index.export(tmp_path / "a.faiss") == 63
+    exported_table = pd.read_parquet(tmp_path / "a.parquet")
+    vectors = np.stack(exported_table["vector"])
+    _, nearest_keys = faiss.read_index(str(tmp_path / "a.faiss")).search(vectors, 1)
+    rows = np.searchsorted(exported_table["key"], nearest_keys[:, 0])
+    assert np.abs(vectors - vectors[rows]).max() < 1e-6
+
+
+@pytest.mark.parametrize("is_read_first", [False, True])
+def test_an_export_outlives_a_compaction(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_read_first: bool,
+) -> None:
+    """Before or after the file is read that the compaction replaces, of the exported state."""
+    # It would wait for the transaction.
+    monkeypatch.setattr(Store, "clear_log", lambda store: True)
     index = build(tmp_path / "index", documents(20))
     index.delete(["d4"])
-    present = index._snapshots.read
+    read_snapshot = index._snapshots.read
 
-    def meanwhile(tx: Any, **options: Any) -> Any:
-        tx.execute("SELECT * FROM meta").fetchone()
-        found = None if before else present(tx, **options)
+    def read_while_compacting(connection: Any, **options: Any) -> Any:
+        connection.execute("SELECT * FROM meta").fetchone()
+        if is_read_first:
+            snapshot = read_snapshot(connection, **options)
         assert Index.open(index.path).compact().deleted == 1
-        found = found or present(tx, **options)
-        assert tx.in_transaction
-        return found
+        if not is_read_first:
+            snapshot = read_snapshot(connection, **options)
+        assert connection.in_transaction
+        return snapshot
 
-    monkeypatch.setattr(index._snapshots, "read", meanwhile)
+    monkeypatch.setattr(index._snapshots, "read", read_while_compacting)
     assert index.export(tmp_path / "a.parquet") == 19
 
 
-def test_refused(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", ["cat"])
-    mine = tmp_path / "mine.parquet"
-    mine.write_text("mine", encoding="utf-8")
-    left = tmp_path / ".mine.parquet.0123456789ab.tmp"  # of one that was killed
-    left.touch()
-    for name, why in (
-        ("mine.parquet", "already there"), ("a.csv", "give it such a name"), ("no/a.faiss", "no such folder"),
+@pytest.mark.parametrize(
+    ("file_name", "reason"),
+    [
+        ("mine.parquet", "already there"),
+        ("a.csv", "give it such a name"),
+        ("no/a.faiss", "no such folder"),
         ("index/a.parquet", "in the folder of the index"),
-    ):  # fmt: skip
-        with pytest.raises((ValueError, OSError), match=why):
-            index.export(tmp_path / name)
-    assert mine.read_text(encoding="utf-8") == "mine" and index.export(mine, overwrite=True) == 1
-    assert not left.exists()
+    ],
+)
+def test_a_target_that_is_no_new_file_is_refused(
+    tmp_path: Path,
+    file_name: str,
+    reason: str,
+) -> None:
+    index = build(tmp_path / "index", ["cat"])
+    (tmp_path / "mine.parquet").write_text("mine", encoding="utf-8")
+    with pytest.raises((ValueError, OSError), match=reason):
+        index.export(tmp_path / file_name)
+    assert (tmp_path / "mine.parquet").read_text(encoding="utf-8") == "mine"
+
+
+def test_overwriting_removes_files_of_a_killed_export(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["cat"])
+    export_path = tmp_path / "mine.parquet"
+    export_path.write_text("mine", encoding="utf-8")
+    leftover = tmp_path / ".mine.parquet.0123456789ab.tmp"
+    leftover.touch()
+    assert index.export(export_path, overwrite=True) == 1
+    assert not leftover.exists()
+
+
+def test_an_empty_index_is_not_exported(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["cat"])
     index.delete(["0"])
     with pytest.raises(ValueError, match="empty"):
-        index.export(tmp_path / "b.parquet")
+        index.export(tmp_path / "a.parquet")

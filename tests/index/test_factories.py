@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,22 @@ from indexes import MODEL, build, documents
 
 from st_reba.index import Index
 from st_reba.index.changes import changing
-from st_reba.index.vectors import try_factory
+from st_reba.index.factories import try_factory
 
 UNUSABLE = [
-    ("IVF0,Flat", None), ("IVF1000000000,Flat", None), ("IVF5M,Flat", None), ("IVF4,FlatDedup", None),
-    ("IVF2,Flat", "nprobe=0"), ("IVF2,Flat", "nprobe=0.5"), ("IVF2,Flat", "nprobe=-5"), ("IVF2,Flat", "nprobe=nan"),
-    ("IVF2,Flat", "nprobe=1e30"), ("IVF2,Flat", "nprobe=2,nprobe=0"), ("IVF2,Flat", "nprobe=3x"), (5, None),
-]  # fmt: skip
+    ("IVF0,Flat", None),
+    ("IVF1000000000,Flat", None),
+    ("IVF5M,Flat", None),
+    ("IVF4,FlatDedup", None),
+    ("IVF2,Flat", "nprobe=0"),
+    ("IVF2,Flat", "nprobe=0.5"),
+    ("IVF2,Flat", "nprobe=-5"),
+    ("IVF2,Flat", "nprobe=nan"),
+    ("IVF2,Flat", "nprobe=1e30"),
+    ("IVF2,Flat", "nprobe=2,nprobe=0"),
+    ("IVF2,Flat", "nprobe=3x"),
+    (5, None),
+]
 
 
 @pytest.fixture(scope="module")
@@ -25,32 +33,44 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 
 @pytest.mark.parametrize(("factory", "parameters"), UNUSABLE)
-def test_what_cannot_be_searched_is_refused(
-    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, parameters: str | None
+def test_compact_refuses_an_index_that_cannot_be_searched(
+    index: Index,
+    factory: str,
+    parameters: str | None,
 ) -> None:
     with pytest.raises(ValueError, match="factory="):
         index.compact(factory=factory, parameters=parameters)
     assert len(index.search("cat", 12)) == 12
-    monkeypatch.setattr(import_module("st_reba.corpus.encode"), "encode_texts", None)  # nothing is encoded
+
+
+@pytest.mark.parametrize(("factory", "parameters"), UNUSABLE)
+def test_build_refuses_an_index_that_cannot_be_searched(
+    index_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    factory: str,
+    parameters: str | None,
+) -> None:
+    monkeypatch.setattr("st_reba.corpus.parts.encode_texts", None)  # nothing is encoded
     with pytest.raises(ValueError, match="factory="):
-        build(tmp_path / "new", factory=factory, parameters=parameters)
+        build(index_path, factory=factory, parameters=parameters)
 
 
-def test_verify_searches_and_compact_mends(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", documents(12), factory="IVF2,Flat")
+def test_compact_mends_parameters_that_no_search_can_use(index_path: Path) -> None:
+    index = build(index_path, documents(12), factory="IVF2,Flat")
     with changing(index._store) as writer:
         writer.state.parameters = "nprobe=0"
-    index = Index.open(tmp_path / "index", MODEL)
+    index = Index.open(index_path, MODEL)
     with pytest.raises(ValueError, match="nprobe=0 must be a whole number from 1 on.*compact"):
         index.verify()
     index.compact(factory="IVF2,Flat", parameters="nprobe=2")
-    assert index.verify()["parameters"] == "nprobe=2" and len(index.search("cat", 12)) == 12
+    assert index.verify()["parameters"] == "nprobe=2"
+    assert len(index.search("cat", 12)) == 12
 
 
 @pytest.mark.parametrize("factory", ["IVF-5,Flat", "IVF2,PQ7", "IVF4,FlatDedup"])
-def test_errors_of_faiss_are_told_without_lines_of_its_source(factory: str) -> None:
+def test_errors_of_faiss_do_not_name_lines_of_its_source(factory: str) -> None:
     with pytest.raises(ValueError, match="factory=") as caught:
         try_factory(factory, 8)
-    message = str(caught.value)
-    assert ".cpp" not in message
-    assert "parameters=None" not in message
+    error_message = str(caught.value)
+    assert ".cpp" not in error_message
+    assert "parameters=None" not in error_message

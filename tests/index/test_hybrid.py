@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from indexes import MODEL, QUIET, build, documents, encoded, texts
-from ranking import all_documents, expected_hybrid_scores, expected_word_scores, ids_of
+from indexes import MODEL, QUIET, build, documents, encoded, ids_of, texts, texts_of
+from ranking import all_documents, expected_hybrid_scores, expected_word_scores
 from tiny import tiny_model
 
 from st_reba.index import Document, Index
 
 
-def test_word_scores_are_bm25(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", documents(40))
+def test_word_scores_are_bm25(index_path: Path) -> None:
+    index = build(index_path, documents(40))
     stored_documents = all_documents(index)
-    stored_texts = [document.text for document in stored_documents.values()]
+    stored_texts = texts_of(stored_documents.values())
     for query in ("gold ship", "moon moon cat", "king"):
         scores = expected_word_scores(stored_texts, query)
         scores_by_id = dict(zip(stored_documents, scores.tolist(), strict=True))
@@ -31,8 +31,12 @@ def test_word_scores_are_bm25(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_limited", [False, True])
 @pytest.mark.parametrize("query", ["gold ship", "rain king dog"])
-def test_hybrid_agrees_with_brute_force(tmp_path: Path, query: str, is_limited: bool) -> None:
-    index = build(tmp_path / "index", documents(40))
+def test_hybrid_agrees_with_brute_force(
+    index_path: Path,
+    query: str,
+    is_limited: bool,
+) -> None:
+    index = build(index_path, documents(40))
     for row, text in enumerate(texts(9, 1)):
         index.add([Document(text, f"e{row}", {"n": row})], **QUIET)
     index.delete(["d3", "d7", "e2"])
@@ -52,10 +56,10 @@ def test_hybrid_agrees_with_brute_force(tmp_path: Path, query: str, is_limited: 
 
 
 def test_scores_of_both_sides_are_true_whichever_list_a_document_is_on(
-    tmp_path: Path,
+    index_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    index = build(tmp_path / "index", documents(40))
+    index = build(index_path, documents(40))
     index.add(["gold gold ship", "rain"], **QUIET)
     true_scores = {}
     for result in index.search("gold ship", 99, explain=True):
@@ -68,8 +72,8 @@ def test_scores_of_both_sides_are_true_whichever_list_a_document_is_on(
         assert explained_scores == pytest.approx(true_scores[result.id])
 
 
-def test_each_mode_gives_its_own_score(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", ["gold moon", "cat", "ship king", "rain"])
+def test_each_mode_gives_its_own_score(index_path: Path) -> None:
+    index = build(index_path, ["gold moon", "cat", "ship king", "rain"])
     cosines = encoded(["gold moon"]) @ encoded(["gold"], "encode_query")[0]
     hybrid_results = index.search("gold", 4)
     vector_results = index.search("gold", 4, mode="vectors")
@@ -79,8 +83,8 @@ def test_each_mode_gives_its_own_score(tmp_path: Path) -> None:
     assert ids_of(index.search("gold", 4, mode="words")) == ["0"]
 
 
-def test_ready_vectors_take_the_place_of_the_model(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", ["gold moon", "cat", "ship king", "rain"])
+def test_ready_vectors_take_the_place_of_the_model(index_path: Path) -> None:
+    index = build(index_path, ["gold moon", "cat", "ship king", "rain"])
     query_vector = np.asarray(MODEL.encode_query("gold", show_progress_bar=False))
     assert index.search("gold", vectors=query_vector) == index.search("gold")
     several_results = index.search(["gold"], vectors=query_vector[None])
@@ -88,8 +92,8 @@ def test_ready_vectors_take_the_place_of_the_model(tmp_path: Path) -> None:
     assert index.search(query_vector) == index.search("gold", mode="vectors")
 
 
-def test_only_explained_results_have_scores_of_sides(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", ["gold moon", "cat"])
+def test_only_explained_results_have_scores_of_sides(index_path: Path) -> None:
+    index = build(index_path, ["gold moon", "cat"])
     plain_result = index.search("gold", 1)[0]
     assert plain_result.vector_score is None
     assert "word_score" not in plain_result.to_json()
@@ -97,9 +101,9 @@ def test_only_explained_results_have_scores_of_sides(tmp_path: Path) -> None:
     assert {"vector_score", "word_score"} <= explained_result.to_json().keys()
 
 
-def test_words_need_no_model(tmp_path: Path) -> None:
-    build(tmp_path / "index", documents(9)).close()  # of a model that is saved nowhere
-    assert Index.open(tmp_path / "index").search("gold", mode="words")
+def test_words_need_no_model(index_path: Path) -> None:
+    build(index_path, documents(9)).close()  # of a model that is saved nowhere
+    assert Index.open(index_path).search("gold", mode="words")
 
 
 @pytest.mark.parametrize(
@@ -113,15 +117,22 @@ def test_words_need_no_model(tmp_path: Path) -> None:
         (np.ones(16, np.float32), {"vectors": np.ones(16, np.float32)}),
     ],
 )
-def test_modes_that_are_refused(tmp_path: Path, query: str, options: dict[str, object]) -> None:
-    index = build(tmp_path / "index", ["cat", "dog"])
+def test_modes_that_are_refused(
+    index_path: Path,
+    query: str,
+    options: dict[str, object],
+) -> None:
+    index = build(index_path, ["cat", "dog"])
     with pytest.raises(ValueError):
         index.search(query, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("query", ["!?", "\0", "\u200b", "😀", "zebra", '"*"'])
-def test_hybrid_without_a_known_word_ranks_as_vectors_do(tmp_path: Path, query: str) -> None:
-    index = build(tmp_path / "index")
+def test_hybrid_without_a_known_word_ranks_as_vectors_do(
+    index_path: Path,
+    query: str,
+) -> None:
+    index = build(index_path)
     query_vector = np.linspace(-1, 1, 16, dtype=np.float32)
     assert index.search(query, mode="words") == []
     hybrid_results = index.search(query, 40, vectors=query_vector)
@@ -148,7 +159,7 @@ class WordSpans:
         return {"offset_mapping": offsets}
 
 
-def test_words_are_of_whole_documents_and_passages_of_vectors(tmp_path: Path) -> None:
+def test_words_are_of_whole_documents_and_passages_of_vectors(index_path: Path) -> None:
     model = tiny_model()
     model[0].tokenizer = WordSpans(model[0].tokenizer)
     passages_by_id = {
@@ -157,7 +168,7 @@ def test_words_are_of_whole_documents_and_passages_of_vectors(tmp_path: Path) ->
         "2": ["gold"],
     }
     input_texts = ["rain", "cat cat dog dog ship ship gold gold moon", "gold"]
-    index = Index.build(model, input_texts, tmp_path / "index", passages="2:0", **QUIET)
+    index = Index.build(model, input_texts, index_path, passages="2:0", **QUIET)
     for query in ("gold moon", "dog rain", "ship"):
         query_vector = encoded([query], "encode_query")[0]
         word_scores = expected_word_scores(input_texts, query)

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import stat
+from collections.abc import Callable
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -18,13 +19,14 @@ from indexes import MODEL, QUIET, build, documents, texts
 
 from st_reba.index import Index
 from st_reba.index.changes import changing
-from st_reba.index.vectors import save
+from st_reba.index.vectors import write_index
 
 faiss: Any = import_module("faiss")
+FLIPPED_BYTES = 60
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index with something in every table."""
     path = tmp_path_factory.mktemp("built") / "index"
     index = build(path, documents(40), factory="IVF2,Flat")
@@ -34,8 +36,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def damaged(path: Path) -> bool:
-    """True if somebody is told."""
+def is_refused(path: Path) -> bool:
+    """True if opening or verifying is an error."""
     try:
         Index.open(path).verify()
     except (ValueError, OSError):
@@ -43,118 +45,229 @@ def damaged(path: Path) -> bool:
     return False
 
 
-def test_files_cut_short_and_flipped_bytes(built: Path, tmp_path: Path) -> None:
-    random, harmless = np.random.default_rng(0), 0
-    assert not damaged(built)
-    for file in (next(built.glob("*.faiss")), built / "index.sqlite"):
-        data = file.read_bytes()
-        flipped = [data[:n] + bytes([data[n] ^ 0x55]) + data[n + 1 :] for n in random.integers(0, len(data), 60)]
-        for content in [data[:size] for size in (0, 1, len(data) // 2, -1)] + flipped:
-            copy = Path(shutil.copytree(built, tmp_path / "copy"))
-            (copy / file.name).write_bytes(content)
-            if not damaged(copy):
-                # Free space of SQLite's pages, or the table of what was set aside.
-                assert file.suffix == ".sqlite" and sqlite3_dump(copy) == sqlite3_dump(built) and content in flipped
-                harmless += 1
-            shutil.rmtree(copy)
-    assert harmless < 60
+def is_refused_with(
+    built_index: Path,
+    index_copy: Path,
+    file_name: str,
+    file_content: bytes,
+) -> bool:
+    """True if a copy of an index with another content of a file is refused."""
+    shutil.copytree(built_index, index_copy)
+    (index_copy / file_name).write_bytes(file_content)
+    return is_refused(index_copy)
 
 
-def sqlite3_dump(path: Path) -> list[str]:
-    """All statements that make the database, but for what was set aside."""
+FILES = [
+    lambda folder: next(folder.glob("*.faiss")),
+    lambda folder: folder / "index.sqlite",
+]
+
+
+@pytest.mark.parametrize("find_file", FILES, ids=["vectors", "documents"])
+def test_a_file_cut_short_is_refused(
+    built_index: Path,
+    tmp_path: Path,
+    find_file: Callable[[Path], Path],
+) -> None:
+    file = find_file(built_index)
+    file_content = file.read_bytes()
+    assert not is_refused(built_index)
+    for size in (0, 1, len(file_content) // 2, len(file_content) - 1):
+        index_copy = tmp_path / f"cut at {size}"
+        assert is_refused_with(built_index, index_copy, file.name, file_content[:size])
+
+
+@pytest.mark.parametrize("find_file", FILES, ids=["vectors", "documents"])
+def test_a_flipped_byte_is_refused_or_harmless(
+    built_index: Path,
+    tmp_path: Path,
+    find_file: Callable[[Path], Path],
+) -> None:
+    file = find_file(built_index)
+    file_content = file.read_bytes()
+    offsets = np.random.default_rng(0).integers(0, len(file_content), FLIPPED_BYTES)
+    harmless_count = 0
+    for flip_number, offset in enumerate(offsets.tolist()):
+        flipped = bytearray(file_content)
+        flipped[offset] ^= 0x55
+        index_copy = tmp_path / str(flip_number)
+        if not is_refused_with(built_index, index_copy, file.name, bytes(flipped)):
+            # Free space of SQLite's pages, or the table of rejects.
+            assert file.suffix == ".sqlite"
+            assert dump(index_copy) == dump(built_index)
+            harmless_count += 1
+    assert harmless_count < FLIPPED_BYTES
+
+
+def dump(path: Path) -> list[str]:
+    """All statements that make the database, but for rejects."""
     with closing(sqlite3.connect(path / "index.sqlite")) as connection:
         return [line for line in connection.iterdump() if "rejects" not in line]
+
+
+def alter(
+    path: Path,
+    statement: str,
+) -> None:
+    """Run a statement on an index; its state gets the digest that fits."""
+    with closing(sqlite3.connect(path / "index.sqlite")) as connection:
+        statements_before = list(connection.iterdump())
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(statement)
+        if "sha256" in statement:
+            connection.create_function("digest", 1, digest_of)
+            connection.execute("UPDATE meta SET sha256 = digest(state)")
+        assert list(connection.iterdump()) != statements_before
+        connection.commit()
+
+
+def digest_of(state: str) -> str:
+    return hashlib.sha256(state.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(
     "statement",
     [
-        "DELETE FROM documents WHERE id = 'd3'", "UPDATE documents SET text = 'cat' WHERE id = 'd3'",
-        "DELETE FROM pending WHERE key = 41", "UPDATE pending SET vector = zeroblob(64) WHERE key = 41",
-        "INSERT INTO dead VALUES (7)", "DELETE FROM dead WHERE key = 1", "DELETE FROM meta", "DROP TABLE meta",
+        "DELETE FROM documents WHERE id = 'd3'",
+        "UPDATE documents SET text = 'cat' WHERE id = 'd3'",
+        "DELETE FROM pending WHERE key = 41",
+        "UPDATE pending SET vector = zeroblob(64) WHERE key = 41",
+        "INSERT INTO tombstones VALUES (7)",
+        "DELETE FROM tombstones WHERE key = 1",
+        "DELETE FROM meta",
+        "DROP TABLE meta",
         "UPDATE meta SET state = replace(state, '\"changes\": ', '\"changes\": 1')",
-        "UPDATE meta SET sha256 = '', state = replace(state, '\"format\": 6', '\"format\": 4')",
+        "UPDATE meta SET sha256 = '', state = replace(state, '\"format\": 7', '\"format\": 4')",
         "UPDATE meta SET sha256 = '', state = replace(state, '\"vectors-', '\"../copy/vectors-')",
-        "DELETE FROM sqlite_master WHERE name = 'documents_content'",
+        "DELETE FROM sqlite_master WHERE name = 'documents_content_hash'",
+        "DROP TABLE truncated",
+        "DROP TABLE whitening",
     ],
-)  # fmt: skip
-def test_altered_tables(built: Path, tmp_path: Path, statement: str) -> None:
-    copy = Path(shutil.copytree(built, tmp_path / "copy"))
-    index = Index.open(copy, MODEL)
-    connection = sqlite3.connect(copy / "index.sqlite")
-    connection.create_function("digest", 1, lambda state: hashlib.sha256(state.encode()).hexdigest())
-    before = list(connection.iterdump())
-    connection.execute("PRAGMA writable_schema = ON")
-    connection.execute(statement)
-    if "sha256" in statement:
-        connection.execute("UPDATE meta SET sha256 = digest(state)")
-    assert list(connection.iterdump()) != before
-    connection.commit()
-    connection.close()
-    assert damaged(copy)
-    if "DELETE FROM documents" in statement or "DELETE FROM meta" in statement:
-        with pytest.raises(FileNotFoundError if "meta" in statement else ValueError):
-            index.delete(["d5"]) if "meta" in statement else index.search("cat", 99)
+)
+def test_altered_tables_are_refused(
+    built_index: Path,
+    tmp_path: Path,
+    statement: str,
+) -> None:
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    alter(index_copy, statement)
+    assert is_refused(index_copy)
 
 
-def test_what_is_no_index(tmp_path: Path, built: Path) -> None:
+def test_a_search_notices_that_a_document_is_missing(
+    built_index: Path,
+    tmp_path: Path,
+) -> None:
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    index = Index.open(index_copy, MODEL)
+    alter(index_copy, "DELETE FROM documents WHERE id = 'd3'")
+    with pytest.raises(ValueError):
+        index.search("cat", 99)
+
+
+def test_a_deletion_notices_that_the_state_is_missing(
+    built_index: Path,
+    tmp_path: Path,
+) -> None:
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    index = Index.open(index_copy, MODEL)
+    alter(index_copy, "DELETE FROM meta")
+    with pytest.raises(FileNotFoundError):
+        index.delete(["d5"])
+
+
+def test_an_index_of_another_format_is_to_be_built_again(
+    built_index: Path,
+    tmp_path: Path,
+) -> None:
+    """Also where its tables are others, and where it is to be replaced."""
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    with closing(sqlite3.connect(index_copy / "index.sqlite")) as connection:
+        connection.execute("ALTER TABLE tombstones RENAME TO dead")
+        connection.commit()
+    alter(index_copy, 'UPDATE meta SET sha256 = \'\', state = \'{"format": 6, "stamp": ""}\'')
+    message = r"another version \(format 6, not 7\); remove the folder and build the index again"
+    for use in (Index.open, lambda path: build(path, overwrite=True)):
+        with pytest.raises(ValueError, match=message):
+            use(index_copy)
+
+
+@pytest.mark.parametrize("name", ["missing", "empty", "file"])
+def test_a_folder_without_an_index_is_refused(
+    tmp_path: Path,
+    name: str,
+) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    for name in ("missing", "empty", "file"):
-        with pytest.raises(FileNotFoundError):
-            Index.open(tmp_path / name)
-    copy = Path(shutil.copytree(built, tmp_path / "copy"))
-    next(copy.glob("*.faiss")).unlink()
     with pytest.raises(FileNotFoundError):
-        Index.open(copy)
-    (tmp_path / "other").mkdir()
-    connection = sqlite3.connect(tmp_path / "other" / "index.sqlite")
-    connection.execute("CREATE TABLE a (b)")
-    connection.close()
+        Index.open(tmp_path / name)
+
+
+def test_a_missing_vector_file_is_refused(
+    built_index: Path,
+    tmp_path: Path,
+) -> None:
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    next(index_copy.glob("*.faiss")).unlink()
+    with pytest.raises(FileNotFoundError):
+        Index.open(index_copy)
+
+
+def test_a_database_of_others_is_refused(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as connection:
+        connection.execute("CREATE TABLE a (b)")
     with pytest.raises(ValueError, match="no such table"):
-        Index.open(tmp_path / "other")
+        Index.open(tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="folders have no such permissions")
-def test_a_folder_that_is_only_read(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = Path(shutil.copytree(built, tmp_path / "copy"))
-    before = sorted(copy.iterdir())
-    copy.chmod(stat.S_IRUSR | stat.S_IXUSR)
+def test_a_read_only_folder_can_be_searched(
+    built_index: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    files_before = sorted(index_copy.iterdir())
+    index_copy.chmod(stat.S_IRUSR | stat.S_IXUSR)
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     try:
-        index = Index.open(copy, MODEL)
+        index = Index.open(index_copy, MODEL)
         assert len(index.search("cat", 99)) == len(index)
-        with index._store.reading() as tx:
-            assert tx.execute("SELECT 1 FROM meta").fetchone() and sorted(copy.iterdir()) == before
+        with index._store.reading() as connection:
+            assert connection.execute("SELECT 1 FROM meta").fetchone()
+            assert sorted(index_copy.iterdir()) == files_before
         if os.geteuid():
             with pytest.raises(PermissionError):
                 index.delete(["d5"])
     finally:
-        copy.chmod(stat.S_IRWXU)
+        index_copy.chmod(stat.S_IRWXU)
 
 
-def test_descriptors_are_closed(built: Path) -> None:
-    count = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are not listed")
+def test_descriptors_are_closed(built_index: Path) -> None:
+    count_before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
-        Index.open(built, MODEL).search("cat")
-    assert not count or len(os.listdir("/proc/self/fd")) <= count + 3
+        Index.open(built_index, MODEL).search("cat")
+    assert len(os.listdir("/proc/self/fd")) <= count_before + 3
 
 
-def test_a_vector_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_vector_file_of_another_kind_is_refused(index_path: Path) -> None:
     """Also where its digest is right."""
-    index = build(tmp_path / "index", documents(3), factory="Flat")
+    index = build(index_path, documents(3), factory="Flat")
     dimension = int(MODEL.get_embedding_dimension() or 0)
     graph = faiss.IndexIDMap(faiss.IndexHNSWFlat(dimension, 4, faiss.METRIC_INNER_PRODUCT))
     graph.add_with_ids(np.ones((3, dimension), np.float32), np.arange(3))
     with changing(index._store) as writer:
-        state = writer.state
-        state.bytes, state.sha256 = save(index.path / str(state.file), graph)
+        path = index.path / str(writer.state.vector_file)
+        size, digest = write_index(path, graph)
+        writer.state.vector_file_size = size
+        writer.state.vector_file_sha256 = digest
     with pytest.raises(ValueError, match="IndexIDMap is not used here"):
         Index.open(index.path)
 
 
-def test_words_of_an_unknown_language_are_refused(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", documents(3))
+def test_words_of_an_unknown_language_are_refused(index_path: Path) -> None:
+    index = build(index_path, documents(3))
     with changing(index._store) as writer:
         writer.state.words = "klingon"
     with pytest.raises(ValueError, match="words='klingon' is no language"):
@@ -162,9 +275,13 @@ def test_words_of_an_unknown_language_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["documents", "meta", "pending"])
-def test_a_view_in_place_of_a_table_is_refused(built: Path, tmp_path: Path, table: str) -> None:
+def test_a_view_in_place_of_a_table_is_refused(
+    built_index: Path,
+    index_path: Path,
+    table: str,
+) -> None:
     """One that never ends would hang whoever opens the index."""
-    path = Path(shutil.copytree(built, tmp_path / "index"))
+    path = Path(shutil.copytree(built_index, index_path))
     endless = "WITH RECURSIVE number(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number)"
     with closing(sqlite3.connect(path / "index.sqlite")) as connection:
         connection.execute(f"ALTER TABLE {table} RENAME TO hidden")

@@ -9,94 +9,202 @@ from typing import Any
 import numpy as np
 import pytest
 
-from st_reba.index import vectors as ann
-from st_reba.index.store import State
-from st_reba.index.vectors import VectorFile, best, scaled
+from st_reba.index import factories, vectors
+from st_reba.index.scoring import Segment, prepare_vectors, top_k
+from st_reba.index.state import IndexState
+from st_reba.index.vectors import VectorFile
 
-COUNT, DIM = 400, 8
+COUNT = 400
+DIMENSION = 8
 RANDOM = np.random.default_rng(0)
-VECTORS = scaled(RANDOM.standard_normal((COUNT, DIM)), "cosine")
+VECTORS = prepare_vectors(RANDOM.standard_normal((COUNT, DIMENSION)), "cosine")
 KEYS = np.cumsum(RANDOM.integers(1, 4, COUNT))
-QUERIES = scaled(RANDOM.standard_normal((9, DIM)), "cosine")
+QUERIES = prepare_vectors(RANDOM.standard_normal((9, DIMENSION)), "cosine")
+SEGMENTS = [
+    Segment(KEYS[:150], lambda: VECTORS[:150]),
+    Segment(KEYS[150:], lambda: VECTORS[150:]),
+]
 FACTORIES = ["Flat", "IVF4,Flat", "IVF4,SQ8", "IVF4_HNSW4,PQ4x4"]
 
 
-def opened(folder: Path, factory: str, parameters: str | None = None, *, mmap: bool = True) -> VectorFile:
-    segments = [(KEYS[:150], lambda: VECTORS[:150]), (KEYS[150:], lambda: VECTORS[150:])]
-    index, *_ = ann.trained(factory, DIM, None, segments)
-    return saved(folder / "a.faiss", ann.add(index, segments), parameters=parameters, mmap=mmap)
+def write_and_open(folder: Path, factory: str, **options: Any) -> VectorFile:
+    """A file of all vectors."""
+    index = factories.train_index(factory, DIMENSION, None, SEGMENTS).index
+    factories.add_vectors(index, SEGMENTS)
+    return save_and_open(folder / "a.faiss", index, **options)
 
 
-def saved(path: Path, index: Any, *, mmap: bool = True, **change: Any) -> VectorFile:
-    size, digest = ann.save(path, index)
-    file = {"file": path.name, "bytes": size, "sha256": digest, "filed": index.ntotal}
-    state = State({}, "cosine", DIM, {}, None, None, **file)
-    return VectorFile(path.parent, replace(state, **change), mmap=mmap)
+def save_and_open(path: Path, index: Any, *, mmap: bool = True, **state_changes: Any) -> VectorFile:
+    """A file of an index; ``changes`` are of the state that it is opened with."""
+    size, digest = vectors.write_index(path, index)
+    state = IndexState(
+        model={},
+        metric="cosine",
+        dimension=DIMENSION,
+        columns={},
+        passages=None,
+        max_seq_length=None,
+        vector_file=path.name,
+        vector_file_size=size,
+        vector_file_sha256=digest,
+        indexed_count=index.ntotal,
+    )
+    return VectorFile(path.parent, replace(state, **state_changes), mmap=mmap)
+
+
+def mask_of(found_keys: Any) -> Any:
+    is_allowed = np.zeros(KEYS[-1] + 1, bool)
+    is_allowed[found_keys] = True
+    return is_allowed
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat"])
-@pytest.mark.parametrize("share", [None, 0.5, 0.02])
-def test_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, share: float | None) -> None:
-    monkeypatch.setattr(ann, "_BLOCK", 30)
-    file = opened(tmp_path, factory, "nprobe=4" if factory != "Flat" else None)
-    allowed = np.zeros(KEYS[-1] + 1, bool)
-    chosen = np.ones(COUNT, bool) if share is None else np.random.default_rng(1).random(COUNT) < share
-    allowed[KEYS[chosen]] = True
-    for queries in (QUERIES[:1], QUERIES):
-        scores, keys = file.search(queries, 10, None if share is None else allowed)
-        wanted = queries @ VECTORS.T
-        wanted[:, ~chosen] = -np.inf
-        order = np.argsort(-wanted, axis=1)[:, : min(10, int(chosen.sum()))]
-        assert keys.tolist() == KEYS[order].tolist()
-        assert np.abs(scores - np.take_along_axis(wanted, order, axis=1)).max() < 1e-5
-        assert file.search(queries, 3, np.zeros_like(allowed))[1].shape == (len(queries), 0)
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.02])
+@pytest.mark.parametrize("query_count", [1, 9])
+def test_a_search_agrees_with_brute_force(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    factory: str,
+    share: float,
+    query_count: int,
+) -> None:
+    monkeypatch.setattr(vectors, "_BLOCK_SIZE", 30)
+    parameters = None
+    if factory != "Flat":
+        parameters = "nprobe=4"
+    vector_file = write_and_open(tmp_path, factory, parameters=parameters)
+    is_chosen = np.random.default_rng(1).random(COUNT) < share
+    is_allowed = None
+    if share < 1:
+        is_allowed = mask_of(KEYS[is_chosen])
+    query_vectors = QUERIES[:query_count]
+    scores, found_keys = vector_file.search(query_vectors, 10, is_allowed)
+    expected_scores = query_vectors @ VECTORS.T
+    expected_scores[:, ~is_chosen] = -np.inf
+    k = min(10, int(is_chosen.sum()))
+    order = np.argsort(-expected_scores, axis=1)[:, :k]
+    assert found_keys.tolist() == KEYS[order].tolist()
+    best_scores = np.take_along_axis(expected_scores, order, axis=1)
+    assert np.abs(scores - best_scores).max() < 1e-5
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat"])
+def test_nothing_is_found_where_nothing_is_allowed(
+    tmp_path: Path,
+    factory: str,
+) -> None:
+    vector_file = write_and_open(tmp_path, factory)
+    assert vector_file.search(QUERIES, 3, mask_of([])).keys.shape == (len(QUERIES), 0)
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_all_that_is_allowed_is_found_and_given_back(tmp_path: Path, factory: str) -> None:
-    file = opened(tmp_path, factory, None if factory == "Flat" else "nprobe=1")
-    allowed = np.zeros(KEYS[-1] + 1, bool)
-    allowed[KEYS[::3]] = True
-    for mask, wanted in ((None, KEYS), (allowed, KEYS[::3])):
-        _, keys = file.search(QUERIES, COUNT, mask)
-        assert [sorted(row) for row in keys.tolist()] == [wanted.tolist()] * len(QUERIES)
-        assert (file.search(QUERIES, COUNT // 4, mask)[1] >= 0).all()  # some of whose lists hold as many
+@pytest.mark.parametrize("step", [1, 3])
+def test_all_allowed_vectors_are_found(
+    tmp_path: Path,
+    factory: str,
+    step: int,
+) -> None:
+    parameters = None
+    if factory != "Flat":
+        parameters = "nprobe=1"
+    vector_file = write_and_open(tmp_path, factory, parameters=parameters)
+    allowed_keys = KEYS[::step]
+    is_allowed = None
+    if step > 1:
+        is_allowed = mask_of(allowed_keys)
+    found_keys = vector_file.search(QUERIES, COUNT, is_allowed).keys
+    assert np.sort(found_keys, axis=1).tolist() == [allowed_keys.tolist()] * len(QUERIES)
+    # Some of the lists hold as many.
+    assert (vector_file.search(QUERIES, COUNT // 4, is_allowed).keys >= 0).all()
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_vectors_are_read_by_key(
+    tmp_path: Path,
+    factory: str,
+) -> None:
+    vector_file = write_and_open(tmp_path, factory)
     rows = np.delete(np.arange(5, 90), [3, 7])
-    distance = np.abs(file.vectors(KEYS[rows]) - VECTORS[rows])
-    assert distance.max() == 0 if factory.endswith("Flat") else distance.mean() < 0.2
+    distances = np.abs(vector_file.vectors(KEYS[rows]) - VECTORS[rows])
+    if factory.endswith("Flat"):
+        assert distances.max() == 0
+    else:
+        assert distances.mean() < 0.2
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_keys_are_taken_out(tmp_path: Path, factory: str) -> None:
-    before = opened(tmp_path, factory).vectors(KEYS[1::2])
-    left = saved(tmp_path / "b.faiss", opened(tmp_path, factory, mmap=False).without(KEYS[::2]))
-    assert sorted(left.search(QUERIES[:1], COUNT)[1][0].tolist()) == KEYS[1::2].tolist()
-    assert np.array_equal(left.vectors(KEYS[1::2]), before)
-    for change, why in (({"dimension": DIM + 1}, "another"), ({"bytes": 1}, "were written")):
-        with pytest.raises(ValueError, match=why):
-            saved(tmp_path / "c.faiss", left.whole, **change)
+def test_keys_are_removed_without_altering_others(
+    tmp_path: Path,
+    factory: str,
+) -> None:
+    kept_keys = KEYS[1::2]
+    expected_vectors = write_and_open(tmp_path, factory).vectors(kept_keys)
+    index = write_and_open(tmp_path, factory, mmap=False).without(KEYS[::2])
+    vector_file = save_and_open(tmp_path / "b.faiss", index)
+    assert sorted(vector_file.search(QUERIES[:1], COUNT).keys[0].tolist()) == kept_keys.tolist()
+    assert np.array_equal(vector_file.vectors(kept_keys), expected_vectors)
 
 
-def test_the_rule_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    segments = [(KEYS, lambda: VECTORS)]
-    for most, wanted in ((COUNT, ("Flat", None)), (COUNT - 1, ("IVF80,Flat", "nprobe=8"))):
-        monkeypatch.setattr(ann, "FLAT_UP_TO", most)
-        assert ann.trained("auto", DIM, None, segments)[1:] == wanted
-    assert ann.trained("IVF321,Flat", DIM, None, segments)[2] == "nprobe=11"
-    # Of many vectors, some of each segment train it.
-    seen: list[int] = []
-    monkeypatch.setattr(ann.faiss.IndexIVFFlat, "train", lambda index, sample: seen.append(len(sample)))
-    for fewest in (COUNT, 1):
-        monkeypatch.setattr(ann, "_FEWEST_SAMPLED", fewest)
-        ann.trained("IVF2,Flat", DIM, None, segments)
-    assert seen == [COUNT, 134]
+@pytest.mark.parametrize(
+    ("state_changes", "reason"),
+    [({"dimension": DIMENSION + 1}, "another"), ({"vector_file_size": 1}, "were written")],
+)
+def test_a_file_of_another_shape_is_refused(
+    tmp_path: Path,
+    state_changes: dict[str, int],
+    reason: str,
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        write_and_open(tmp_path, "Flat", **state_changes)
 
 
-def test_best_and_scaled() -> None:
-    scores, keys = np.array([[1, 2, 2, 3, 2]], np.float32), np.array([[5, 4, 1, -1, 2]])
-    assert [one.tolist() for one in best(scores, keys, 3)] == [[[2, 2, 2]], [[1, 2, 4]]]
-    assert best(scores, keys, 9)[1].tolist() == [[1, 2, 4, 5, -1]]
+@pytest.mark.parametrize(
+    ("max_flat_vectors", "factory", "parameters"),
+    [(COUNT, "Flat", None), (COUNT - 1, "IVF80,Flat", "nprobe=8")],
+)
+def test_the_factory_follows_from_the_size(
+    monkeypatch: pytest.MonkeyPatch,
+    max_flat_vectors: int,
+    factory: str,
+    parameters: str | None,
+) -> None:
+    monkeypatch.setattr(factories, "MAX_FLAT_VECTORS", max_flat_vectors)
+    trained = factories.train_index("auto", DIMENSION, None, SEGMENTS)
+    assert (trained.factory, trained.parameters) == (factory, parameters)
+
+
+def test_a_share_of_the_lists_is_probed() -> None:
+    trained = factories.train_index("IVF321,Flat", DIMENSION, None, SEGMENTS)
+    assert trained.parameters == "nprobe=11"
+
+
+@pytest.mark.parametrize(("min_samples", "sample_size"), [(COUNT, COUNT), (1, 134)])
+def test_a_sample_of_every_segment_trains_the_index(
+    monkeypatch: pytest.MonkeyPatch,
+    min_samples: int,
+    sample_size: int,
+) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(factories.faiss.IndexIVFFlat, "train", lambda index, sample: sizes.append(len(sample)))
+    monkeypatch.setattr(factories, "_MIN_SAMPLES", min_samples)
+    factories.train_index("IVF2,Flat", DIMENSION, None, [Segment(KEYS, lambda: VECTORS)])
+    assert sizes == [sample_size]
+
+
+def test_equal_scores_are_ranked_by_key_and_no_key_is_last() -> None:
+    scores = np.array([[1, 2, 2, 3, 2]], np.float32)
+    found_keys = np.array([[5, 4, 1, -1, 2]])
+    ranking = top_k(scores, found_keys, 3)
+    assert ranking.scores.tolist() == [[2, 2, 2]]
+    assert ranking.keys.tolist() == [[1, 2, 4]]
+    assert top_k(scores, found_keys, 9).keys.tolist() == [[1, 2, 4, 5, -1]]
+
+
+def test_vectors_of_any_length_are_scaled_to_one() -> None:
     rows = np.array([[3e30, 4e30], [3e-30, 4e-30], [0, 0], [np.nan, 1]], np.float32)
-    found = scaled(rows, "cosine")
-    assert found[:2] == pytest.approx(np.array([[0.6, 0.8], [0.6, 0.8]]), abs=1e-6)
-    assert not found[2].any() and np.isnan(found[3]).any() and scaled(rows[:2], "dot").tolist() == rows[:2].tolist()
+    large, small, zero, broken = prepare_vectors(rows, "cosine")
+    assert large.tolist() == pytest.approx([0.6, 0.8], abs=1e-6)
+    assert small.tolist() == pytest.approx([0.6, 0.8], abs=1e-6)
+    assert not zero.any()
+    assert np.isnan(broken).any()
+    assert prepare_vectors(rows[:2], "dot").tolist() == rows[:2].tolist()

@@ -7,67 +7,144 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indexes import build
+from indexes import build, ids_of, texts_of
 
-from st_reba.index import Document
-from st_reba.index.where import conditions
+from st_reba.index import Document, Index
+from st_reba.index.where import parse_where
 
-DATA: dict[str, dict[str, Any]] = {
-    "a": {"n": 1, "lang": "zh", "tags": ["x", "y"], "on": True},
-    "b": {"n": 2.5, "lang": "en", "tags": [], "on": False},
-    "c": {"n": "3", "lang": "3", "a' b": 1, "on": "True", "big": 2**53 + 1},
-    "d": {"lang": "ZH", "tags": "x", "a\tb": 1},
-    "e": {"n": 2**70, "lang": "it's"},
+METADATA: dict[str, dict[str, Any]] = {
+    "zh": {"n": 1, "lang": "zh", "tags": ["x", "y"], "on": True},
+    "en": {"n": 2.5, "lang": "en", "tags": [], "on": False},
+    "text": {"n": "3", "lang": "3", "a' b": 1, "on": "True", "big": 2**53 + 1},
+    "upper": {"lang": "ZH", "tags": "x", "a\tb": 1},
+    "wide": {"n": 2**70, "lang": "it's"},
 }
-FOUND: list[tuple[Any, str]] = [
-    ({}, "abcde"), ({"lang": {"!=": "zh"}}, "bcde"), ({"lang": "it's"}, "e"), ({"n": {">": 1, "<=": 3}}, "bc"),
-    ({"n": {"!=": 1}}, "bcde"), ({"n": {">": 2**64}}, "e"), ({"n": {"in": [1, "3"]}}, "ac"), ({"n": {"in": []}}, ""),
-    ({"lang": "3"}, "c"), ({"lang": {">": "en"}}, "ae"), ({"tags": {"has": "x"}}, "a"),
-    ({"tags": {"exists": True}}, "abd"), ({"tags": {"exists": False}}, "ce"),
-    ({"n": {"in": list(range(2000))}}, "ac"), ({"n": {"<": 10**400}}, "abce"), ({"on": True}, "ac"),
-    ({"on": {"!=": True}}, "bde"), ({"on": None}, "de"), ({"on": {"!=": None}}, "abc"),
-    ({"on": {"in": [False, None]}}, "bde"), ({"a\tb": 1}, "d"), ({"a' b": {">=": 1}}, "c"),
-    ({"lang": "zh", "n": 2}, ""), ({"big": 2**53 + 1}, "c"), ({"n": {">": -(2**63) - 1}}, "abce"),
-    ({str(n): {"exists": False} for n in range(100)}, "abcde"),
-]  # fmt: skip
-
-
-def test_conditions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    index = build(tmp_path / "index", [Document("cat", name, data) for name, data in DATA.items()])
-    for where, wanted in FOUND:
-        assert "".join(sorted(one.id for one in index.search("cat", where=where))) == wanted, where
-    assert index._snapshots.latest is not None and len(FOUND) > 8 >= len(index._snapshots.latest.conditions)
-    assert index.search("cat", where={"year": 2020}) == [] and caplog.text.count("no document meets") == 3
-    assert "no document meets {'year': 2020}; there are: a\tb, a' b, big, lang, n, on, tags" in caplog.text
-    assert len(index.search("cat", where={"n": {"<": 2**63}})) == len(index.search("cat", where={"n": {"<": 1e19}})) > 0
-
-
-def test_values_of_numpy_and_lone_surrogates(tmp_path: Path) -> None:
-    """They are compared as what is stored of them: plain numbers, and texts with U+FFFD."""
-    metadata = [{"n": 1, "on": True, "mark\ud800": "a\ud800"}, {"n": 2.5, "on": False}]
-    index = build(tmp_path / "index", [Document("cat", str(number), data) for number, data in enumerate(metadata)])
-    conditions_of_the_first: list[dict[str, Any]] = [
-        {"n": np.int64(1)}, {"n": {"<": np.float32(2)}}, {"n": {"in": np.array([1, 7])}}, {"on": np.bool_(True)},
-        {"n": {"in": [np.int8(1)]}}, {"mark\ud800": "a\ud800"}, {"mark\udcff": {"exists": np.bool_(True)}},
-    ]  # fmt: skip
-    for where in conditions_of_the_first:
-        assert [result.id for result in index.search("cat", where=where)] == ["0"], where
-    assert [result.text for result in index.search("cat\ud800", 1)] == ["cat"]
-
-
-WRONG: list[Any] = [{"n": {"~": 1}}, {"n": [1]}, {"n": {"in": "abc"}}, {'a"b': 1}, {1: 1}, {"n": {">": True}}, ["n"]]
-WRONG += [
-    {"n": {"exists": "false"}},
-    {"n": {"exists": 0}},
-    {"n": {"exists": None}},
-    {"n": {}},
-    {"n": float("nan")},
-    {"n": {"has": None}},
-    {str(n): 1 for n in range(101)},
+ALL = ["en", "text", "upper", "wide", "zh"]
+MANY_NAMES = {str(year): {"exists": False} for year in range(100)}
+EXPECTED_IDS: list[tuple[Any, list[str]]] = [
+    ({}, ALL),
+    ({"lang": {"!=": "zh"}}, ["en", "text", "upper", "wide"]),
+    ({"lang": "it's"}, ["wide"]),
+    ({"n": {">": 1, "<=": 3}}, ["en", "text"]),
+    ({"n": {"!=": 1}}, ["en", "text", "upper", "wide"]),
+    ({"n": {">": 2**64}}, ["wide"]),
+    ({"n": {"in": [1, "3"]}}, ["text", "zh"]),
+    ({"n": {"in": []}}, []),
+    ({"lang": "3"}, ["text"]),
+    ({"lang": {">": "en"}}, ["wide", "zh"]),
+    ({"tags": {"has": "x"}}, ["zh"]),
+    ({"tags": {"exists": True}}, ["en", "upper", "zh"]),
+    ({"tags": {"exists": False}}, ["text", "wide"]),
+    ({"n": {"in": list(range(2000))}}, ["text", "zh"]),
+    ({"n": {"<": 10**400}}, ["en", "text", "wide", "zh"]),
+    ({"on": True}, ["text", "zh"]),
+    ({"on": {"!=": True}}, ["en", "upper", "wide"]),
+    ({"on": None}, ["upper", "wide"]),
+    ({"on": {"!=": None}}, ["en", "text", "zh"]),
+    ({"on": {"in": [False, None]}}, ["en", "upper", "wide"]),
+    ({"a\tb": 1}, ["upper"]),
+    ({"a' b": {">=": 1}}, ["text"]),
+    ({"lang": "zh", "n": 2}, []),
+    ({"big": 2**53 + 1}, ["text"]),
+    ({"n": {">": -(2**63) - 1}}, ["en", "text", "wide", "zh"]),
+    (MANY_NAMES, ALL),
 ]
 
 
-@pytest.mark.parametrize("where", WRONG)
-def test_refused(where: Any) -> None:
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    stored_documents = [Document("cat", name, values) for name, values in METADATA.items()]
+    return build(tmp_path_factory.mktemp("where") / "index", stored_documents)
+
+
+def find(
+    index: Index,
+    where: Any,
+) -> list[str]:
+    return sorted(ids_of(index.search("cat", where=where)))
+
+
+@pytest.mark.parametrize(("where", "expected_ids"), EXPECTED_IDS)
+def test_documents_that_meet_a_condition_are_found(
+    index: Index,
+    where: Any,
+    expected_ids: list[str],
+) -> None:
+    assert find(index, where) == expected_ids
+
+
+def test_integers_beyond_64_bits_are_compared_as_floats(index: Index) -> None:
+    ids = find(index, {"n": {"<": 2**63}})
+    assert ids
+    assert ids == find(index, {"n": {"<": 1e19}})
+
+
+def test_few_conditions_are_cached(index: Index) -> None:
+    for year in range(20):
+        find(index, {"n": year})
+    assert index._snapshots.latest is not None
+    assert len(index._snapshots.latest.masks) <= 8
+
+
+def test_a_condition_that_no_document_meets_is_warned_of_once(
+    index: Index,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(2):
+        assert find(index, {"year": 2020}) == []
+    metadata_names = r"a\tb, a' b, big, lang, n, on, tags".replace(r"\t", "\t")
+    warnings = [message for message in caplog.messages if "no document meets" in message]
+    assert warnings == [f"where: no document meets {{'year': 2020}}; there are: {metadata_names}"]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"n": np.int64(1)},
+        {"n": {"<": np.float32(2)}},
+        {"n": {"in": np.array([1, 7])}},
+        {"on": np.bool_(True)},
+        {"n": {"in": [np.int8(1)]}},
+        {"mark\ud800": "a\ud800"},
+        {"mark\udcff": {"exists": np.bool_(True)}},
+    ],
+)
+def test_values_are_compared_as_they_are_stored(
+    index_path: Path,
+    where: Any,
+) -> None:
+    """Numbers of NumPy as plain ones, and texts with U+FFFD."""
+    first_metadata = {"n": 1, "on": True, "mark\ud800": "a\ud800"}
+    second_metadata = {"n": 2.5, "on": False}
+    stored_documents = [Document("cat", "a", first_metadata), Document("cat", "b", second_metadata)]
+    index = build(index_path, stored_documents)
+    assert find(index, where) == ["a"]
+
+
+def test_lone_surrogates_in_a_query_are_replaced(index_path: Path) -> None:
+    index = build(index_path, ["cat"])
+    assert texts_of(index.search("cat\ud800", 1)) == ["cat"]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"n": {"~": 1}},
+        {"n": [1]},
+        {"n": {"in": "abc"}},
+        {'a"b': 1},
+        {1: 1},
+        {"n": {">": True}},
+        ["n"],
+        {"n": {"exists": "false"}},
+        {"n": {"exists": 0}},
+        {"n": {"exists": None}},
+        {"n": {}},
+        {"n": float("nan")},
+        {"n": {"has": None}},
+        {str(year): 1 for year in range(101)},
+    ],
+)
+def test_conditions_that_are_refused(where: Any) -> None:
     with pytest.raises(ValueError):
-        conditions(where)
+        parse_where(where)

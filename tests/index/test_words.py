@@ -1,19 +1,16 @@
-"""Words of an index: what they find, that nothing in a query is an operator, and that they follow every change."""
+"""Words of an index: what they find, queries without operators, and words after changes."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sqlite3
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
-from indexes import MODEL, QUIET, build, documents
-from ranking import all_documents, ids_of, word_occurrences, words_in
+from indexes import QUIET, build, documents, ids_of
+from ranking import all_documents, word_occurrences, words_in
 
-from st_reba.index import Document, Index
+from st_reba.index import Document
 from st_reba.index.query_terms import MAX_QUERY_TERMS, read_terms
 from st_reba.index.terms import ENGLISH, OTHER, language_of
 
@@ -36,9 +33,12 @@ LONG = ["cat" * 40_000, "cat " * 25_000, "e\u0301" * 30]
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_hostile_queries_find_no_more_than_their_words(tmp_path: Path, seed: int) -> None:
+def test_hostile_queries_find_no_more_than_their_words(
+    index_path: Path,
+    seed: int,
+) -> None:
     lookalikes = [Document("rain catalogue", "long"), Document("rain text", "text")]
-    index = build(tmp_path / "index", [*documents(40), *lookalikes])
+    index = build(index_path, [*documents(40), *lookalikes])
     stored_documents = all_documents(index)
     query_vector = np.ones(16, np.float32)
     random = np.random.default_rng(seed)
@@ -67,17 +67,17 @@ def test_hostile_queries_find_no_more_than_their_words(tmp_path: Path, seed: int
     ],
 )
 def test_chinese_is_found_by_pairs_of_characters(
-    tmp_path: Path,
+    index_path: Path,
     query: str,
     expected_ids: list[str],
 ) -> None:
-    index = build(tmp_path / "index", ["猫 一只猫在睡觉", "猫 国家银行", "cat 行走", "ship 中国"])
+    index = build(index_path, ["猫 一只猫在睡觉", "猫 国家银行", "cat 行走", "ship 中国"])
     results = index.search(query, mode="words")
     assert sorted(ids_of(results)) == expected_ids
 
 
-def test_english_is_stemmed_and_accents_do_not_count(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", ["The cat", "the cats of the CAFÉ", "dog fishing"])
+def test_english_is_stemmed_and_accents_do_not_count(index_path: Path) -> None:
+    index = build(index_path, ["The cat", "the cats of the CAFÉ", "dog fishing"])
     assert index.info()["words"] == ENGLISH
     assert sorted(ids_of(index.search("cat's", mode="words"))) == ["0", "1"]
     assert ids_of(index.search("cafes", mode="words")) == ["1"]
@@ -98,8 +98,8 @@ def test_terms_of_a_long_query_are_bounded() -> None:
     assert len(query_terms.decisive) == MAX_QUERY_TERMS
 
 
-def test_a_word_that_most_documents_have_tells_nothing(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", ["cat gold", "cat ship", "cat moon", "dog"])
+def test_a_word_that_most_documents_have_tells_nothing(index_path: Path) -> None:
+    index = build(index_path, ["cat gold", "cat ship", "cat moon", "dog"])
     assert ids_of(index.search("cat gold", mode="words")) == ["0"]
     assert ids_of(index.search("cat", mode="words")) == ["0", "1", "2"]
 
@@ -128,61 +128,12 @@ def test_words_of_deleted_documents_leave_the_disk_at_compact(tmp_path: Path) ->
         assert b"xylo" not in file.read_bytes()
 
 
-def test_an_index_in_the_place_of_another_has_its_own_words(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", documents(20))
-    build(tmp_path / "index", ["king trombone"], overwrite=True)
+def test_an_index_in_the_place_of_another_has_its_own_words(index_path: Path) -> None:
+    index = build(index_path, documents(20))
+    build(index_path, ["king trombone"], overwrite=True)
     assert index.search("gold", mode="words") == []
     assert ids_of(index.search("trombone", mode="words")) == ["0"]
     index.verify()
-
-
-@pytest.fixture
-def index_without_words(tmp_path: Path) -> Index:
-    """An index of the format before there were words."""
-    build(tmp_path / "old").close()
-    connection = sqlite3.connect(tmp_path / "old" / "index.sqlite", isolation_level=None)
-    for table_name in ("frequencies", "occurrences", "words"):
-        connection.execute(f"DROP TABLE {table_name}")
-    (state_text,) = connection.execute("SELECT state FROM meta").fetchone()
-    state = json.loads(state_text)
-    state["format"] = 5
-    del state["words"]
-    old_text = json.dumps(state, ensure_ascii=False)
-    digest = hashlib.sha256(old_text.encode()).hexdigest()
-    connection.execute("UPDATE meta SET state = ?, sha256 = ?", (old_text, digest))
-    connection.close()
-    return Index.open(tmp_path / "old", MODEL)
-
-
-def test_an_index_without_words_is_searched_by_vectors(
-    index_without_words: Index,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    results = index_without_words.search("gold")
-    assert results == index_without_words.search("gold", mode="vectors")
-    assert results == index_without_words.search("gold")
-    assert caplog.text.count("--compact) adds words") == 1
-    index_without_words.verify()
-
-
-@pytest.mark.parametrize("mode", ["words", "hybrid"])
-def test_an_index_without_words_says_how_to_add_them(
-    index_without_words: Index,
-    mode: Literal["words", "hybrid"],
-) -> None:
-    with pytest.raises(ValueError, match="compact"):
-        index_without_words.search("gold", mode=mode)
-
-
-def test_compact_adds_words(index_without_words: Index, tmp_path: Path) -> None:
-    index_without_words.add(["gold trombone"], **QUIET)
-    index_without_words.delete(["d1"])
-    index_without_words.verify()
-    index_without_words.compact()
-    index_without_words.verify()
-    assert ids_of(index_without_words.search("trombone", mode="words")) == ["40"]
-    rebuilt_index = build(tmp_path / "rebuilt", list(index_without_words))
-    assert word_occurrences(index_without_words) == word_occurrences(rebuilt_index)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +147,10 @@ def test_compact_adds_words(index_without_words: Index, tmp_path: Path) -> None:
         "UPDATE words_data SET block = zeroblob(40) WHERE id > 10",
     ],
 )
-def test_words_that_do_not_fit_their_documents_are_noticed(tmp_path: Path, statement: str) -> None:
+def test_words_that_do_not_fit_their_documents_are_noticed(
+    tmp_path: Path,
+    statement: str,
+) -> None:
     index = build(tmp_path / "index", ["cat", "dog", "ship", "gold moon"])
     connection = sqlite3.connect(tmp_path / "index" / "index.sqlite")
     connection.execute(statement)

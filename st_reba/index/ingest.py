@@ -1,0 +1,231 @@
+"""Documents taken into an index: an index built, or one that is there extended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..corpus.encode import encode_documents, longest_input, warn_of_truncation
+from ..corpus.folder import Corpus
+from ..corpus.options import EncodeOptions
+from ..corpus.records import Document, Reject, describe_rejects, preview, to_json
+from ..corpus.source import Source
+from ..files import LOCK_FILE
+from .changes import BUILDING, Change, IndexWriter, changing, sole_encoder
+from .samples import sample_corpus
+from .schema import documents_with
+from .state import IndexState
+from .store import FILE, Store
+from .whitening import Whitening, is_to_be_whitened, tell_what_was_fitted
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+_NO_ID = "no id: upsert replaces by id; name the column of the ids, or add the texts instead"
+_ID_IN_INDEX = "id in the index: {!r} is there already, with other content; replace it with upsert, or give another id"
+_GROUP_SIZE = 64  # records that SQLite looks up in one query
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How an index is built of vectors; each option is described at ``Index.build``."""
+
+    factory: str = "auto"
+    parameters: str | None = None
+    whiten: bool | None = None
+    strict: bool = True
+
+
+def check_target(store: Store, *, overwrite: bool) -> None:
+    """Refuse to build where anything else is than an index, or what a killed build left."""
+    folder = store.folder
+    file_names = set()
+    if folder.is_dir():
+        file_names = {path.name for path in folder.iterdir()}
+    is_index = FILE in file_names or file_names <= {BUILDING, LOCK_FILE}
+    if folder.is_file() or not is_index:
+        raise FileExistsError(f"{folder}: not an index, so nothing is written there; give another path")
+    with suppress(FileNotFoundError):
+        store.state()
+        if not overwrite:
+            raise FileExistsError(f"{folder}: already there; give another path, or overwrite=True to replace the index")
+
+
+def build_index(
+    store: Store,
+    model: SentenceTransformer,
+    source: Source | Corpus,
+    new_state: IndexState,
+    encode_options: EncodeOptions,
+    build_options: BuildOptions,
+) -> Change:
+    """Build an index of documents, or of an encoded corpus.
+
+    Args:
+        store: The store of the index.
+        model: The model.
+        source: The documents.
+        new_state: The state of an index without documents.
+        encode_options: Options of encoding; ``overwrite`` replaces an index.
+        build_options: Other options.
+    """
+    strict = build_options.strict
+    with sole_encoder(store.folder) as building:
+        # Again, as another build may have ended meanwhile.
+        check_target(store, overwrite=encode_options.overwrite)
+        if isinstance(source, Corpus):
+            corpus = source
+            strict = False
+            _check_length(corpus.header()["settings"]["max_seq_length"], new_state)
+        else:
+            corpus = _encode(model, source, building, encode_options, new_state, strict)
+        whitening = None
+        if is_to_be_whitened(model, build_options.whiten):
+            sample = sample_corpus(corpus, new_state.metric)
+            whitening = Whitening.fit(model, sample, new_state.metric)
+            is_asked_for = build_options.whiten is True
+            tell_what_was_fitted(whitening, store.folder, is_asked_for=is_asked_for)
+        with changing(store, new_state) as writer:
+            writer.whiten(whitening)
+            segments = writer.insert_documents(corpus, strict=strict)
+            if not writer.state.documents:
+                raise ValueError(describe_rejects(list(corpus.rejects())))
+            writer.write_words()
+            writer.rewrite_vectors(segments, build_options.factory, build_options.parameters)
+    return _finish(store, writer, unchanged_count=0)
+
+
+def extend_index(
+    store: Store,
+    model: SentenceTransformer,
+    source: Source,
+    options: EncodeOptions,
+    *,
+    upsert: bool,
+    strict: bool,
+) -> Change:
+    """Add the documents that an index does not have; arguments as for ``Index.add``."""
+    with sole_encoder(store.folder) as building:
+        state = store.state()
+        _check_length(longest_input(model), state)
+        new_records = _NewRecords(source.unique(numbers=False), store, upsert)
+        new_source = replace(source, read=new_records.read)
+        corpus = _encode(model, new_source, building, options, state, strict)
+        with changing(store) as writer:
+            segments = writer.insert_documents(corpus, strict=strict)
+            writer.store_vectors(segments)
+    return _finish(store, writer, new_records.unchanged_count)
+
+
+def _check_length(max_seq_length: int | None, state: IndexState) -> None:
+    if max_seq_length != state.max_seq_length:
+        raise ValueError(
+            f"max_seq_length is {max_seq_length}, but {state.max_seq_length} in the index; set the model's to that"
+        )
+
+
+def _encode(
+    model: SentenceTransformer,
+    source: Source,
+    building: Path,
+    options: EncodeOptions,
+    state: IndexState,
+    strict: bool,
+) -> Corpus:
+    corpus = Corpus(building)
+    if strict:
+        source = source.strict()
+    corpus_options = replace(options, passages=state.passages, overwrite=True)
+    encode_documents(model, source, corpus, corpus_options)
+    return corpus
+
+
+def _finish(store: Store, writer: IndexWriter, unchanged_count: int) -> Change:
+    counts = writer.counts
+    state = writer.state
+    inserted_count = counts["added"] + counts["replaced"]
+    warn_of_truncation(store.folder, counts["truncated"], inserted_count, state.max_seq_length)
+    return Change(
+        count=state.documents,
+        added=counts["added"],
+        replaced=counts["replaced"],
+        unchanged=unchanged_count,
+        rejected=dict(writer.rejected),
+        truncated=counts["truncated"],
+    )
+
+
+class _NewRecords:
+    """The records of a source that an index does not have."""
+
+    def __init__(self, source: Source, store: Store, upsert: bool) -> None:
+        self.unchanged_count = 0
+        self._source = source
+        self._store = store
+        self._upsert = upsert
+
+    def read(self) -> Iterator[Document | Reject]:
+        numbered_records = enumerate(self._source.read())
+        while record_group := list(islice(numbered_records, _GROUP_SIZE)):
+            group_documents = [record for _, record in record_group if isinstance(record, Document)]
+            known_documents = self._find(group_documents)
+            for record_number, record in record_group:
+                if isinstance(record, Reject):
+                    yield record
+                elif known_documents.has(record):
+                    self.unchanged_count += 1
+                else:
+                    yield self._reject_if_refused(record, record_number, known_documents)
+
+    def _find(self, documents: Sequence[Document]) -> _KnownDocuments:
+        ids = [document.id for document in documents if document.id is not None]
+        content_hashes: list[int] = []
+        if not self._upsert:
+            content_hashes = [document.content_hash for document in documents if document.id is None]
+        known_documents = _KnownDocuments({}, set())
+        with self._store.reading() as connection:
+            for stored in documents_with(connection, "id", ids):
+                known_documents.content_by_id[stored.id] = (stored.text, stored.metadata)
+            for stored in documents_with(connection, "content_hash", content_hashes):
+                known_documents.unnamed.add((stored.text, stored.content_hash))
+        return known_documents
+
+    def _reject_if_refused(
+        self,
+        document: Document,
+        record_number: int,
+        known_documents: _KnownDocuments,
+    ) -> Document | Reject:
+        reason = None
+        if document.id is None:
+            if self._upsert:
+                reason = _NO_ID
+        elif document.id in known_documents.content_by_id and not self._upsert:
+            reason = _ID_IN_INDEX.format(document.id)
+        if reason is None:
+            return document
+        return Reject(f"record {record_number}", reason, document.id, preview(document.text))
+
+
+@dataclass(frozen=True)
+class _KnownDocuments:
+    """Documents of an index.
+
+    Args:
+        content_by_id: Text and metadata as JSON.
+        unnamed: Text and content hash of documents that were given without an id.
+    """
+
+    content_by_id: dict[str, tuple[str, str]]
+    unnamed: set[tuple[str, int | None]]
+
+    def has(self, document: Document) -> bool:
+        """True if the same document is there."""
+        if document.id is None:
+            return (document.text, document.content_hash) in self.unnamed
+        content = (document.text, to_json(document.metadata))
+        return self.content_by_id.get(document.id) == content

@@ -1,0 +1,139 @@
+"""The tables of an index. A document's columns are listed once: as the fields of `StoredDocument`.
+
+An index folder holds ``index.sqlite`` and a FAISS file ``vectors-N.faiss``, whose ids are keys of
+documents. Vectors that were added since it was written are pending; keys that were deleted since
+are tombstones. Both disappear when a new FAISS file is written.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Annotated, NamedTuple, get_type_hints
+
+from ..corpus.folder import Row
+from ..corpus.records import Document, to_json
+
+
+class StoredDocument(NamedTuple):
+    """A row of the table ``documents``; its fields are the columns, but for the checksum."""
+
+    key: Annotated[int, "INTEGER PRIMARY KEY"]  # of the first vector
+    id: Annotated[str, "TEXT NOT NULL UNIQUE"]
+    metadata: Annotated[str, "TEXT NOT NULL"]  # as JSON
+    vector_count: Annotated[int, "INTEGER NOT NULL"]
+    # Bounds of its passages in characters, as JSON; None: it is not cut.
+    spans: Annotated[str | None, "TEXT"]
+    text: Annotated[str, "TEXT NOT NULL"]
+    # Of a document that was given without an id: `Document.content_hash`.
+    content_hash: Annotated[int | None, "INTEGER"]
+
+    @classmethod
+    def from_row(cls, key: int, document_id: str, row: Row) -> StoredDocument:
+        """The stored form of a row of an encoded corpus."""
+        spans = None
+        if row.spans:
+            spans = to_json(row.spans)
+        return cls(
+            key=key,
+            id=document_id,
+            metadata=row.metadata,
+            vector_count=row.vector_count,
+            spans=spans,
+            text=row.text,
+            content_hash=row.content_hash,
+        )
+
+    @property
+    def keys(self) -> range:
+        """Keys of its vectors."""
+        return range(self.key, self.key + self.vector_count)
+
+    def passage(self, key: int) -> str:
+        """The passage with one of these keys."""
+        if self.spans is None:
+            return self.text
+        first_bound = 2 * (key - self.key)
+        start, end = json.loads(self.spans)[first_bound : first_bound + 2]
+        return self.text[start:end]
+
+    def document(self) -> Document:
+        return Document(self.text, self.id, json.loads(self.metadata))
+
+    @property
+    def checksum(self) -> int:
+        content = "\0".join(map(str, self))
+        return zlib.crc32(content.encode())
+
+
+def _declare_columns() -> str:
+    hints = get_type_hints(StoredDocument, include_extras=True)
+    columns = [f"{name} {hints[name].__metadata__[0]}" for name in StoredDocument._fields]
+    return ", ".join(columns)
+
+
+_SELECT = f"SELECT {', '.join(StoredDocument._fields)}, checksum FROM documents"
+_INSERT = f"INSERT OR IGNORE INTO documents VALUES ({'?, ' * len(StoredDocument._fields)}?)"
+
+# Emptied when another index takes the place of the one that is there.
+DATA_TABLES = {
+    "documents": f"{_declare_columns()}, checksum INTEGER NOT NULL",
+    "pending": "key INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, vector BLOB NOT NULL",
+    "tombstones": "key INTEGER PRIMARY KEY",
+    "truncated": "key INTEGER PRIMARY KEY",
+    "whitening": "content BLOB NOT NULL",
+}
+_OTHER_TABLES = {
+    "rejects": "place TEXT NOT NULL, reason TEXT NOT NULL, id TEXT, text TEXT",
+    "meta": "state TEXT NOT NULL, sha256 TEXT NOT NULL",
+}
+_CREATE_CONTENT_INDEX = """
+CREATE INDEX documents_content_hash ON documents (content_hash) WHERE content_hash IS NOT NULL
+"""
+
+
+def create_tables(connection: sqlite3.Connection) -> None:
+    """Create all tables but those of words."""
+    for name, columns in {**DATA_TABLES, **_OTHER_TABLES}.items():
+        connection.execute(f"CREATE TABLE {name} ({columns})")
+    connection.execute(_CREATE_CONTENT_INDEX)
+
+
+def has_tables(connection: sqlite3.Connection) -> bool:
+    """False for a file that was just made."""
+    return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is not None
+
+
+def insert_document(connection: sqlite3.Connection, document: StoredDocument) -> bool:
+    """Insert a document; False: its id is there already."""
+    cursor = connection.execute(_INSERT, (*document, document.checksum))
+    return cursor.rowcount > 0
+
+
+def read_documents(
+    connection: sqlite3.Connection,
+    where: str = "1",
+    *parameters: object,
+) -> Iterator[StoredDocument]:
+    """Documents that meet a condition in SQL, in the order of addition; checksums are compared."""
+    rows = connection.execute(f"{_SELECT} WHERE {where} ORDER BY key", parameters)
+    for *values, checksum in rows:
+        document = StoredDocument(*values)
+        if document.checksum != checksum:
+            # As SQLite reports a damaged page: the store adds its path and the remedy.
+            raise sqlite3.DatabaseError(f"document {document.id!r:.80} is not what was written")
+        yield document
+
+
+def documents_with(
+    connection: sqlite3.Connection,
+    column: str,
+    values: Iterable[str] | Iterable[int],
+) -> Iterator[StoredDocument]:
+    """Documents with one of some values in a column."""
+    # As ASCII: an id that no file can hold is not found.
+    json_values = json.dumps(list(values))
+    condition = f"{column} IN (SELECT value FROM json_each(?))"
+    return read_documents(connection, condition, json_values)
