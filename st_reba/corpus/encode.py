@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..encode import positions
+from ..encode import measure_lengths
 from ..files import (
     LOCK_FILE,
     make_folder,
@@ -333,7 +333,8 @@ def _estimate_positions(
             break
     if not sample:
         return 0
-    sample_positions = sum(positions(model, sample, "document", is_batched=True))
+    lengths = measure_lengths(model, sample, "document", is_batched=True)
+    sample_positions = sum(lengths.positions)
     return sample_positions * text_count // len(sample)
 
 
