@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..corpus.tables import read_table
-from .numbers import is_number
+from .tables import is_number
 
 QUERY_NAMES = ("query-id", "query_id", "qid")
 DOCUMENT_NAMES = ("corpus-id", "corpus_id", "doc_id", "docid", "pid")
@@ -81,25 +81,25 @@ def read_beir(folder: Path) -> BeirFolder:
         >>> read_beir(folder).dropped
         {'judgements of documents that the corpus lacks': 1}
     """
-    dropped: Counter[str] = Counter()
-    documents = _read_texts(folder, "corpus", dropped)
-    queries = _read_texts(folder, "queries", dropped)
+    dropped_counts: Counter[str] = Counter()
+    documents = _read_texts(folder, "corpus", dropped_counts)
+    queries = _read_texts(folder, "queries", dropped_counts)
     grades: dict[str, dict[str, float]] = {}
     judged_queries: set[str] = set()
     for judgement in _read_judgements(_qrels_file(folder)):
         judged_queries.add(judgement.query_id)
         if judgement.query_id not in queries:
-            dropped["judgements of queries that are missing"] += 1
+            dropped_counts["judgements of queries that are missing"] += 1
         elif judgement.document_id not in documents:
-            dropped["judgements of documents that the corpus lacks"] += 1
+            dropped_counts["judgements of documents that the corpus lacks"] += 1
         else:
             query_grades = grades.setdefault(queries[judgement.query_id], {})
             document = documents[judgement.document_id]
             query_grades[document] = max(judgement.grade, query_grades.get(document, -math.inf))
     unjudged_queries = queries.keys() - judged_queries
     if unjudged_queries:
-        dropped["queries without a judgement"] = len(unjudged_queries)
-    return BeirFolder(grades, list(documents.values()), dict(dropped))
+        dropped_counts["queries without a judgement"] = len(unjudged_queries)
+    return BeirFolder(grades, list(documents.values()), dict(dropped_counts))
 
 
 def _table_in(folder: Path, name: str) -> Path | None:
@@ -110,7 +110,11 @@ def _table_in(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _read_texts(folder: Path, name: str, dropped: Counter[str]) -> dict[str, str]:
+def _read_texts(
+    folder: Path,
+    name: str,
+    dropped_counts: Counter[str],
+) -> dict[str, str]:
     """Title and text of each row, by its ``_id``."""
     path = _table_in(folder, name)
     if path is None:
@@ -126,7 +130,7 @@ def _read_texts(folder: Path, name: str, dropped: Counter[str]) -> dict[str, str
         if not row_id:
             raise ValueError(f"{path}, row {row_number}: the _id is missing.")
         if row_id in texts:
-            dropped[f"rows of {path.name} whose _id comes again"] += 1
+            dropped_counts[f"rows of {path.name} whose _id comes again"] += 1
         texts[row_id] = f"{row.get('title', '')} {row['text']}".strip()
     return texts
 
@@ -158,7 +162,11 @@ def _read_judgements(path: Path) -> Iterator[Judgement]:
         grade = cells[columns.grade]
         if not is_number(grade):
             raise ValueError(f"{path}, line {line_number}: the grade {grade!r:.60} is no number.")
-        yield Judgement(cells[columns.query], cells[columns.document], float(grade))
+        yield Judgement(
+            cells[columns.query],
+            cells[columns.document],
+            float(grade),
+        )
 
 
 def _split_cells(line: str) -> list[str]:
@@ -176,7 +184,11 @@ def _find_columns(first_cells: Sequence[str]) -> QrelsColumns:
     )
 
 
-def _column_named(names: Sequence[str], first_cells: Sequence[str], usual_column: int) -> int:
+def _column_named(
+    names: Sequence[str],
+    first_cells: Sequence[str],
+    usual_column: int,
+) -> int:
     for column, cell in enumerate(first_cells):
         if cell.lower() in names:
             return column

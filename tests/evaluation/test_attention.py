@@ -33,7 +33,7 @@ def test_maps_equal_transformers_own(monkeypatch: pytest.MonkeyPatch) -> None:
         assert layer.matrix.sum(axis=1) == pytest.approx(np.ones(len(maps.tokens)), abs=1e-5)
     assert len(maps.tokens) == features["input_ids"].shape[1] and maps.tokens[-5:-3] == ("␣", "<0xF0>")
     told = {"decode.side_effect": ["", "", "", "\n"], "convert_ids_to_tokens.side_effect": [["ðŁ"], ["▁"], [""]]}
-    assert [attention._shown(others, 7) for others in [Mock(**told)] * 4] == ["#7", "␣", "#7", "\\n"]
+    assert [attention.readable_token(others, 7) for others in [Mock(**told)] * 4] == ["#7", "␣", "#7", "\\n"]
 
 
 def test_maps_of_masks_and_of_second_runs() -> None:

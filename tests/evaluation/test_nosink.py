@@ -8,8 +8,8 @@ import pytest
 
 from st_reba.evaluation import nosink
 from st_reba.evaluation.nosink import choose_k
-from st_reba.evaluation.readouts import opened
-from st_reba.evaluation.run import Comparison, Result
+from st_reba.evaluation.readouts import load_base
+from st_reba.evaluation.results import Comparison, Result
 from st_reba.evaluation.toy import toy_tasks
 from st_reba.methods import Method
 
@@ -49,7 +49,7 @@ def test_the_rule(ran: list[Method]) -> None:
 
 def test_without_a_better_k_no_k0_fits(ran: list[Method], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCORES, ("baseline", None, None), 9)
-    best, table = choose_k(opened("mini"), toy_tasks(["S3"], ["en"])[0])
+    best, table = choose_k(load_base("mini"), toy_tasks(["S3"], ["en"])[0])
     assert best.setting == "baseline"
     assert "mask0&bidir" not in set(table["setting"])
     assert {each.m for each in ran} == {1}

@@ -15,7 +15,8 @@ from pipelines import counted_positions
 from st_reba import Method
 from st_reba.encode import computed_positions, encode_texts
 from st_reba.evaluation.encoding import progress_bar
-from st_reba.evaluation.readouts import Readout, depth_of, of_base, opened, read, readout_of, shared, vectors
+from st_reba.evaluation.readouts import build_on, depth_of, encode_methods, group_by_pass, load_base, readout_of
+from st_reba.evaluation.shared_pass import Readout, run_pass
 
 TEXTS = ["Hello", "你好，世界", "a man plays the guitar on a quiet street", "x", "", "a man plays the guitar"]
 SHARED = [
@@ -41,13 +42,13 @@ def _methods(names: list[str]) -> list[Method]:
 
 @pytest.mark.parametrize("name", slow_but(["llama", "gpt2", "gemma2"], "llama", "gemma2"))
 def test_every_readout_is_what_its_model_gives(base: Callable[..., str], name: str) -> None:
-    methods, model = _methods(SHARED + (ALONE if name == "llama" else [])), opened(base(name))
+    methods, model = _methods(SHARED + (ALONE if name == "llama" else [])), load_base(base(name))
     depth: Any = model[0].depth
     assert [each for each in methods if readout_of(each, depth) is None] == methods[len(SHARED) :]
-    found = vectors(model, methods, TEXTS)
+    found = encode_methods(model, methods, TEXTS)
     assert list(found) == methods
     for method in methods:
-        expected = of_base(model, method).encode(TEXTS)
+        expected = build_on(model, method).encode(TEXTS)
         limit = 2e-6 * np.linalg.norm(expected, axis=1).max()
         np.testing.assert_allclose(found[method], expected, atol=limit, rtol=0, err_msg=str(method))
 
@@ -66,17 +67,17 @@ PREFIXED = {
 @pytest.mark.parametrize("name", list(PREFIXED))
 def test_a_pass_computes_what_the_built_model_computes(base: Callable[..., str], name: str) -> None:
     """What texts begin with runs once a batch here too, so seconds and vectors are those of the model."""
-    opened_base = opened(base("llama"))
+    opened_base = load_base(base("llama"))
     method = PREFIXED[name]
-    model = of_base(opened_base, method)
+    model = build_on(opened_base, method)
     texts = [f"{text} {number}" for number, text in enumerate(TEXTS * 8)]
     with counted_positions(model) as built:
         expected = encode_texts(model, texts)
     readout = readout_of(method, depth_of(model))
     assert readout is not None
-    plain_model = of_base(opened_base, replace(method, read="states"))
+    plain_model = build_on(opened_base, replace(method, read="states"))
     with counted_positions(plain_model) as passes:
-        rows = read(plain_model, [readout], texts)[readout]
+        rows = run_pass(plain_model, [readout], texts)[readout]
     assert passes == built and len(built) > 1
     # Padding is what is not counted; a batch that shares nothing would see twice as many.
     assert sum(passes) < 1.5 * sum(computed_positions(model[0], texts, {}))
@@ -89,9 +90,9 @@ def test_layers_of_a_readout() -> None:
         "classical:layer=10": None, "classical:layer=-10": None, "echo:read=attention,layer=[1,11]": None,
     }  # fmt: skip
     assert {name: readout_of(Method.parse(name), 8) for name in found} == found
-    base, method = opened("mini"), Method("classical", pooling="mean", read="attention", layer=(2, 4), normalize=False)
-    alone = read(base, [Readout(4, "mean", 2)], TEXTS)
-    np.testing.assert_allclose(alone[Readout(4, "mean", 2)], of_base(base, method).encode(TEXTS), atol=1e-5)
+    base, method = load_base("mini"), Method("classical", pooling="mean", read="attention", layer=(2, 4), normalize=False)
+    alone = run_pass(base, [Readout(4, "mean", 2)], TEXTS)
+    np.testing.assert_allclose(alone[Readout(4, "mean", 2)], build_on(base, method).encode(TEXTS), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -112,21 +113,21 @@ def test_layers_of_a_readout() -> None:
 )
 def test_methods_share_a_pass_if_and_only_if_input_and_masks_agree(names: list[str], groups: int) -> None:
     methods = _methods(names)
-    found = shared(methods, 6)
+    found = group_by_pass(methods, 6)
     assert len(found) == groups
     assert sorted(map(str, (each for group in found.values() for each in group))) == sorted(map(str, methods))
 
 
 def test_a_vector_depends_on_neither_batch_nor_repetition() -> None:
-    base, methods = opened("mini"), _methods(["reba:pooling=mean", "reba", "echo"])
-    whole = vectors(base, methods, TEXTS)
+    base, methods = load_base("mini"), _methods(["reba:pooling=mean", "reba", "echo"])
+    whole = encode_methods(base, methods, TEXTS)
     for method in methods:
-        pieces = vectors(base, [method], [*TEXTS[::-1], *TEXTS], batch_tokens=32)[method]
+        pieces = encode_methods(base, [method], [*TEXTS[::-1], *TEXTS], batch_tokens=32)[method]
         np.testing.assert_allclose(pieces, np.concatenate([whole[method][::-1], whole[method]]), atol=1e-6)
 
 
 def test_parts_are_words(base: Callable[..., str]) -> None:
-    model = opened(base("deep"))
+    model = load_base(base("deep"))
     names = ["echo:pooling=mean", "echo:pooling=last", "reba:pooling=mean", "reba:pooling=last"]
     methods = _methods([f"{name},normalize=false" for name in names])
     text = TEXTS[2]
@@ -134,11 +135,11 @@ def test_parts_are_words(base: Callable[..., str]) -> None:
     count = len(transformer.content([text])["input_ids"][0])
 
     def found(parts: list[tuple[int, int]]) -> dict[Method, Any]:
-        return {each: vectors(model, [each], [text] * len(parts), parts=parts)[each] for each in methods}
+        return {each: encode_methods(model, [each], [text] * len(parts), token_ranges=parts)[each] for each in methods}
 
     singles = found([(token, token + 1) for token in range(count)])
     whole, pair = found([(0, count)]), found([(1, 3)])
-    plain = vectors(model, methods, [text])
+    plain = encode_methods(model, methods, [text])
     # Of one token, mean and last are the same.
     for mean, last in (methods[:2], methods[2:]):
         np.testing.assert_allclose(singles[mean], singles[last], atol=1e-4)
@@ -154,16 +155,16 @@ def test_parts_are_words(base: Callable[..., str]) -> None:
 
 
 def test_an_opened_base_stays_as_it_is_and_shares_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = opened("mini", max_seq_length=32)
+    base = load_base("mini", max_seq_length=32)
     before = base.encode(TEXTS)
-    model = of_base(base, Method("reba", layer=3))
+    model = build_on(base, Method("reba", layer=3))
     assert next(model.parameters()).data_ptr() == next(base.parameters()).data_ptr()
     # The length is the base's, unless the method says another.
     assert (model[0].tokenizer.model_max_length, model[0].recipe["max_seq_length"]) == (32, 32)
-    assert of_base(base, Method("reba", max_seq_length=16))[0].tokenizer.model_max_length == 16
+    assert build_on(base, Method("reba", max_seq_length=16))[0].tokenizer.model_max_length == 16
     checked = Mock()
     monkeypatch.setattr("st_reba.assembly.check_masks", checked)
-    vectors(base, _methods(["reba", "nosink:setting=mask0-bidir,k=2"]), TEXTS)
+    encode_methods(base, _methods(["reba", "nosink:setting=mask0-bidir,k=2"]), TEXTS)
     assert checked.called
     assert base[0].depth == 6
     np.testing.assert_array_equal(base.encode(TEXTS), before)
@@ -171,26 +172,26 @@ def test_an_opened_base_stays_as_it_is_and_shares_its_weights(monkeypatch: pytes
 
 @pytest.mark.bars
 def test_progress_counts_positions() -> None:
-    base, seen = opened("mini"), list[int]()
-    vectors(base, [Method("echo")], TEXTS, batch_tokens=16, progress=seen.append)
+    base, seen = load_base("mini"), list[int]()
+    encode_methods(base, [Method("echo")], TEXTS, batch_tokens=16, progress=seen.append)
     assert len(seen) > 1
-    vectors(base, [Method("echo", pooled="repeats")], TEXTS, progress=seen.append)
+    encode_methods(base, [Method("echo", pooled="repeats")], TEXTS, progress=seen.append)
     assert [progress_bar(1, show).disable for show in (True, False)] == [False, True]
-    transformer = of_base(base, Method("echo"))[0]
+    transformer = build_on(base, Method("echo"))[0]
     assert sum(seen) == 2 * sum(computed_positions(transformer, TEXTS, {}))
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda base: read(base, [Readout(7, "mean")], ["a"]), lambda base: read(base, [Readout(0, "mean")], ["a"]),
-        lambda base: read(base, [Readout(2, "median")], ["a"]),
-        lambda base: vectors(base, [Method("echo")], ["a"], parts=[(0, 5)]),
-        lambda base: vectors(base, [Method("echo")], ["a"], parts=[(1, 1)]),
-        lambda base: vectors(base, [Method("classical", pooling="cls")], ["a"], parts=[(0, 1)]),
-        lambda base: vectors(base, [Method("prompteol", template="reverseol")], ["a"], parts=[(0, 1)]),
+        lambda base: run_pass(base, [Readout(7, "mean")], ["a"]), lambda base: run_pass(base, [Readout(0, "mean")], ["a"]),
+        lambda base: run_pass(base, [Readout(2, "median")], ["a"]),
+        lambda base: encode_methods(base, [Method("echo")], ["a"], token_ranges=[(0, 5)]),
+        lambda base: encode_methods(base, [Method("echo")], ["a"], token_ranges=[(1, 1)]),
+        lambda base: encode_methods(base, [Method("classical", pooling="cls")], ["a"], token_ranges=[(0, 1)]),
+        lambda base: encode_methods(base, [Method("prompteol", template="reverseol")], ["a"], token_ranges=[(0, 1)]),
     ],
 )  # fmt: skip
 def test_refusals(call: Callable[[Any], object]) -> None:
     with pytest.raises(ValueError):
-        call(opened("mini"))
+        call(load_base("mini"))

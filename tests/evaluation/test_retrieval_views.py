@@ -12,16 +12,17 @@ import pandas as pd
 import pytest
 
 from st_reba import build
-from st_reba.evaluation.retrieval_labels import labelled_items, read_rankings
-from st_reba.evaluation.retrieval_views import (
+from st_reba.evaluation.retrieval_items import (
     RetrievalItems,
     draw_documents,
+    labelled_items,
+    read_rankings,
     normalized_gain,
     retrieval_views,
     split_view,
 )
-from st_reba.evaluation.scores import RANKED, SCORINGS
-from st_reba.evaluation.tasks import Task
+from st_reba.evaluation.kinds.reranking import RANKING_METRICS
+from st_reba.evaluation import Task
 from st_reba.evaluation.word_scores import word_scores
 from st_reba.index import Index
 
@@ -88,7 +89,7 @@ def test_gain_is_that_of_evaluate() -> None:
         documents = tuple(generator.choice(np.arange(1, 31), size=14, replace=False).tolist())
         grades = tuple(generator.integers(1, 4, size=14).astype(float).tolist())
         task = Task("t", "Retrieval", tuple(map(str, range(31))), ((0, documents, grades),), queries=1)
-        expected = SCORINGS["Retrieval"].evidence(task, vectors)[0, RANKED.index("ndcg_at_10")]
+        expected = task.task_kind.evidence(task, vectors)[0, RANKING_METRICS.index("ndcg_at_10")]
         items = labelled_items(task, ["0"], 0)
         order = [int(text) for text in items.documents]
         assert items.score(vectors[:1] @ vectors[order].T) == pytest.approx([expected])

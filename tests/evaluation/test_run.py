@@ -20,9 +20,10 @@ import st_reba
 from st_reba.evaluation import encoding, readouts
 from st_reba.evaluation.figures import draw_curve, draw_results
 from st_reba.evaluation.instructions import Instructions
-from st_reba.evaluation.run import Comparison, Result, compare, curve, evaluate, markdown
+from st_reba.evaluation.results import Comparison, Result, markdown
+from st_reba.evaluation.run import compare, curve, evaluate
 from st_reba.evaluation.statistics import Difference
-from st_reba.evaluation.tasks import Task, read_task
+from st_reba.evaluation import Task, read_task
 from st_reba.evaluation.toy import toy_tasks
 from st_reba.methods import Method
 
@@ -43,7 +44,7 @@ def small(base: Callable[..., str]) -> str:
 
 @pytest.fixture(scope="module")
 def opened(small: str) -> SentenceTransformer:
-    return readouts.opened(small)
+    return readouts.load_base(small)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +73,8 @@ def test_compare_scores_what_evaluate_scores(small: str, opened: SentenceTransfo
 def test_methods_with_the_same_input_run_once(opened: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: Any = []
     bars: Any = []
-    read, bar_of = readouts.read, encoding.progress_bar
-    monkeypatch.setattr(readouts, "read", lambda *args, **options: passes.append(args) or read(*args, **options))
+    read, bar_of = readouts.run_pass, encoding.progress_bar
+    monkeypatch.setattr(readouts, "run_pass", lambda *args, **options: passes.append(args) or read(*args, **options))
     monkeypatch.setattr(encoding, "progress_bar", lambda *given: bars.append(bar_of(*given)) or bars[-1])
     methods = ["classical", PLAIN, "echo", "echo:pooling=mean", "reba", "reba:layer=3"]
     compare(opened, PAIRS, methods, draws=0, show_progress_bar=True)
@@ -239,12 +240,12 @@ def test_a_draw_without_a_seed_is_that_of_0() -> None:
 def test_unusable_vectors_are_named(opened: SentenceTransformer) -> None:
     task = read_task(PAIRS)
     vectors = np.eye(len(task.texts), dtype=np.float32)
-    assert encoding.usable(vectors, task, "m") is vectors
+    encoding.compute_evidence(task, vectors, "m")
     for value in (0, np.nan):
         bad = vectors.copy()
         bad[3] = value
         with pytest.raises(ValueError, match=task.texts[3]):
-            encoding.usable(bad, task, "m")
+            encoding.compute_evidence(task, bad, "m")
 
 
 def test_markdown() -> None:

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from sklearn.metrics import v_measure_score
 
-from st_reba.evaluation.scores import SCORINGS, classify, cosines, odd_one_out
-from st_reba.evaluation.tasks import Task
+from st_reba.evaluation import Task
+from st_reba.evaluation.kinds.word_sense import find_odd_vectors
+from st_reba.evaluation.measures import classify, pair_cosines
+from st_reba.evaluation.task import KINDS
 
 RANDOM = np.random.default_rng(0)
 
 
 def scored(task: Task, vectors: Any) -> dict[str, float]:
-    evidence = SCORINGS[task.kind].evidence(task, np.asarray(vectors, np.float32))
-    return {name: metric(evidence) for name, metric in SCORINGS[task.kind].metrics.items()}
+    evidence = KINDS[task.kind].evidence(task, np.asarray(vectors, np.float32))
+    return {name: metric(evidence) for name, metric in KINDS[task.kind].metrics.items()}
 
 
 def test_of_equal_cosines_the_irrelevant_stands_first() -> None:
@@ -39,7 +41,7 @@ def test_the_first_ten_and_the_first_thousand() -> None:
 
 def test_cosines_that_float32_cannot_tell_apart_are_equal() -> None:
     vectors = np.array([[1, 0], [0.6, 0.8], [0.6 + 2e-7, 0.8], [0, 0]])
-    first, second, zero = cosines(vectors, [0, 0, 0], [1, 2, 3])
+    first, second, zero = pair_cosines(vectors, [0, 0, 0], [1, 2, 3])
     assert (first, second, zero) == (0.6, 0.6, 0)
 
 
@@ -95,18 +97,18 @@ def test_a_large_class_does_not_take_all_of_vectors_that_lie_close_together() ->
     items = tuple((n, "large" if n < 30 else "small") for n in range(40))
     assert scored(Task("t", "Classification", tuple(map(str, range(40))), items), vectors)["accuracy"] > 0.95
     given = (vectors, [label for _, label in items], vectors[30:31])
-    assert classify(*given) == ["large"] and classify(*given, balanced=True) == ["small"]
+    assert classify(*given) == ["large"] and classify(*given, is_balanced=True) == ["small"]
 
 
 def test_clusters() -> None:
-    assert [name for name, each in SCORINGS.items() if each.recentred] == ["Clustering"]
+    assert [name for name, each in KINDS.items() if each.is_recentred] == ["Clustering"]
     vectors = np.concatenate([RANDOM.normal(place, 0.1, (20, 4)) for place in (0, 5)])
     turns = [n % 2 for n in range(40)]
     apart, mixed = (Task("t", "Clustering", tuple("t" * 40), tuple(enumerate(each))) for each in (sorted(turns), turns))
     assert scored(apart, vectors) == {"v_measure": pytest.approx(1), "v_measure, one start": pytest.approx(1)}
     cloud = RANDOM.normal(size=(40, 4)).astype(np.float32)
-    starts = [v_measure_score(turns, each) for each in SCORINGS["Clustering"].evidence(mixed, cloud).T[1:]]
-    assert SCORINGS["Clustering"].metrics["v_measure"](np.zeros((3, 11))) == 1
+    starts = [v_measure_score(turns, each) for each in KINDS["Clustering"].evidence(mixed, cloud).T[1:]]
+    assert KINDS["Clustering"].metrics["v_measure"](np.zeros((3, 11))) == 1
     assert len(set(starts)) > 1 and list(scored(mixed, cloud).values()) == pytest.approx([sum(starts) / 10, starts[0]])
 
 
@@ -114,7 +116,7 @@ def test_the_two_distances_of_word_senses_are_two_measures() -> None:
     four = np.array([[1.0, 0.0], [2.0, 0.0], [9.0, 0.0], [1.0, 1.0]])
     task = Task("t", "WordSense", tuple("abcd"), (((0, 1, 2, 3), 3), ((0, 1, 3, 2), 2), ((0, 1, 2, 3), 2)))
     assert scored(task, four) == {"accuracy cosine": pytest.approx(2 / 3), "accuracy euclidean": pytest.approx(1 / 3)}
-    found = odd_one_out(np.array([[[1.0, 0.0]] * 4, [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]]))
+    found = find_odd_vectors(np.array([[[1.0, 0.0]] * 4, [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]]))
     assert found["cosine"].tolist() == found["euclidean"].tolist() == [0, 3]
 
 

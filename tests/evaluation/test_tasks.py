@@ -10,7 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from st_reba.evaluation.tasks import Task, drawn, read_task, warn_of_dropped
+from st_reba.evaluation import Task, read_task
+from st_reba.evaluation.task_source import subsample
+from st_reba.evaluation.tasks import warn_of_dropped
 
 WORDS = [f"word {number}" for number in range(12)]
 PAIRS = pd.DataFrame({"sentence1": WORDS, "sentence2": WORDS[::-1], "score": range(12)})
@@ -182,9 +184,9 @@ def test_conll(tmp_path: Path) -> None:
 
 
 def test_a_draw_keeps_the_order_and_depends_on_the_seed() -> None:
-    first = drawn(range(100), 10, 0)
-    assert first == sorted(first) == drawn(range(100), 10, 0) != drawn(range(100), 10, 1)
-    assert drawn(range(3), None, 0) == drawn(range(3), 5, 0) == [0, 1, 2]
+    first = subsample(range(100), 10, 0)
+    assert first == sorted(first) == subsample(range(100), 10, 0) != subsample(range(100), 10, 1)
+    assert subsample(range(3), None, 0) == subsample(range(3), 5, 0) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
-from st_reba.evaluation.tasks import Task
-from st_reba.evaluation.views import draw_texts, evidence, information, script_of, views_of
+from st_reba.evaluation import Task
+from st_reba.evaluation.kinds.views import information, views_of
+from st_reba.evaluation.texts import draw_texts, script_of
 
 
 def _units(count: int, width: int = 6, seed: int = 0) -> Tensor:
@@ -42,7 +43,7 @@ def test_views_are_judged_by_what_shares_little() -> None:
     units = _units(len(task.texts))
     first, last, early, late = (units[[places[column] for places in task.items]] for column in range(4))
     expected = (information(early, late) + information(first, late) + information(early, last)) / 3
-    np.testing.assert_allclose(evidence(task, units), expected, atol=1e-6)
+    np.testing.assert_allclose(task.task_kind.score_items(task, units), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_pairs_are_spearmans_correlation_with_ties() -> None:
     units = _units(51)
     cosines = [float(units[first] @ units[second]) for first, second, _ in task.items]
     expected = spearmanr(cosines, [item[-1] for item in task.items])[0]
-    assert float(evidence(task, units).mean()) == pytest.approx(expected, abs=1e-5)
+    assert float(task.task_kind.score_items(task, units).mean()) == pytest.approx(expected, abs=1e-5)
 
 
 def test_classes_ask_the_centroids_of_the_others() -> None:
@@ -80,7 +81,7 @@ def test_classes_ask_the_centroids_of_the_others() -> None:
             members = [units[n] for n in range(18) if n != row and labels[n] == name]
             nearest[name] = float(torch.nn.functional.cosine_similarity(units[row], torch.stack(members).sum(0), dim=0))
         expected.append(float(max(nearest, key=lambda name: nearest[name]) == label))
-    assert evidence(task, units).tolist() == expected
+    assert task.task_kind.score_items(task, units).tolist() == expected
     assert [0 < sum(expected[:15]) < 15, *expected[15:]] == [True, 1, 1, 0]
 
 
@@ -91,7 +92,7 @@ def test_reranking_is_the_average_precision_of_each_query() -> None:
         average_precision_score([grade > 0 for grade in grades], [float(units[query] @ units[d]) for d in documents])
         for query, documents, grades in items
     ]
-    np.testing.assert_allclose(evidence(task, units), expected, atol=1e-6)
+    np.testing.assert_allclose(task.task_kind.score_items(task, units), expected, atol=1e-6)
 
 
 def test_draws_are_of_different_texts_that_have_views() -> None:

@@ -11,10 +11,10 @@ import pytest
 import st_reba
 from st_reba.evaluation.encoding import shared_vectors
 from st_reba.evaluation.instructions import Instructions
-from st_reba.evaluation.readouts import opened
+from st_reba.evaluation.readouts import load_base
 from st_reba.evaluation.run import compare
-from st_reba.evaluation.tasks import QUESTIONS, Task, read_task
-from st_reba.evaluation.words import tagged_words, word_sense_task
+from st_reba.evaluation import Task, read_task
+from st_reba.evaluation.kinds.word_sense import QUESTION_COLUMNS
 from st_reba.methods import Method
 
 FOUR = ["他在银行取钱", "银行关门了", "河边有银行", "我的银行"]
@@ -37,18 +37,18 @@ def test_published_questions(tmp_path: Path) -> None:
     assert set(task.dropped.values()) == {1}
     assert len(task.dropped) == 4
     with pytest.raises(ValueError, match="选项1"):
-        word_sense_task(pd.DataFrame({"text": FOUR}))
+        read_task(pd.DataFrame({"text": FOUR}), 'WordSense')
 
 
 def test_words_share_passes_and_have_the_vectors_of_encode_words() -> None:
-    table = pd.DataFrame([["银行", *FOUR, letter] for letter in "ABCD"], columns=list(QUESTIONS[1]))
-    task = word_sense_task(table)
-    assert word_sense_task(table, limit=1) == word_sense_task(table, limit=1, seed=0)
+    table = pd.DataFrame([["银行", *FOUR, letter] for letter in "ABCD"], columns=list(QUESTION_COLUMNS))
+    task = read_task(table)
+    assert read_task(table, limit=1) == read_task(table, limit=1, seed=0)
     methods = ["classical", "echo", "reba", "reba:pooling=mean", "nosink:setting=inter-bidir,k=2"]
     found = compare("mini", task, methods, draws=0)
     assert all(each.scores["accuracy cosine"] == 0.25 for each in found.results)
     chosen = [Method.parse(each) for each in methods]
-    vectors = shared_vectors(opened("mini"), task, chosen, Instructions(), 4096, False)
+    vectors = shared_vectors(load_base("mini"), task, chosen, Instructions(), 4096, False)
     items = list(zip(task.texts, task.spans, strict=True))
     for method in chosen:
         own = st_reba.encode_words(st_reba.build("mini", method), items)
@@ -58,7 +58,7 @@ def test_words_share_passes_and_have_the_vectors_of_encode_words() -> None:
 def test_entities_have_the_vectors_of_their_words() -> None:
     words = ("New", "York", "New")
     task = Task("t", "NER", (" ".join(words),), ((0, words, ("B-LOC", "I-LOC", "O")),) * 10, ((0, words, ("O",) * 3),))
-    assert tagged_words(task) == [("New York New", span) for span in ((0, 3), (4, 8), (9, 12))]
+    assert task.task_kind.list_words(task) == [("New York New", span) for span in ((0, 3), (4, 8), (9, 12))]
 
 
 @pytest.mark.slow
