@@ -21,7 +21,7 @@ CellReader = Callable[[Any], Any]
 ColumnReaders = Mapping[str, CellReader]
 
 # Usual names of the columns of a role; the first name that a table has counts.
-COLUMNS: Mapping[str, tuple[str, ...]] = {
+COLUMNS: dict[str, tuple[str, ...]] = {
     "text1": ("text1", "sentence1", "sentence_1", "sent1", "s1", "premise"),
     "text2": ("text2", "sentence2", "sentence_2", "sent2", "s2", "hypothesis"),
     "score": ("score", "similarity", "similarity_score", "gold"),

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from .statistics import Evidence as Evidence
-from .tables import ColumnReaders, read_text
+from .tables import COLUMNS, ColumnReaders, read_text
 from .task_source import TaskSource
 from .vectors import Vectors as Vectors
 
@@ -89,8 +89,10 @@ class TaskKind(ABC):
 
     Args:
         name: Its name.
-        column_readers: What reads each column of its tables, by the roles of ``tables.COLUMNS``.
-        detection_order: Of several kinds whose columns a table has, the one with the lowest number is read.
+        column_readers: The reader of each column of its tables, by role: texts by ``read_text``, and last a label.
+        column_names: Usual names of the columns, for roles that ``tables.COLUMNS`` lacks.
+        detection_order: Of several kinds whose columns a table has, the one with the lowest number is read. The
+            package's kinds have 10 to 90.
         metrics: Scores by name, each computed from all items' evidence; more is better.
         main_metric: The metric that tables show.
         paper_metric: The one that the papers show, if another.
@@ -105,6 +107,7 @@ class TaskKind(ABC):
 
     name: str
     column_readers: ColumnReaders = {}
+    column_names: Mapping[str, tuple[str, ...]] = {}
     detection_order = 100
     metrics: Mapping[str, Metric]
     main_metric: str
@@ -225,6 +228,7 @@ def declare_kind(kind: TaskKind) -> None:
     if kind.name in KINDS:
         raise ValueError(f"kind={kind.name!r} is there already. Choose another name.")
     KINDS[kind.name] = kind
+    COLUMNS.update(kind.column_names)
 
 
 def find_kind(name: str) -> TaskKind:

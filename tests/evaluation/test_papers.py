@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 import st_reba
+from st_reba.evaluation import Task
 from st_reba.evaluation.instructions import read_instructions
 from st_reba.evaluation.mteb_tasks import find_tasks, scores_of, suites
 from st_reba.evaluation.run import evaluate
-from st_reba.evaluation import Task
 
 
 @pytest.mark.slow

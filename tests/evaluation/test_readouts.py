@@ -90,7 +90,10 @@ def test_layers_of_a_readout() -> None:
         "classical:layer=10": None, "classical:layer=-10": None, "echo:read=attention,layer=[1,11]": None,
     }  # fmt: skip
     assert {name: readout_of(Method.parse(name), 8) for name in found} == found
-    base, method = load_base("mini"), Method("classical", pooling="mean", read="attention", layer=(2, 4), normalize=False)
+    base, method = (
+        load_base("mini"),
+        Method("classical", pooling="mean", read="attention", layer=(2, 4), normalize=False),
+    )
     alone = run_pass(base, [Readout(4, "mean", 2)], TEXTS)
     np.testing.assert_allclose(alone[Readout(4, "mean", 2)], build_on(base, method).encode(TEXTS), atol=1e-5)
 

@@ -12,17 +12,17 @@ import pandas as pd
 import pytest
 
 from st_reba import build
+from st_reba.evaluation import Task
+from st_reba.evaluation.kinds.reranking import RANKING_METRICS
 from st_reba.evaluation.retrieval_items import (
     RetrievalItems,
     draw_documents,
     labelled_items,
-    read_rankings,
     normalized_gain,
+    read_rankings,
     retrieval_views,
     split_view,
 )
-from st_reba.evaluation.kinds.reranking import RANKING_METRICS
-from st_reba.evaluation import Task
 from st_reba.evaluation.word_scores import word_scores
 from st_reba.index import Index
 

@@ -17,13 +17,12 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba.evaluation import encoding, readouts
+from st_reba.evaluation import Task, encoding, read_task, readouts
 from st_reba.evaluation.figures import draw_curve, draw_results
 from st_reba.evaluation.instructions import Instructions
 from st_reba.evaluation.results import Comparison, Result, markdown
 from st_reba.evaluation.run import compare, curve, evaluate
 from st_reba.evaluation.statistics import Difference
-from st_reba.evaluation import Task, read_task
 from st_reba.evaluation.toy import toy_tasks
 from st_reba.methods import Method
 

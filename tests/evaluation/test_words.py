@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 import st_reba
+from st_reba.evaluation import Task, read_task
 from st_reba.evaluation.encoding import shared_vectors
 from st_reba.evaluation.instructions import Instructions
+from st_reba.evaluation.kinds.word_sense import QUESTION_COLUMNS
 from st_reba.evaluation.readouts import load_base
 from st_reba.evaluation.run import compare
-from st_reba.evaluation import Task, read_task
-from st_reba.evaluation.kinds.word_sense import QUESTION_COLUMNS
 from st_reba.methods import Method
 
 FOUR = ["他在银行取钱", "银行关门了", "河边有银行", "我的银行"]
@@ -37,7 +37,7 @@ def test_published_questions(tmp_path: Path) -> None:
     assert set(task.dropped.values()) == {1}
     assert len(task.dropped) == 4
     with pytest.raises(ValueError, match="选项1"):
-        read_task(pd.DataFrame({"text": FOUR}), 'WordSense')
+        read_task(pd.DataFrame({"text": FOUR}), "WordSense")
 
 
 def test_words_share_passes_and_have_the_vectors_of_encode_words() -> None:
