@@ -85,29 +85,16 @@ def tune(
         if recipe is not None:
             base = recipe.base
             loading_options = {**recipe.loading, **loading_options}
-    model = load_base(base, **loading_options)
-    search = Search(
-        model,
-        plan.choosing_items,
-        plan.filter_kinds(model),
-        folder / "passes",
-    )
+    base_model = load_base(base, **loading_options)
+    filter_kinds = plan.filter_kinds(base_model)
+    search = Search(base_model, plan.choosing_items, filter_kinds, folder / "passes")
     candidates = run_search(search, plan, say)
     best_candidate = select_best(candidates, most_cost)
-    method = replace(best_candidate.method, max_seq_length=loading_options.get("max_seq_length"))
-    choice = ReportEntry("chosen", method)
-    if best_candidate.filter_kind is not None:
-        path = folder / "filter.safetensors"
-        fitted_filter = plan.fit_filter(build_on(model, best_candidate.method), best_candidate.filter_kind)
-        fitted_filter.save(path)
-        choice = ReportEntry(
-            "chosen",
-            replace(method, filter=str(path)),
-            fitted_filter,
-        )
+    length = loading_options.get("max_seq_length")
+    choice = _fit_choice(plan, base_model, best_candidate, length, folder)
     report = TuneReport(
         method=choice.method,
-        rows=plan.report(model, choice, candidates),
+        rows=plan.report(base_model, choice, candidates),
         kind=plan.choosing_items.kind,
         counts=(plan.choosing_items.item_count, plan.reporting_items.item_count),
         tried=len(candidates),
@@ -116,13 +103,26 @@ def tune(
         folder=str(folder),
         notes=tuple(plan.notes(best_candidate)),
     )
-    write_report(
-        report,
-        base,
-        build_on(model, choice.method, **_model_options(loading_options)),
-        loading_options,
-    )
+    model = build_on(base_model, choice.method, **_model_options(loading_options))
+    write_report(report, base, model, loading_options)
     return report
+
+
+def _fit_choice(
+    plan: TuningPlan,
+    base_model: SentenceTransformer,
+    candidate: Candidate,
+    max_seq_length: int | None,
+    folder: Path,
+) -> ReportEntry:
+    """The method of a candidate, with its filter fitted and saved."""
+    method = replace(candidate.method, max_seq_length=max_seq_length)
+    if candidate.filter_kind is None:
+        return ReportEntry("chosen", method)
+    path = folder / "filter.safetensors"
+    fitted_filter = plan.fit_filter(build_on(base_model, candidate.method), candidate.filter_kind)
+    fitted_filter.save(path)
+    return ReportEntry("chosen", replace(method, filter=str(path)), fitted_filter)
 
 
 def make_plan(

@@ -21,19 +21,43 @@ def write_folder(folder: Path, replaced_files: Files) -> Path:
     (folder / "qrels").mkdir()
     files: Files = {"corpus.jsonl": CORPUS, "queries.jsonl": QUERIES, "qrels/test.tsv": JUDGEMENTS}
     for name, content in (files | replaced_files).items():
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        (folder / name).write_bytes(
+            content
+            if isinstance(
+                content,
+                bytes,
+            )
+            else content.encode()
+        )
     return folder
 
 
 def test_judgements_of_test_are_read(tmp_path: Path) -> None:
     (tmp_path / "qrels").mkdir()
-    corpus = pd.DataFrame({"_id": range(12), "title": ["", "T"] * 6, "text": [f"word {n}" for n in range(12)]})
+    corpus = pd.DataFrame(
+        {
+            "_id": range(12),
+            "title": ["", "T"] * 6,
+            "text": list(map("word {}".format, range(12))),
+        }
+    )
     corpus.to_json(tmp_path / "corpus.jsonl", orient="records", lines=True)
-    query_ids = [f"q{number}" for number in range(12)]
-    queries = pd.DataFrame({"_id": query_ids, "text": [f"query {number}" for number in range(12)]})
+    query_ids = list(map("q{}".format, range(12)))
+    queries = pd.DataFrame(
+        {
+            "_id": query_ids,
+            "text": list(map("query {}".format, range(12))),
+        }
+    )
     queries.to_json(tmp_path / "queries.jsonl", orient="records", lines=True)
     for split, grade in (("dev", 1), ("test", 2)):
-        judgements = pd.DataFrame({"query": query_ids[:11], "document": range(11), "score": grade})
+        judgements = pd.DataFrame(
+            {
+                "query": query_ids[:11],
+                "document": range(11),
+                "score": grade,
+            }
+        )
         judgements.to_csv(tmp_path / "qrels" / f"{split}.tsv", sep="\t", index=False)
     task = read_task(tmp_path)
     assert (task.kind, task.queries, len(task.texts)) == ("Retrieval", 11, 23)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -42,12 +43,22 @@ def check_readouts(base_folder: str, tried_pass: Pass, layers: set[int], role: R
     """Readouts of a pass are the vectors of the models that are built for them."""
     base_model = load_base(base_folder)
     readouts = [readout for readout in tried_pass.readouts(6) if readout.layer in layers]
-    vectors = run_pass(build_on(base_model, tried_pass.method), readouts, TEXTS, task=role)
+    vectors = run_pass(
+        build_on(base_model, tried_pass.method),
+        readouts,
+        TEXTS,
+        task=role,
+    )
     for readout in readouts:
         method = tried_pass.method_of_readout(readout, 6)
-        expected = encode_texts(build_on(base_model, method), TEXTS, task=role)
+        expected_vectors = encode_texts(build_on(base_model, method), TEXTS, task=role)
         unit_vectors = normalize_rows(vectors[readout])
-        np.testing.assert_allclose(unit_vectors, expected, atol=2e-6, err_msg=str(method))
+        np.testing.assert_allclose(
+            unit_vectors,
+            expected_vectors,
+            atol=2e-6,
+            err_msg=str(method),
+        )
 
 
 @pytest.mark.parametrize("pass_index", range(15))
@@ -73,7 +84,7 @@ def test_every_layer_is_read_by_every_pooling(pass_index: int) -> None:
 
 def test_deep_bases_are_read_at_some_layers() -> None:
     masked_pass = similarity_passes(34, "LATIN")[3]
-    layers = [readout.layer for readout in masked_pass.readouts(34)]
+    layers = list(map(attrgetter("layer"), masked_pass.readouts(34)))
     assert layers == list(range(34, 17, -3))
 
 
@@ -81,24 +92,47 @@ def test_prompts_are_read_from_attention_outputs_too() -> None:
     passes = similarity_passes(30, "LATIN", has_labels=True)
     prompt_passes = [index for index, tried_pass in enumerate(passes) if tried_pass.first_output_layers]
     assert prompt_passes == [0, 1, 11, 12, 13, 14, 15, 16]
-    assert passes[0].readouts(30)[-1] == Readout(30, "end", 11)
+    assert passes[0].readouts(30)[-1] == Readout(
+        30,
+        "end",
+        11,
+    )
 
 
 def test_similarity_passes_differ() -> None:
     passes = similarity_passes(30, "LATIN", has_labels=True)
-    assert len({tried_pass.method for tried_pass in passes}) == len(passes)
+    assert len(
+        set(
+            map(
+                attrgetter("method"),
+                passes,
+            )
+        )
+    ) == len(passes)
 
 
 def test_the_small_search_is_the_beginning_of_the_whole_one() -> None:
-    assert similarity_passes(30, "LATIN", is_small=True) == similarity_passes(30, "LATIN")[:4]
+    assert (
+        similarity_passes(
+            30,
+            "LATIN",
+            is_small=True,
+        )
+        == similarity_passes(30, "LATIN")[:4]
+    )
     assert len(search_passes(6, "LATIN", is_small=True)) == 3
 
 
 def test_published_methods_are_read_from_the_passes() -> None:
     passes = similarity_passes(30, "LATIN", has_labels=True)
     published = published_methods(30, "LATIN", {}).values()
-    pass_methods = [tried_pass.method for tried_pass in passes]
-    assert len(group_by_pass([*published, *pass_methods], 30)) == len(passes)
+    pass_methods = list(map(attrgetter("method"), passes))
+    assert len(
+        group_by_pass(
+            [*published, *pass_methods],
+            30,
+        )
+    ) == len(passes)
 
 
 def test_the_published_k_is_the_better_one() -> None:
@@ -131,9 +165,20 @@ def test_search_wordings_tell_queries_from_documents() -> None:
 def test_every_search_wording_is_a_pass() -> None:
     passes = search_passes(6, "LATIN")
     wordings = search_wordings("LATIN")
-    templates = [tried_pass.method.template for tried_pass in passes]
+    templates = list(map(attrgetter("method.template"), passes))
     assert templates[: len(wordings)] == wordings
-    assert len({tried_pass.method for tried_pass in passes}) == len(passes) == len(wordings) + 2
+    assert (
+        len(
+            set(
+                map(
+                    attrgetter("method"),
+                    passes,
+                )
+            )
+        )
+        == len(passes)
+        == len(wordings) + 2
+    )
 
 
 def test_the_default_of_build_is_a_candidate_for_search() -> None:

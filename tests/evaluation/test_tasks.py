@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from st_reba.evaluation.task import KINDS, find_kind
 from st_reba.evaluation.task_source import TaskSource, subsample
 from st_reba.evaluation.tasks import detect_kind, warn_of_dropped
 
-WORDS = [f"word {number}" for number in range(12)]
+WORDS = list(map("word {}".format, range(12)))
 REVERSED_WORDS = WORDS[::-1]
 CLASSES = list("ab") * 6
 BITS = [0, 1] * 6
@@ -26,7 +28,11 @@ def table(**columns: object) -> pd.DataFrame:
 
 PAIRS = table(sentence1=WORDS, sentence2=REVERSED_WORDS, score=range(12))
 LABELLED_TEXTS = table(text=WORDS, label=CLASSES)
-QUESTION = table(word=WORDS, answer="A", **{f"sentence{number}": WORDS for number in (1, 2, 3, 4)})
+QUESTION = table(
+    word=WORDS,
+    answer="A",
+    **{f"sentence{row_number}": WORDS for row_number in (1, 2, 3, 4)},
+)
 
 
 @pytest.mark.parametrize(
@@ -35,14 +41,41 @@ QUESTION = table(word=WORDS, answer="A", **{f"sentence{number}": WORDS for numbe
         (QUESTION, "WordSense"),
         (QUESTION.assign(score=1), "WordSense"),
         (table(anchor=WORDS, positive=WORDS, negative=WORDS), "Triples"),
-        (table(anchor=WORDS, pos=WORDS, neg=WORDS, query=WORDS, document=WORDS, label=BITS), "Triples"),
+        (
+            table(
+                anchor=WORDS,
+                pos=WORDS,
+                neg=WORDS,
+                query=WORDS,
+                document=WORDS,
+                label=BITS,
+            ),
+            "Triples",
+        ),
         (table(query=WORDS, document=WORDS, relevance=BITS), "Reranking"),
         (table(question=WORDS, title=WORDS, label=BITS), "Reranking"),
-        (table(query=WORDS, document=WORDS, score=BITS, text1=WORDS, text2=WORDS), "Reranking"),
+        (
+            table(
+                query=WORDS,
+                document=WORDS,
+                score=BITS,
+                text1=WORDS,
+                text2=WORDS,
+            ),
+            "Reranking",
+        ),
         (PAIRS, "STS"),
         (PAIRS.assign(label=BITS, text=WORDS), "STS"),
         (table(premise=WORDS, hypothesis=WORDS, label=BITS), "PairClassification"),
-        (table(text1=WORDS, text2=WORDS, label=BITS, text=WORDS), "PairClassification"),
+        (
+            table(
+                text1=WORDS,
+                text2=WORDS,
+                label=BITS,
+                text=WORDS,
+            ),
+            "PairClassification",
+        ),
         (LABELLED_TEXTS, "Classification"),
         (table(text=WORDS, score=BITS), "STS"),
     ],
@@ -61,20 +94,51 @@ def test_files_and_folders_tell_the_kind(tmp_path: Path) -> None:
 
 def test_every_kind_of_the_package_has_its_place_in_the_order() -> None:
     readable_kinds = [kind for kind in KINDS.values() if kind.name != "Views"]
-    ordered_names = [kind.name for kind in sorted(readable_kinds, key=lambda kind: kind.detection_order)]
+    ordered_names = [
+        kind.name
+        for kind in sorted(
+            readable_kinds,
+            key=lambda kind: kind.detection_order,
+        )
+    ]
     first_names = ["NER", "Retrieval", "WordSense", "Triples", "Reranking"]
     assert ordered_names == [*first_names, "STS", "PairClassification", "Classification", "Clustering"]
-    assert len({kind.detection_order for kind in KINDS.values()}) == len(KINDS)
+    assert len(
+        set(
+            map(
+                attrgetter("detection_order"),
+                KINDS.values(),
+            )
+        )
+    ) == len(KINDS)
 
 
 @pytest.mark.parametrize(
     ("source", "kind", "read_kind", "first_item"),
     [
         (PAIRS, None, "STS", (0, 1, 0.0)),
-        (table(text1=WORDS, text2=REVERSED_WORDS, label=["0", "2"] * 6), "sts", "STS", (0, 1, 0.0)),
+        (
+            table(
+                text1=WORDS,
+                text2=REVERSED_WORDS,
+                label=["0", "2"] * 6,
+            ),
+            "sts",
+            "STS",
+            (0, 1, 0.0),
+        ),
         (LABELLED_TEXTS, None, "Classification", (0, "a")),
         (LABELLED_TEXTS, "clustering", "Clustering", (0, "a")),
-        (table(anchor=WORDS, positive=REVERSED_WORDS, negative="z"), None, "Triples", (0, 1, 2)),
+        (
+            table(
+                anchor=WORDS,
+                positive=REVERSED_WORDS,
+                negative="z",
+            ),
+            None,
+            "Triples",
+            (0, 1, 2),
+        ),
     ],
     ids=["pairs", "labels as scores", "classes", "clusters", "triples"],
 )
@@ -85,8 +149,19 @@ def test_items_are_indices_of_texts_and_a_label(
     assert (task.kind, task.queries, task.items[0]) == (read_kind, 0, first_item)
 
 
-SCORED_ROWS = [(f"{number}.5", f"\"It's huge {number}", f"other {number}") for number in range(10)]
-STSB_LINES = ["\t".join(["g", "f", "y", "1", *row]) for row in SCORED_ROWS]
+SCORED_ROWS = [(f"{row_number}.5", f"\"It's huge {row_number}", f"other {row_number}") for row_number in range(10)]
+STSB_LINES = [
+    "\t".join(
+        [
+            "g",
+            "f",
+            "y",
+            "1",
+            *row,
+        ]
+    )
+    for row in SCORED_ROWS
+]
 STSB_LINES[3] += "\tmore"
 HEADERLESS_FILES = {
     "semeval.tsv": ["\t".join(row) for row in SCORED_ROWS],
@@ -116,7 +191,10 @@ def test_short_lines_of_files_without_a_header_are_named(tmp_path: Path, name: s
 def test_files_with_a_header_may_be_unquoted(tmp_path: Path) -> None:
     lines = HEADERLESS_FILES["semeval.tsv"]
     (tmp_path / "plain.tsv").write_text("\n".join(lines), encoding="utf-8")
-    (tmp_path / "named.tsv").write_text("\n".join(["score\ttext1\ttext2", *lines]), encoding="utf-8")
+    (tmp_path / "named.tsv").write_text(
+        "\n".join(["score\ttext1\ttext2", *lines]),
+        encoding="utf-8",
+    )
     assert read_task(tmp_path / "named.tsv").items == read_task(tmp_path / "plain.tsv").items
 
 
@@ -124,15 +202,32 @@ def test_labels_get_values_and_other_rows_are_dropped() -> None:
     labels = ["entailment", "neutral", "contradiction"] * 8
     source = table(a=WORDS * 2, b=REVERSED_WORDS * 2, gold=labels)
     columns = {"text1": "a", "text2": "b", "label": "gold"}
-    task = read_task(source, columns=columns, labels={"entailment": 1, "contradiction": 0})
+    task = read_task(
+        source,
+        columns=columns,
+        labels={"entailment": 1, "contradiction": 0},
+    )
     assert (len(task.items), task.dropped) == (16, {"its label": 8})
     assert task.items[1][2] == 0
 
 
 def test_truth_values_are_read_in_every_form() -> None:
-    task = read_task(table(text1=WORDS, text2=REVERSED_WORDS, label=["0", 0.0, "FALSE", "1", "1.0", True] * 2))
+    task = read_task(
+        table(
+            text1=WORDS,
+            text2=REVERSED_WORDS,
+            label=["0", 0.0, "FALSE", "1", "1.0", True] * 2,
+        )
+    )
     assert task.kind == "PairClassification"
-    assert [label for *_, label in task.items] == [0, 0, 0, 1, 1, 1] * 2
+    assert [label for *_, label in task.items] == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+    ] * 2
 
 
 def test_texts_to_learn_from_are_numbered_with_the_others() -> None:
@@ -142,8 +237,21 @@ def test_texts_to_learn_from_are_numbered_with_the_others() -> None:
     assert len(task.texts) == 13
 
 
-RANKING_ROWS = [(f"q{query}", f"d{query} {number}", number % 2) for query in range(12) for number in range(3)]
-RANKING = pd.DataFrame([*RANKING_ROWS, ("q0", "d0 1", 3), ("alone", "x", -1)], columns=["query", "title", "label"])
+RANKING_ROWS = [
+    (f"q{query}", f"d{query} {grade}", grade % 2)
+    for query, grade in product(
+        range(12),
+        range(3),
+    )
+]
+RANKING = pd.DataFrame(
+    [
+        *RANKING_ROWS,
+        ("q0", "d0 1", 3),
+        ("alone", "x", -1),
+    ],
+    columns=["query", "title", "label"],
+)
 
 
 def test_the_highest_grade_of_a_document_counts() -> None:
@@ -195,7 +303,15 @@ def test_conll_lines_are_tagged_words(tmp_path: Path) -> None:
     assert task.items[0] == (0, ("U.N.", "official"), ("B-ORG", "O"))
     assert (task.texts, len(task.train)) == (("U.N. official",), 10)
     (tmp_path / "b.txt").write_text("U.N. B-ORG\nofficial O\n\n" * 10, encoding="utf-8")
-    assert read_task(tmp_path / "b.txt", "NER", train=tmp_path / "a.txt", limit=10).items == task.items
+    assert (
+        read_task(
+            tmp_path / "b.txt",
+            "NER",
+            train=tmp_path / "a.txt",
+            limit=10,
+        ).items
+        == task.items
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,14 +358,14 @@ REFUSED: dict[str, tuple[pd.DataFrame, dict[str, Any], str]] = {
     "large score": (PAIRS.assign(score=1e31), {}, "row 1, column 'score': 1e.31 is too large"),
     "missing score": (PAIRS.assign(score=float("nan")), {}, "row 1, column 'score': .* missing"),
     "no number": (
-        table(text1=WORDS, text2=WORDS, label=["0", "True"] * 6), {"kind": "STS"}, "row 2, .*: 'True'",
+        table(text1=WORDS, text2=WORDS, label=["0", "True"] * 6,), {"kind": "STS"}, "row 2, .*: 'True'",
     ),
     "empty text": (PAIRS.assign(sentence1=" "), {}, "row 1, column 'sentence1': ' '"),
-    "missing label": (table(text=WORDS, label=["a", "b", " "] * 4), {}, "row 3, column 'label': .* missing"),
-    "no truth value": (table(text1=WORDS, text2=WORDS, label=["yes", "no"] * 6), {}, "'yes'"),
-    "small classes": (table(text=WORDS, label=list("aabbccddeeff")), {}, "no label has 5 texts"),
+    "missing label": (table(text=WORDS, label=["a", "b", " "] * 4,), {}, "row 3, column 'label': .* missing"),
+    "no truth value": (table(text1=WORDS, text2=WORDS, label=["yes", "no"] * 6,), {}, "'yes'"),
+    "small classes": (table(text=WORDS, label=list("aabbccddeeff"),), {}, "no label has 5 texts"),
     "one text": (table(text="same", label=CLASSES), {}, "1 different texts are too few for 5 folds"),
-    "unknown class": (LABELLED_TEXTS, {"train": table(text=WORDS, label="a")}, "'b'"),
+    "unknown class": (LABELLED_TEXTS, {"train": table(text=WORDS, label="a",)}, "'b'"),
 }  # fmt: skip
 
 
@@ -267,7 +383,13 @@ def test_a_task_is_not_read_again() -> None:
 
 def test_a_task_describes_itself(caplog: pytest.LogCaptureFixture) -> None:
     assert str(read_task(PAIRS, name="mine")) == "mine: STS, 12 items"
-    dropped = Task("t", "WordSense", (), ((), ()), dropped={"no word": 2})
+    dropped = Task(
+        "t",
+        "WordSense",
+        (),
+        ((), ()),
+        dropped={"no word": 2},
+    )
     assert str(dropped) == "t: WordSense, 2 items, 2 dropped (no word)"
     warn_of_dropped(dropped)
     assert "2 dropped (no word)" in caplog.text
@@ -277,8 +399,15 @@ def test_kinds_are_found_in_any_case() -> None:
     assert find_kind("ner") is find_kind("NER")
 
 
-@pytest.mark.parametrize("name", ["", " ", "missing.csv", "folder", "pipe.csv", "pipe.conll"])
-@pytest.mark.parametrize("as_train", [False, True], ids=["source", "train"])
+@pytest.mark.parametrize(
+    "name",
+    ["", " ", "missing.csv", "folder", "pipe.csv", "pipe.conll"],
+)
+@pytest.mark.parametrize(
+    "as_train",
+    [False, True],
+    ids=["source", "train"],
+)
 def test_paths_without_a_table_are_refused_before_they_are_opened(name: str, as_train: bool, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe.csv")

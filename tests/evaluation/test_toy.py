@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 
 from st_reba.evaluation.toy import LANGUAGES, STRUCTURES, toy_tasks, toy_tasks_named, triples
@@ -12,7 +14,7 @@ from st_reba.evaluation.toy import LANGUAGES, STRUCTURES, toy_tasks, toy_tasks_n
 def test_parts_of_a_triple_differ_where_its_structure_says(structure: str, language: str) -> None:
     all_triples = triples(structure, language)
     assert len(all_triples) == 120
-    assert len({triple.anchor for triple in all_triples}) == 120
+    assert len(set(map(attrgetter("anchor"), all_triples))) == 120
     for _, anchor, positive, negative in all_triples:
         assert len({anchor, positive, negative}) == 3
         assert (anchor.early == positive.early) == (structure == "S3")
@@ -24,12 +26,20 @@ def test_parts_of_a_triple_differ_where_its_structure_says(structure: str, langu
 def test_topics_are_numbered_from_1() -> None:
     """The figures of docs/results/mini.md are those of this draw."""
     all_triples = triples("S1", "en")
-    assert [triple.topic for triple in all_triples[::40]] == ["en-01", "en-11", "en-21"]
+    assert list(map(attrgetter("topic"), all_triples[::40])) == [
+        "en-01",
+        "en-11",
+        "en-21",
+    ]
     assert all_triples[0].anchor.early.startswith("Humming old tunes")
 
 
 def test_s1_and_s2_consist_of_the_same_parts() -> None:
-    for first, second in zip(triples("S1", "en"), triples("S2", "en"), strict=True):
+    for first, second in zip(
+        triples("S1", "en"),
+        triples("S2", "en"),
+        strict=True,
+    ):
         assert first.topic == second.topic
         first_part = first.anchor.early.rstrip(",").lower()
         assert first_part == second.anchor.late.rstrip(".").lower()
@@ -60,12 +70,17 @@ def test_draws_depend_on_the_seed() -> None:
 def test_a_limit_draws_triples() -> None:
     (task,) = toy_tasks(["S1"], ["zh"], limit=30)
     assert len(task.items) == 30
-    assert [task] == toy_tasks(["S1"], ["zh"], limit=30, seed=0)
+    assert [task] == toy_tasks(
+        ["S1"],
+        ["zh"],
+        limit=30,
+        seed=0,
+    )
     assert [task] == toy_tasks_named("toy:S1,zh", 30)
 
 
 def test_a_name_selects_structures_languages_and_a_part() -> None:
-    assert [task.name for task in toy_tasks_named("toy:en,S2,late")] == ["S2 en late"]
+    assert list(map(attrgetter("name"), toy_tasks_named("toy:en,S2,late"))) == ["S2 en late"]
     assert len(toy_tasks_named("toy")) == 6
 
 

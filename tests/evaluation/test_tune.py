@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
+from itertools import count, product
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -36,7 +37,7 @@ from st_reba.evaluation.vectors import remove_directions
 PEOPLE = ["a man", "the old woman", "my neighbour", "a black cat", "the teacher"]
 ACTIONS = ["plays the guitar", "reads a long letter", "is buying bread", "walks home late", "sings"]
 PLACES = ["in the street", "near the river", "on a Sunday morning", "behind the school", "without a word"]
-TEXTS = [f"{person} {action} {place}" for person in PEOPLE for action in ACTIONS for place in PLACES]
+TEXTS = list(map(" ".join, product(PEOPLE, ACTIONS, PLACES)))
 SILENT: dict[str, Any] = {"say": lambda line: None}
 
 
@@ -47,12 +48,23 @@ def base_folder(base: Callable[..., str]) -> str:
 
 @pytest.fixture(scope="module")
 def report(base_folder: str, tmp_path_factory: pytest.TempPathFactory) -> TuneReport:
-    return tune.tune(base_folder, TEXTS, tmp_path_factory.mktemp("tuned") / "out", **SILENT)
+    return tune.tune(
+        base_folder,
+        TEXTS,
+        tmp_path_factory.mktemp("tuned") / "out",
+        **SILENT,
+    )
 
 
-def view_score(base_folder: str, method: Method, views: Task) -> float:
-    vectors = torch.from_numpy(encode_methods(load_base(base_folder), [method], views.texts)[method])
-    return float(views.task_kind.score_items(views, vectors).mean())
+def view_score(base_folder: str, method: Method, text_views: Task) -> float:
+    vectors = torch.from_numpy(
+        encode_methods(
+            load_base(base_folder),
+            [method],
+            text_views.texts,
+        )[method]
+    )
+    return float(text_views.task_kind.score_items(text_views, vectors).mean())
 
 
 def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -69,26 +81,47 @@ def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def random_vectors(row_count: int, width: int) -> Tensor:
     scales = torch.linspace(3, 0.3, width)
-    vectors = torch.randn(row_count, width, generator=torch.manual_seed(0)) * scales + 2
+    vectors = (
+        torch.randn(
+            row_count,
+            width,
+            generator=torch.manual_seed(0),
+        )
+        * scales
+        + 2
+    )
     return normalize(vectors, dim=1)
 
 
 def test_directions_are_removed_as_the_saved_filter_removes_them() -> None:
     sample = random_vectors(500, 24)
     other_vectors = random_vectors(530, 24)[500:]
-    expected = st_reba.Filter.fit(sample.numpy(), "abtt", r=2).apply(other_vectors.numpy())
-    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    np.testing.assert_allclose(remove_directions(other_vectors, sample), expected, atol=2e-4)
+    expected_vectors = st_reba.Filter.fit(
+        sample.numpy(),
+        "abtt",
+        r=2,
+    ).apply(other_vectors.numpy())
+    expected_vectors /= np.linalg.norm(expected_vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(remove_directions(other_vectors, sample), expected_vectors, atol=2e-4)
     assert remove_directions(sample).mean(dim=0).abs().max() < 0.05
 
 
 def make_candidate(score: float, cost: float) -> Candidate:
     method = Method("echo", repeats=round(cost * 10))
-    return Candidate(method, None, cost, torch.full((100,), score))
+    return Candidate(
+        method,
+        None,
+        cost,
+        torch.full((100,), score),
+    )
 
 
 def test_the_best_candidate_is_the_cheapest_of_the_best() -> None:
-    candidates = [make_candidate(0.5, 1.0), make_candidate(0.6, 2.0), make_candidate(0.6, 2.5)]
+    candidates = [
+        make_candidate(0.5, 1.0),
+        make_candidate(0.6, 2.0),
+        make_candidate(0.6, 2.5),
+    ]
     assert select_best(candidates) is candidates[1]
 
 
@@ -101,69 +134,121 @@ def test_the_best_candidate_costs_no_more_than_allowed() -> None:
 
 def test_views_judge_with_a_filter_and_labels_with_and_without(base_folder: str) -> None:
     base_model = load_base(base_folder)
-    views = TaskItems(views_of(TEXTS))
-    pairs = Task("t", "STS", tuple(TEXTS[:20]), tuple((n, 19 - n, float(n % 3)) for n in range(10)))
+    text_views = TaskItems(views_of(TEXTS))
+    pairs = Task(
+        "t",
+        "STS",
+        tuple(TEXTS[:20]),
+        tuple((row_number, 19 - row_number, float(row_number % 3)) for row_number in range(10)),
+    )
     labelled_items = TaskItems(pairs)
-    assert SimilarityPlan(views, views, TEXTS, TEXTS).filter_kinds(base_model) == ["abtt"]
-    assert SimilarityPlan(labelled_items, labelled_items, TEXTS, TEXTS).filter_kinds(base_model) == [None, "abtt"]
+    assert SimilarityPlan(text_views, text_views, TEXTS, TEXTS).filter_kinds(base_model) == ["abtt"]
+    assert SimilarityPlan(labelled_items, labelled_items, TEXTS, TEXTS).filter_kinds(base_model) == [
+        None,
+        "abtt",
+    ]
 
 
 def test_few_texts_allow_no_filter(base_folder: str) -> None:
-    views = TaskItems(views_of(TEXTS))
-    assert SimilarityPlan(views, views, TEXTS[:15], TEXTS).filter_kinds(load_base(base_folder)) == [None]
-    assert SimilarityPlan(views, views, TEXTS[:25], TEXTS).filter_kinds(load_base("mini")) == [None]
+    text_views = TaskItems(views_of(TEXTS))
+    assert SimilarityPlan(
+        text_views,
+        text_views,
+        TEXTS[:15],
+        TEXTS,
+    ).filter_kinds(load_base(base_folder)) == [None]
+    assert SimilarityPlan(
+        text_views,
+        text_views,
+        TEXTS[:25],
+        TEXTS,
+    ).filter_kinds(load_base("mini")) == [None]
 
 
 def test_candidates_have_the_scores_and_costs_of_their_models(base_folder: str) -> None:
     base_model = load_base(base_folder)
-    views = views_of(TEXTS)
+    text_views = views_of(TEXTS)
     masked_pass = similarity_passes(6, "LATIN")[3]
-    candidates = Search(base_model, TaskItems(views), ["abtt"]).score_pass(masked_pass)
-    assert sorted(candidate.method.layer or 6 for candidate in candidates) == [4, 5, 6]
-    plain_positions = sum(computed_positions(base_model[0], views.texts, {}))
+    candidates = Search(base_model, TaskItems(text_views), ["abtt"]).score_pass(masked_pass)
+    assert sorted(candidate.method.layer or 6 for candidate in candidates) == [
+        4,
+        5,
+        6,
+    ]
+    plain_positions = sum(computed_positions(base_model[0], text_views.texts, {}))
     for candidate in candidates:
         method = candidate.method
-        vectors = torch.from_numpy(encode_methods(base_model, [method], views.texts)[method])
-        scores = views.task_kind.score_items(views, remove_directions(vectors))
-        assert candidate.score == pytest.approx(float(scores.mean()), abs=2e-3)
-        position_count = sum(computed_positions(build_on(base_model, method)[0], views.texts, {}))
+        vectors = torch.from_numpy(
+            encode_methods(
+                base_model,
+                [method],
+                text_views.texts,
+            )[method]
+        )
+        scores = text_views.task_kind.score_items(text_views, remove_directions(vectors))
+        assert candidate.score == pytest.approx(
+            float(scores.mean()),
+            abs=2e-3,
+        )
+        position_count = sum(
+            computed_positions(
+                build_on(base_model, method)[0],
+                text_views.texts,
+                {},
+            )
+        )
         expected_cost = position_count / plain_positions * (method.layer or 6) / 6
         assert candidate.cost == pytest.approx(expected_cost)
 
 
 def test_readouts_that_do_not_fit_are_read_by_another_pass(base_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    views = views_of(TEXTS[:40])
+    text_views = views_of(TEXTS[:40])
     prompt_pass = similarity_passes(6, "LATIN")[0]
-    whole_search = Search(load_base(base_folder), TaskItems(views), ["abtt"])
-    expected = {str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)}
-    monkeypatch.setattr(search, "_MAX_BYTES", 5 * 4 * 32 * len(views.texts))
+    whole_search = Search(load_base(base_folder), TaskItems(text_views), ["abtt"])
+    expected_vectors = {str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)}
+    monkeypatch.setattr(
+        search,
+        "_MAX_BYTES",
+        5 * 4 * 32 * len(text_views.texts),
+    )
     readout_counts = count_passes(monkeypatch)
     split_scores = {str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)}
     assert readout_counts == [5, 5, 3]
-    assert split_scores == pytest.approx(expected, abs=1e-4)
+    assert split_scores == pytest.approx(expected_vectors, abs=1e-4)
 
 
 def test_report_is_written(report: TuneReport) -> None:
     folder = Path(report.folder)
     assert (folder / "report.md").read_text(encoding="utf-8") == f"{report}\n"
-    assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["counts"] == [83, 42]
+    assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["counts"] == [
+        83,
+        42,
+    ]
     assert 0 < report.passes < report.seconds
 
 
 def test_recipe_model_and_report_give_the_same_vectors(base_folder: str, report: TuneReport) -> None:
     folder = Path(report.folder)
-    expected = encode_methods(load_base(base_folder), [report.method], TEXTS[:9])[report.method]
+    expected_vectors = encode_methods(
+        load_base(base_folder),
+        [report.method],
+        TEXTS[:9],
+    )[report.method]
     saved_model = st_reba.load(str(folder / "model"))
     rebuilt_model = st_reba.build(folder / "recipe.yaml")
     for model in (saved_model, rebuilt_model):
-        np.testing.assert_allclose(model.encode(TEXTS[:9]), expected, atol=2e-5)
+        np.testing.assert_allclose(
+            model.encode(TEXTS[:9]),
+            expected_vectors,
+            atol=2e-5,
+        )
     # A model that reads layer k has k layers.
     transformer: Any = saved_model[0]
     assert transformer.depth == (report.method.layer or 6)
 
 
 def test_report_names_the_choice_and_the_published_methods(report: TuneReport) -> None:
-    names = [row.name for row in report.rows]
+    names = list(map(attrgetter("name"), report.rows))
     assert names == ["chosen", *published_methods(6, "LATIN", {})]
     assert report.rows[0].method == report.method
 
@@ -174,7 +259,10 @@ def test_report_scores_the_texts_that_did_not_choose(base_folder: str, report: T
     reporting_views = views_of(shuffled_texts[round(2 / 3 * len(shuffled_texts)) :])
     for row in (report.rows[0], report.rows[2]):
         assert row.method is not None
-        assert row.score == pytest.approx(view_score(base_folder, row.method, reporting_views), abs=1e-3)
+        assert row.score == pytest.approx(
+            view_score(base_folder, row.method, reporting_views),
+            abs=1e-3,
+        )
 
 
 @pytest.fixture
@@ -186,15 +274,28 @@ def cost_rows(base_folder: str, monkeypatch: pytest.MonkeyPatch) -> tuple[tune_r
         ReportEntry("whole", whole),
         ReportEntry("twice", Method("echo", pooling="mean")),
     ]
-    clock = SimpleNamespace(perf_counter=iter([1.0, 3.0, 7.0, 8.0]).__next__)
+    clock = SimpleNamespace(
+        perf_counter=iter(
+            [
+                1.0,
+                3.0,
+                7.0,
+                8.0,
+            ]
+        ).__next__
+    )
     monkeypatch.setattr(tune_report, "time", clock)
-    return report_rows(load_base(base_folder), TaskItems(views_of(TEXTS[:20])), entries)
+    return report_rows(
+        load_base(base_folder),
+        TaskItems(views_of(TEXTS[:20])),
+        entries,
+    )
 
 
 def test_seconds_of_a_shared_pass_are_divided_by_layers(cost_rows: Any) -> None:
     text_count = len(views_of(TEXTS[:20]).texts)
-    expected = [1000 * seconds / text_count for seconds in (1, 2, 1)]
-    assert [row.seconds for row in cost_rows] == pytest.approx(expected)
+    expected_vectors = [1000 * seconds / text_count for seconds in (1, 2, 1)]
+    assert list(map(attrgetter("seconds"), cost_rows)) == pytest.approx(expected_vectors)
 
 
 def test_work_is_positions_times_layers(base_folder: str, cost_rows: Any) -> None:
@@ -203,15 +304,27 @@ def test_work_is_positions_times_layers(base_folder: str, cost_rows: Any) -> Non
     doubled_model = build_on(base_model, Method("echo", pooling="mean"))
     plain_positions = sum(computed_positions(base_model[0], texts, {}))
     doubled_positions = sum(computed_positions(doubled_model[0], texts, {}))
-    assert [row.cost for row in cost_rows] == pytest.approx([0.5, 1, doubled_positions / plain_positions])
+    assert list(map(attrgetter("cost"), cost_rows)) == pytest.approx(
+        [
+            0.5,
+            1,
+            doubled_positions / plain_positions,
+        ]
+    )
 
 
 def test_rows_have_the_standard_error_and_the_size_of_the_weights(base_folder: str, cost_rows: Any) -> None:
     base_model = load_base(base_folder)
-    views = views_of(TEXTS[:20])
+    text_views = views_of(TEXTS[:20])
     method = cost_rows[1].method
-    vectors = torch.from_numpy(encode_methods(base_model, [method], views.texts)[method])
-    scores = views.task_kind.score_items(views, vectors)
+    vectors = torch.from_numpy(
+        encode_methods(
+            base_model,
+            [method],
+            text_views.texts,
+        )[method]
+    )
+    scores = text_views.task_kind.score_items(text_views, vectors)
     assert cost_rows[1].score == pytest.approx(float(scores.mean()))
     assert cost_rows[1].error == pytest.approx(float(scores.std()) / 20**0.5)
     weight_count = sum(weight.numel() for weight in base_model.parameters())
@@ -219,15 +332,30 @@ def test_rows_have_the_standard_error_and_the_size_of_the_weights(base_folder: s
 
 
 def test_report_ends_with_the_rows_and_notes(cost_rows: Any) -> None:
-    report = TuneReport(cost_rows[1].method, cost_rows[:2], "STS", (40, 20), 9, 5.0, 4.0, "out", ("A note.",))
+    report = TuneReport(
+        cost_rows[1].method,
+        cost_rows[:2],
+        "STS",
+        (40, 20),
+        9,
+        5.0,
+        4.0,
+        "out",
+        ("A note.",),
+    )
     last_lines = [line[:7] for line in str(report).splitlines()[-5:]]
     assert last_lines == ["| half ", "| whole", "", "Work: p", "A note."]
 
 
 def test_texts_that_report_neither_choose_nor_fit() -> None:
-    plan = plan_by_views([f"{n} one{n} two{n} three{n}" for n in range(1000)], 1000, 0)
+    texts = list(map("{0} one{0} two{0} three{0}".format, range(1000)))
+    plan = plan_by_views(texts, 1000, 0)
     assert (plan.choosing_items.item_count, plan.reporting_items.item_count, len(plan.filter_texts)) == (400, 300, 667)
-    used_texts = {*plan.choosing_items.texts_by_role[None], *plan.filter_texts, *views_of(plan.filter_texts).texts}
+    used_texts = {
+        *plan.choosing_items.texts_by_role[None],
+        *plan.filter_texts,
+        *views_of(plan.filter_texts).texts,
+    }
     assert used_texts.isdisjoint(plan.reporting_items.texts_by_role[None])
 
 
@@ -243,20 +371,36 @@ def test_finished_passes_are_read_from_the_folder(
     resumed_report = tune.tune(base_folder, TEXTS, report.folder, **SILENT)
     assert len(readout_counts) == 1
     assert resumed_report.method == report.method
-    assert [row.score for row in resumed_report.rows] == [row.score for row in report.rows]
+    assert list(
+        map(
+            attrgetter("score"),
+            resumed_report.rows,
+        )
+    ) == list(map(attrgetter("score"), report.rows))
     assert len(list(passes_folder.glob("*.pt"))) == 7
 
 
 def test_other_texts_filters_and_number_types_are_other_passes(base_folder: str) -> None:
     base_model = load_base(base_folder)
-    views = TaskItems(views_of(TEXTS))
+    text_views = TaskItems(views_of(TEXTS))
     searches = [
-        Search(base_model, views, ["abtt"]),
-        Search(base_model, TaskItems(views_of(TEXTS[1:])), ["abtt"]),
-        Search(base_model, views, [None]),
-        Search(load_base(base_folder, dtype="bfloat16"), views, ["abtt"]),
+        Search(base_model, text_views, ["abtt"]),
+        Search(
+            base_model,
+            TaskItems(views_of(TEXTS[1:])),
+            ["abtt"],
+        ),
+        Search(base_model, text_views, [None]),
+        Search(load_base(base_folder, dtype="bfloat16"), text_views, ["abtt"]),
     ]
-    keys = {one_search.pass_key(tried) for one_search in searches for tried in similarity_passes(6, "LATIN")[:2]}
+    keys = {
+        one_search.pass_key(tried)
+        for one_search in searches
+        for tried in similarity_passes(
+            6,
+            "LATIN",
+        )[:2]
+    }
     assert len(keys) == 8
 
 
@@ -271,8 +415,19 @@ def two_passes(monkeypatch: pytest.MonkeyPatch) -> list[search.Pass]:
 
 
 def test_classes_choose(base_folder: str, two_passes: Any, tmp_path: Path) -> None:
-    classes = pd.DataFrame({"text": TEXTS[:50], "label": [text[:5] for text in TEXTS[:50]]})
-    report = tune.tune(base_folder, TEXTS, tmp_path / "out", labels=classes, **SILENT)
+    classes = pd.DataFrame(
+        {
+            "text": TEXTS[:50],
+            "label": [text[:5] for text in TEXTS[:50]],
+        }
+    )
+    report = tune.tune(
+        base_folder,
+        TEXTS,
+        tmp_path / "out",
+        labels=classes,
+        **SILENT,
+    )
     assert (report.kind, sum(report.counts)) == ("Classification", 50)
 
 
@@ -302,9 +457,16 @@ def test_each_pass_is_reported_with_the_best_method(base_folder: str, two_passes
     assert lines[1].endswith(f": {replace(report.method, filter=None)}")
 
 
+def read_ranking(document: str) -> Task:
+    """Thirty queries with three documents each."""
+    rows = []
+    for query, grade in product(range(30), range(3)):
+        rows.append((f"q{query}", f"{document} {query} {grade}", grade % 2))
+    return read_task(pd.DataFrame(rows, columns=["query", "document", "relevance"]))
+
+
 def test_labels_are_divided_by_items_over_their_own_texts() -> None:
-    rows = [(f"q{n}", f"d number is {n} {m}", m % 2) for n in range(30) for m in range(3)]
-    task = read_task(pd.DataFrame(rows, columns=["query", "document", "relevance"]))
+    task = read_ranking("d number is")
     plan = plan_by_labels(task, None, 1000, 0)
     choosing_texts = set(plan.choosing_items.texts_by_role[None])
     assert (plan.choosing_items.item_count, plan.reporting_items.item_count) == (20, 10)
@@ -313,29 +475,67 @@ def test_labels_are_divided_by_items_over_their_own_texts() -> None:
 
 
 def test_a_restricted_task_keeps_documents_and_grades() -> None:
-    rows = [(f"q{n}", f"d{n} {m}", m % 2) for n in range(30) for m in range(3)]
-    task = read_task(pd.DataFrame(rows, columns=["query", "document", "relevance"]))
+    task = read_ranking("d")
     restricted_task = tune_plan.restrict_task(task, task.items[20:])
     for query, documents, grades in restricted_task.items:
-        number = restricted_task.texts[query].removeprefix("q")
-        expected_documents = [f"d{number} {m}" for m in range(3)]
+        row_number = restricted_task.texts[query].removeprefix("q")
+        expected_documents = [f"d {row_number} {grade}" for grade in range(3)]
         assert [restricted_task.texts[document] for document in documents] == expected_documents
         assert grades == (0.0, 1.0, 0.0)
 
 
 def notes_of(item_count: int, texts: list[str]) -> list[str]:
-    views = TaskItems(Task("t", "Views", (), ((0, 0, 0, 0),) * item_count))
-    return SimilarityPlan(views, views, texts, texts).notes(make_candidate(0.5, 1.0))
+    text_views = TaskItems(
+        Task(
+            "t",
+            "Views",
+            (),
+            ((0, 0, 0, 0),) * item_count,
+        )
+    )
+    return SimilarityPlan(text_views, text_views, texts, texts).notes(
+        make_candidate(
+            0.5,
+            1.0,
+        )
+    )
 
 
 def test_notes_doubt_a_choice_by_few_items() -> None:
-    assert [note[:7] for note in notes_of(199, ["cat"])] == ["A score", "Only 19"]
-    assert [note[:7] for note in notes_of(200, ["cat"])] == ["A score"]
+    assert [
+        note[:7]
+        for note in notes_of(
+            199,
+            ["cat"],
+        )
+    ] == [
+        "A score",
+        "Only 19",
+    ]
+    assert [
+        note[:7]
+        for note in notes_of(
+            200,
+            ["cat"],
+        )
+    ] == ["A score"]
 
 
 def test_notes_name_several_scripts() -> None:
-    assert "several scripts" not in notes_of(200, ["cat"] * 19 + ["猫"])[-1]
-    assert "several scripts" in notes_of(200, ["cat"] * 18 + ["猫"])[-1]
+    assert (
+        "several scripts"
+        not in notes_of(
+            200,
+            ["cat"] * 19 + ["猫"],
+        )[-1]
+    )
+    assert (
+        "several scripts"
+        in notes_of(
+            200,
+            ["cat"] * 18 + ["猫"],
+        )[-1]
+    )
 
 
 def test_auto_gives_a_model_with_a_filter(base_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,9 +546,18 @@ def test_auto_gives_a_model_with_a_filter(base_folder: str, monkeypatch: pytest.
         return similarity_passes(6, "LATIN")[:2]
 
     monkeypatch.setattr(tune_plan, "similarity_passes", two_similarity_passes)
-    model = st_reba.build(base_folder, "auto", texts=TEXTS[:60], prompts={"query": "q: "}, max_seq_length=64)
+    model = st_reba.build(
+        base_folder,
+        "auto",
+        texts=TEXTS[:60],
+        prompts={"query": "q: "},
+        max_seq_length=64,
+    )
     same_model = st_reba.build(base_folder, "auto", texts=TEXTS[:60])
-    np.testing.assert_array_equal(model.encode(TEXTS[:4]), same_model.encode(TEXTS[:4]))
+    np.testing.assert_array_equal(
+        model.encode(TEXTS[:4]),
+        same_model.encode(TEXTS[:4]),
+    )
     assert (model.prompts["query"], model.max_seq_length) == ("q: ", 64)
     assert pass_options == [{"is_small": True, "has_labels": False}] * 2
     assert "Dense" in [type(module).__name__ for module in model]
@@ -362,13 +571,39 @@ def test_auto_chooses_by_drawn_texts() -> None:
 
 
 def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
-    texts = [f"{n} one{n} two{n} three{n} four{n}" for n in range(60)]
+    texts = list(map("{0} one{0} two{0} three{0} four{0}".format, range(60)))
     # Each has four views.
-    assert [len(sample_for_filter(texts[:count], 32)) for count in (19, 20, 60)] == [0, 100, 100]
-    assert [len(sample_for_filter(TEXTS, width)) for width in (125, 1000)] == [125, 0]
-    views = TaskItems(views_of(texts))
+    assert [
+        len(
+            sample_for_filter(
+                texts[:count],
+                32,
+            )
+        )
+        for count in (19, 20, 60)
+    ] == [
+        0,
+        100,
+        100,
+    ]
+    assert [
+        len(
+            sample_for_filter(
+                TEXTS,
+                width,
+            )
+        )
+        for width in (125, 1000)
+    ] == [
+        125,
+        0,
+    ]
+    text_views = TaskItems(views_of(texts))
     model = st_reba.build("mini", "classical", pooling="mean")
-    fitted_filter = SimilarityPlan(views, views, texts[:40], texts).fit_filter(model, "abtt")
+    fitted_filter = SimilarityPlan(text_views, text_views, texts[:40], texts).fit_filter(
+        model,
+        "abtt",
+    )
     assert fitted_filter.mean.shape == (192,)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,10 @@ from st_reba.evaluation.vectors import SearchVectors, Vectors, normalize_rows, s
 ACTIONS = ["plays the guitar", "reads a long letter", "is buying bread", "walks home late", "sings"]
 PLACES = ["in the street", "near the river", "on a Sunday morning", "behind the school", "without a word"]
 PEOPLE = ["man", "woman", "neighbour", "cat", "teacher", "bird"]
-STORIES = [(person, action, place) for person in PEOPLE for action in ACTIONS for place in PLACES]
+STORIES = list(product(PEOPLE, ACTIONS, PLACES))
 DOCUMENTS = [
-    f"The {person} {action} {place}. Nobody saw the {person} of house {number}. It ended {place} in year {number}."
-    for number, (person, action, place) in enumerate(STORIES)
+    f"The {person} {action} {place}. Nobody saw the {person} of house {year}. It ended {place} in year {year}."
+    for year, (person, action, place) in enumerate(STORIES)
 ]
 SILENT: dict[str, Any] = {"say": lambda line: None}
 ROLES: list[Role] = ["query", "document"]
@@ -58,11 +60,23 @@ def plan() -> RetrievalPlan:
 
 
 def random_unit_rows(generator: np.random.Generator, row_count: int) -> Vectors:
-    rows = generator.normal(size=(row_count, 160)) * np.linspace(3, 0.1, 160) + 2
+    rows = (
+        generator.normal(size=(row_count, 160))
+        * np.linspace(
+            3,
+            0.1,
+            160,
+        )
+        + 2
+    )
     return normalize_rows(rows.astype(np.float32))
 
 
-@pytest.mark.parametrize("document_count", [30, 120, 300], ids=["fewer than dimensions", "some", "many"])
+@pytest.mark.parametrize(
+    "document_count",
+    [30, 120, 300],
+    ids=["fewer than dimensions", "some", "many"],
+)
 def test_similarities_are_those_behind_the_filter(document_count: int) -> None:
     generator = np.random.default_rng(0)
     queries = random_unit_rows(generator, 40)
@@ -70,14 +84,18 @@ def test_similarities_are_those_behind_the_filter(document_count: int) -> None:
     documents = random_unit_rows(generator, document_count)
     # Lengths do not count.
     vectors = SearchVectors(3 * queries, 5 * query_sample, documents)
-    np.testing.assert_allclose(vectors.similarities(None), queries @ documents.T, atol=2e-5)
+    np.testing.assert_allclose(
+        vectors.similarities(None),
+        queries @ documents.T,
+        atol=2e-5,
+    )
     for kind in search_filter_kinds(document_count, 25)[1:]:
         power = 0.25 if kind == "whiten" else None
         fitted_filter = Filter.fit(documents, kind, power=power, query_vectors=query_sample)  # type: ignore[arg-type]
         filtered_queries = fitted_filter.apply(queries, "query").astype(np.float32)
         filtered_documents = fitted_filter.apply(documents, "document").astype(np.float32)
-        expected = normalize_rows(filtered_queries) @ normalize_rows(filtered_documents).T
-        np.testing.assert_allclose(vectors.similarities(kind), expected, atol=2e-5)
+        expected_vectors = normalize_rows(filtered_queries) @ normalize_rows(filtered_documents).T
+        np.testing.assert_allclose(vectors.similarities(kind), expected_vectors, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -95,20 +113,27 @@ def test_few_vectors_allow_fewer_filters(document_count: int, sentence_count: in
 
 def test_candidates_have_the_scores_of_their_models(base_folder: str) -> None:
     base_model = load_base(base_folder)
-    views = retrieval_views(DOCUMENTS, 0)
-    filter_kinds = RetrievalPlan(views, views, DOCUMENTS).filter_kinds(base_model)
+    text_views = retrieval_views(DOCUMENTS, 0)
+    filter_kinds = RetrievalPlan(text_views, text_views, DOCUMENTS).filter_kinds(base_model)
     assert filter_kinds == [None, "center", "whiten"]
-    candidates = Search(base_model, views, filter_kinds).score_pass(search_passes(6, "LATIN")[0])
+    candidates = Search(
+        base_model,
+        text_views,
+        filter_kinds,
+    ).score_pass(search_passes(6, "LATIN")[0])
     assert len(candidates) == 3 * 14
     for candidate in candidates[:: len(candidates) // 4]:
         model = build_on(base_model, candidate.method)
         vectors = SearchVectors(
-            encode_texts(model, views.queries, task="query"),
-            encode_texts(model, views.query_sample, task="query"),
-            encode_texts(model, views.documents, task="document"),
+            encode_texts(model, text_views.queries, task="query"),
+            encode_texts(model, text_views.query_sample, task="query"),
+            encode_texts(model, text_views.documents, task="document"),
         )
-        scores = views.score_similarities(vectors.similarities(candidate.filter_kind))
-        assert candidate.score == pytest.approx(float(scores.mean()), abs=5e-3)
+        scores = text_views.score_similarities(vectors.similarities(candidate.filter_kind))
+        assert candidate.score == pytest.approx(
+            float(scores.mean()),
+            abs=5e-3,
+        )
 
 
 def test_no_document_both_chooses_and_reports(plan: RetrievalPlan) -> None:
@@ -120,7 +145,7 @@ def test_no_document_both_chooses_and_reports(plan: RetrievalPlan) -> None:
 
 @pytest.fixture(scope="module")
 def labelled_plan() -> RetrievalPlan:
-    rows = [(f"what is {number}", document) for number, document in enumerate(DOCUMENTS)]
+    rows = [(f"what is {row_number}", document) for row_number, document in enumerate(DOCUMENTS)]
     task = read_rankings(pd.DataFrame(rows, columns=["query", "document"]))
     return plan_search_by_labels(task, None, 1000, 0)
 
@@ -150,7 +175,7 @@ def test_report_is_written(report: TuneReport) -> None:
 
 
 def test_report_compares_the_choice_with_defaults_and_words(report: TuneReport) -> None:
-    names = [row.name for row in report.rows]
+    names = list(map(attrgetter("name"), report.rows))
     assert names == ["chosen", "default, whitened", "default", "classical, mean", "PromptEOL", "BM25"]
 
 
@@ -159,11 +184,27 @@ def test_recipe_model_and_report_give_the_same_vectors(base_folder: str, report:
     saved_model = st_reba.load(str(Path(report.folder) / "model"))
     rebuilt_model = st_reba.build(Path(report.folder) / "recipe.yaml")
     method = report.method
-    expected = encode_methods(load_base(base_folder), [method], DOCUMENTS[:9], task=role)[method]
+    expected_vectors = encode_methods(
+        load_base(base_folder),
+        [method],
+        DOCUMENTS[:9],
+        task=role,
+    )[method]
     for model in (saved_model, rebuilt_model):
-        np.testing.assert_allclose(encode_texts(model, DOCUMENTS[:9], task=role), expected, atol=3e-5)
+        np.testing.assert_allclose(
+            encode_texts(model, DOCUMENTS[:9], task=role),
+            expected_vectors,
+            atol=3e-5,
+        )
     transformer: Any = saved_model[0]
-    assert transformer.depth == (method.layer if isinstance(method.layer, int) else 6)
+    assert transformer.depth == (
+        method.layer
+        if isinstance(
+            method.layer,
+            int,
+        )
+        else 6
+    )
 
 
 def test_report_scores_the_saved_model(report: TuneReport, plan: RetrievalPlan) -> None:
@@ -171,7 +212,10 @@ def test_report_scores_the_saved_model(report: TuneReport, plan: RetrievalPlan) 
     query_vectors = model.encode_query(list(plan.reporting_items.queries))
     document_vectors = model.encode_document(list(plan.reporting_items.documents))
     scores = plan.reporting_items.score_similarities(query_vectors @ document_vectors.T)
-    assert report.rows[0].score == pytest.approx(float(scores.mean()), abs=1e-2)
+    assert report.rows[0].score == pytest.approx(
+        float(scores.mean()),
+        abs=1e-2,
+    )
     expected_error = float(scores.std(ddof=1)) / len(scores) ** 0.5
     assert report.rows[0].error == pytest.approx(expected_error, abs=1e-2)
 
@@ -207,7 +251,11 @@ def test_filters_have_the_mean_of_queries(base_folder: str, plan: RetrievalPlan,
 def test_finished_passes_do_not_run_again(
     base_folder: str, report: TuneReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(items, "run_pass", lambda *arguments, **options: pytest.fail("a pass ran again"))
+    monkeypatch.setattr(
+        items,
+        "run_pass",
+        lambda *arguments, **options: pytest.fail("a pass ran again"),
+    )
     resumed_report = tune(base_folder, DOCUMENTS, report.folder, purpose="search", **SILENT)
     assert resumed_report.method == report.method
 
@@ -218,16 +266,33 @@ def labels_command(base_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     one_pass = search_passes(6, "LATIN", is_small=True)[2:]
     monkeypatch.setattr(tune_plan, "search_passes", lambda *arguments, **options: one_pass)
     rows = [(f"{text.split('.')[0]}?", text) for text in DOCUMENTS]
-    pd.DataFrame(rows, columns=["query", "document"]).to_csv(tmp_path / "pairs.csv", index=False)
+    pd.DataFrame(rows, columns=["query", "document"]).to_csv(
+        tmp_path / "pairs.csv",
+        index=False,
+    )
     (tmp_path / "texts.txt").write_text("\n".join(DOCUMENTS), encoding="utf-8")
     paths = [str(tmp_path / name) for name in ("texts.txt", "out")]
-    return ["tune", base_folder, *paths, "--for", "search", "--labels", str(tmp_path / "pairs.csv")]
+    return [
+        "tune",
+        base_folder,
+        *paths,
+        "--for",
+        "search",
+        "--labels",
+        str(tmp_path / "pairs.csv"),
+    ]
 
 
 def test_labels_choose_for_search(labels_command: list[str], tmp_path: Path) -> None:
     assert main(labels_command) == 0
     saved_report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
-    assert (saved_report["kind"], saved_report["counts"]) == ("Retrieval", [100, 50])
+    assert (saved_report["kind"], saved_report["counts"]) == (
+        "Retrieval",
+        [
+            100,
+            50,
+        ],
+    )
 
 
 def test_other_kinds_of_labels_are_refused_for_search(labels_command: list[str]) -> None:
@@ -237,7 +302,10 @@ def test_other_kinds_of_labels_are_refused_for_search(labels_command: list[str])
 def test_auto_for_search_gives_the_same_model_again(base_folder: str) -> None:
     model = st_reba.build(base_folder, "auto", texts=DOCUMENTS, purpose="search")
     same_model = st_reba.build(base_folder, "auto", texts=DOCUMENTS, purpose="search")
-    np.testing.assert_array_equal(model.encode_query(DOCUMENTS[:3]), same_model.encode_query(DOCUMENTS[:3]))
+    np.testing.assert_array_equal(
+        model.encode_query(DOCUMENTS[:3]),
+        same_model.encode_query(DOCUMENTS[:3]),
+    )
 
 
 def test_auto_for_search_chooses_by_all_drawn_documents() -> None:
