@@ -221,16 +221,16 @@ def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
     """
     if m < 1:
         raise ValueError(f"m={m} must be 1 at least.")
-    rows: list[dict[str, object]] = []
+    table_rows: list[dict[str, object]] = []
     for maps in texts:
         if len(maps.tokens) <= m:
             raise ValueError(f"{' '.join(maps.tokens)!r:.60} has no token behind the first {m}. Take a longer text.")
         for order, layer_map in enumerate(maps.layers):
             run = {"order": order, "layer": layer_map.layer, "mask": layer_map.mask, "run": layer_map.run}
-            rows.append(run | _measure_sink(layer_map.matrix[m:].astype(np.float64), m))
-    if not rows:
+            table_rows.append(run | _measure_sink(layer_map.matrix[m:].astype(np.float64), m))
+    if not table_rows:
         raise ValueError("There is no text to measure.")
-    means = pd.DataFrame(rows).groupby(["order", "layer", "mask", "run"], as_index=False).mean()
+    means = pd.DataFrame(table_rows).groupby(["order", "layer", "mask", "run"], as_index=False).mean()
     return means.drop(columns="order")
 
 

@@ -104,9 +104,9 @@ def read_beir(folder: Path) -> BeirFolder:
 
 def _table_in(folder: Path, name: str) -> Path | None:
     for suffix in (".jsonl", ".jsonl.gz"):
-        path = folder / (name + suffix)
-        if path.is_file():
-            return path
+        file_path = folder / (name + suffix)
+        if file_path.is_file():
+            return file_path
     return None
 
 
@@ -116,21 +116,21 @@ def _read_texts(
     dropped_counts: Counter[str],
 ) -> dict[str, str]:
     """Title and text of each row, by its ``_id``."""
-    path = _table_in(folder, name)
-    if path is None:
+    file_path = _table_in(folder, name)
+    if file_path is None:
         raise ValueError(f"{folder}: there is no {name}.jsonl, as a folder in BEIR's layout has.")
-    table = read_table(path)
+    table = read_table(file_path)
     for column in ("_id", "text"):
         if column not in table.columns:
             columns = ", ".join(map(str, table.columns))
-            raise ValueError(f"{path}: no row has {column!r}, but {columns or 'nothing'}. Rename its column.")
+            raise ValueError(f"{file_path}: no row has {column!r}, but {columns or 'nothing'}. Rename its column.")
     texts: dict[str, str] = {}
     for row_number, row in enumerate(table.fillna("").to_dict("records"), 1):
         row_id = str(row["_id"])
         if not row_id:
-            raise ValueError(f"{path}, row {row_number}: the _id is missing.")
+            raise ValueError(f"{file_path}, row {row_number}: the _id is missing.")
         if row_id in texts:
-            dropped_counts[f"rows of {path.name} whose _id comes again"] += 1
+            dropped_counts[f"rows of {file_path.name} whose _id comes again"] += 1
         texts[row_id] = f"{row.get('title', '')} {row['text']}".strip()
     return texts
 
@@ -139,16 +139,16 @@ def _qrels_file(folder: Path) -> Path:
     paths = sorted(folder.glob("qrels/*.tsv")) + sorted(folder.glob("qrels/*.tsv.gz"))
     if not paths:
         raise ValueError(f"{folder}: there is no qrels/*.tsv.")
-    for path in paths:
-        if path.name.startswith("test."):
-            return path
+    for file_path in paths:
+        if file_path.name.startswith("test."):
+            return file_path
     return paths[0]
 
 
-def _read_judgements(path: Path) -> Iterator[Judgement]:
+def _read_judgements(file_path: Path) -> Iterator[Judgement]:
     """Read the three columns of BEIR, with or without their names, or the four of TREC."""
     columns: QrelsColumns | None = None
-    for line_number, line in enumerate(_read_lines(path), 1):
+    for line_number, line in enumerate(_read_lines(file_path), 1):
         if not line.strip():
             continue
         cells = _split_cells(line)
@@ -158,10 +158,10 @@ def _read_judgements(path: Path) -> Iterator[Judgement]:
                 continue
         if len(cells) <= max(columns):
             needed = f"{max(columns) + 1} columns are needed: query, document, grade."
-            raise ValueError(f"{path}, line {line_number}: {needed}")
+            raise ValueError(f"{file_path}, line {line_number}: {needed}")
         grade = cells[columns.grade]
         if not is_number(grade):
-            raise ValueError(f"{path}, line {line_number}: the grade {grade!r:.60} is no number.")
+            raise ValueError(f"{file_path}, line {line_number}: the grade {grade!r:.60} is no number.")
         yield Judgement(
             cells[columns.query],
             cells[columns.document],
@@ -195,12 +195,12 @@ def _column_named(
     return usual_column
 
 
-def _read_lines(path: Path) -> Iterator[str]:
+def _read_lines(file_path: Path) -> Iterator[str]:
     try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
+        content = file_path.read_bytes()
+        if file_path.suffix == ".gz":
             content = gzip.decompress(content)
         lines = content.decode("utf-8-sig").split("\n")
     except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: cannot be read as UTF-8 lines: {error}") from None
+        raise ValueError(f"{file_path}: cannot be read as UTF-8 lines: {error}") from None
     yield from lines

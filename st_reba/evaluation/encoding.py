@@ -80,8 +80,8 @@ def shared_vectors(
                 progress=bar.update,
                 **planned_pass.layout,
             )
-            for method, rows in pass_vectors.items():
-                rows_by_method[method].append(rows)
+            for method, vector_rows in pass_vectors.items():
+                rows_by_method[method].append(vector_rows)
     for method, shared_method in shared_methods.items():
         vectors_by_method[method] = np.concatenate(rows_by_method[shared_method])
     return vectors_by_method

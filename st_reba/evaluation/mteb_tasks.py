@@ -99,10 +99,10 @@ def scores_of(
     if not results.task_results:
         problems = [error.exception for error in results.exceptions or ()]
         raise ValueError("; ".join(problems) or "mteb gave no result.")
-    rows: list[Mapping[str, Any]] = []
+    score_rows: list[Mapping[str, Any]] = []
     for split_rows in results.task_results[0].scores.values():
-        rows += split_rows
-    means = pd.DataFrame(rows).select_dtypes("number").mean(skipna=False)
+        score_rows += split_rows
+    means = pd.DataFrame(score_rows).select_dtypes("number").mean(skipna=False)
     scores: dict[str, float] = means.dropna().to_dict()
     main_score = task.metadata.main_score
     if main_score not in scores:

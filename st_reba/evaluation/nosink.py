@@ -63,8 +63,8 @@ def choose_k(
     for k0 in sorted({k_masked, k_masked // 2}):
         if 0 < k0 <= k_bidirectional:
             trial.best_of([trial.make_method("mask0&bidir", k_bidirectional, k0)])
-    rows = [(method.setting, method.k or 0, method.k0, score) for method, score in trial.scores.items()]
-    return min(trial.scores, key=trial.rank), pd.DataFrame(rows, columns=["setting", "k", "k0", "score"])
+    table_rows = [(method.setting, method.k or 0, method.k0, score) for method, score in trial.scores.items()]
+    return min(trial.scores, key=trial.rank), pd.DataFrame(table_rows, columns=["setting", "k", "k0", "score"])
 
 
 @dataclass

@@ -121,7 +121,7 @@ def mask_upper_layers(
 
 def similarity_passes(
     depth: int,
-    script: str,
+    script_name: str,
     *,
     is_small: bool = False,
     has_labels: bool = False,
@@ -130,7 +130,7 @@ def similarity_passes(
 
     Args:
         depth: The base's number of layers L.
-        script: Script of the texts, for the wording of PromptEOL; see :func:`~st_reba.evaluation.texts.script_of`.
+        script_name: Script of the texts, for the wording of PromptEOL; see :func:`~st_reba.evaluation.texts.script_of`.
         is_small: The few that cover most, for ``build(base, "auto")``.
         has_labels: Try repeated texts and more wordings too, which parts of texts cannot judge.
     """
@@ -138,7 +138,7 @@ def similarity_passes(
     half = depth // 2
     once = Method("classical", pooling="mean")
     twice = Method("echo", pooling="mean")
-    (prompt, reverse_prompt), *other_prompts = prompts_of(script)
+    (prompt, reverse_prompt), *other_prompts = prompts_of(script_name)
     passes = [
         Pass(
             prompt,
@@ -170,10 +170,10 @@ def similarity_passes(
     return passes
 
 
-def prompts_of(script: str) -> list[tuple[Method, Method]]:
+def prompts_of(script_name: str) -> list[tuple[Method, Method]]:
     """PromptEOL and ReverseEOL in each wording."""
     prompts: list[tuple[Method, Method]] = []
-    for name in WORDINGS.get(script, WORDINGS[""]):
+    for name in WORDINGS.get(script_name, WORDINGS[""]):
         prompt = Method("prompteol", template=None if name == "prompteol" else name)
         reverse_prompt = Method("prompteol", template=name.replace("prompteol", "reverseol"))
         prompts.append((prompt, reverse_prompt))
@@ -182,12 +182,12 @@ def prompts_of(script: str) -> list[tuple[Method, Method]]:
 
 def search_passes(
     depth: int,
-    script: str,
+    script_name: str,
     *,
     is_small: bool = False,
 ) -> list[Pass]:
     """The inputs and masks that are tried for search; arguments as for `similarity_passes`."""
-    wordings = search_wordings(script)
+    wordings = search_wordings(script_name)
     if is_small:
         wordings = wordings[:_AUTO_WORDINGS]
     first_output_layers = (depth // 3 + 1, depth // 2 + 1)
@@ -202,21 +202,21 @@ def search_passes(
     return passes
 
 
-def search_wordings(script: str) -> list[Wording]:
+def search_wordings(script_name: str) -> list[Wording]:
     """The templates for search that are tried: the named ones, and those of ``SEARCH_WORDINGS``."""
-    is_cjk = script == "CJK"
+    is_cjk = script_name == "CJK"
     wordings: list[Wording] = []
     for name, template in TEMPLATES.items():
         is_for_search = isinstance(template, Mapping) and name.startswith("prompteol")
         if is_for_search and name.endswith("-zh") == is_cjk:
             wordings.append(name)
-    wordings += SEARCH_WORDINGS.get(script, SEARCH_WORDINGS[""])
+    wordings += SEARCH_WORDINGS.get(script_name, SEARCH_WORDINGS[""])
     return wordings
 
 
 def published_methods(
     depth: int,
-    script: str,
+    script_name: str,
     scores: Mapping[Method, float],
 ) -> dict[str, Method]:
     """The papers' methods at their published settings; NoSink's k is the better one of two that were scored."""
@@ -237,6 +237,6 @@ def published_methods(
         "Echo-2, mean": Method("echo", pooling="mean"),
         "ReBA-2, last": Method("reba", pooling="last"),
         "ReBA-2, mean": Method("reba", pooling="mean"),
-        "PromptEOL": prompts_of(script)[0][0],
+        "PromptEOL": prompts_of(script_name)[0][0],
         "NoSink, MASK0-BIDIR": replace(best_masked, name="nosink"),
     }

@@ -50,19 +50,19 @@ class Comparison:
 
     def table(self) -> pd.DataFrame:
         """A row a method: score, 95 % interval, and how many of the others it is significantly above and below."""
-        rows: dict[str, dict[str, float]] = {}
+        table_rows: dict[str, dict[str, float]] = {}
         for result in self.results:
             low, high = result.interval or (math.nan, math.nan)
-            row = {result.metric: result.score, "low": low, "high": high, "better": 0, "worse": 0}
-            rows[result.method] = row
+            table_row = {result.metric: result.score, "low": low, "high": high, "better": 0, "worse": 0}
+            table_rows[result.method] = table_row
         for difference in self.differences:
             if difference.significant:
                 winner, loser = difference.first, difference.second
                 if difference.value < 0:
                     winner, loser = loser, winner
-                rows[winner]["better"] += 1
-                rows[loser]["worse"] += 1
-        return pd.DataFrame.from_dict(rows, orient="index")
+                table_rows[winner]["better"] += 1
+                table_rows[loser]["worse"] += 1
+        return pd.DataFrame.from_dict(table_rows, orient="index")
 
     def __str__(self) -> str:
         first = self.results[0]
@@ -151,10 +151,10 @@ class Scorer:
 def markdown(frame: pd.DataFrame) -> str:
     """A table in Markdown, numbers to three digits."""
     header = ["", *map(_format_cell, frame.columns)]
-    rows = [header, ["---"] * len(header)]
+    lines = [" | ".join(header), " | ".join(["---"] * len(header))]
     for cells in frame.itertuples(name=None):
-        rows.append(list(map(_format_cell, cells)))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        lines.append(" | ".join(map(_format_cell, cells)))
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _format_cell(value: object) -> str:

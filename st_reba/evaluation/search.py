@@ -95,20 +95,20 @@ class Search:
         path = self.folder / f"{self.pass_key(planned_pass)}.pt"
         if not path.exists():
             candidates = self._run_pass(planned_pass)
-            rows = [{**vars(candidate), "method": str(candidate.method)} for candidate in candidates]
+            saved_rows = [{**vars(candidate), "method": str(candidate.method)} for candidate in candidates]
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_path(path) as unfinished_path:
-                torch.save(rows, unfinished_path)
+                torch.save(saved_rows, unfinished_path)
             return candidates
         candidates = []
-        for row in torch.load(path, weights_only=True):
-            method = Method.parse(row["method"])
+        for saved_row in torch.load(path, weights_only=True):
+            method = Method.parse(saved_row["method"])
             candidates.append(
                 Candidate(
                     method,
-                    row["filter_kind"],
-                    row["cost"],
-                    row["evidence"],
+                    saved_row["filter_kind"],
+                    saved_row["cost"],
+                    saved_row["evidence"],
                 )
             )
         return candidates

@@ -81,10 +81,10 @@ def run_pass(
         vectors_by_readout[readout] = np.empty((len(texts), shared_pass.width), np.float32)
     computed = computed_positions(shared_pass.transformer, texts, layout_options)
     for batch in shared_pass.plan_batches(texts, batch_tokens, layout_options):
-        batch_texts = [texts[row] for row in batch]
+        batch_texts = [texts[row_index] for row_index in batch]
         batch_ranges = None
         if token_ranges is not None:
-            batch_ranges = [token_ranges[row] for row in batch]
+            batch_ranges = [token_ranges[row_index] for row_index in batch]
         for readout, rows in shared_pass.run_batch(
             batch_texts,
             batch_ranges,
@@ -92,7 +92,7 @@ def run_pass(
         ).items():
             vectors_by_readout[readout][batch] = rows.cpu().numpy()
         if progress is not None:
-            progress(sum(computed[row] for row in batch))
+            progress(sum(computed[row_index] for row_index in batch))
     return vectors_by_readout
 
 

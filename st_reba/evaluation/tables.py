@@ -148,7 +148,7 @@ class LabelledTable:
             example = f"columns={{{first_role!r}: …}} (--column {first_role}=…)"
             raise ValueError(f"{self.name}: the columns {names} are not {', '.join(readers)}: name them, {example}.")
         value_of_label = {str(label): value for label, value in (self.labels or {}).items()}
-        rows: list[tuple[Any, ...]] = []
+        value_rows: list[tuple[Any, ...]] = []
         dropped_counts: Counter[str] = Counter()
         for row_number, cells in enumerate(self.frame[columns].itertuples(index=False, name=None), 1):
             if self.labels is not None:
@@ -157,7 +157,7 @@ class LabelledTable:
                     dropped_counts["its label"] += 1
                     continue
                 cells = (*texts, value_of_label[str(label)])
-            row: list[Any] = []
+            value_row: list[Any] = []
             for column_name, read_cell, cell in zip(
                 columns,
                 readers.values(),
@@ -165,11 +165,11 @@ class LabelledTable:
                 strict=True,
             ):
                 try:
-                    row.append(read_cell(cell))
+                    value_row.append(read_cell(cell))
                 except ValueError as error:
                     raise ValueError(f"{self.name}, row {row_number}, column {column_name!r}: {error}") from None
-            rows.append(tuple(row))
-        return LabelledRows(rows, dict(dropped_counts))
+            value_rows.append(tuple(value_row))
+        return LabelledRows(value_rows, dict(dropped_counts))
 
     def fill_column(
         self,
@@ -197,29 +197,29 @@ def read_frame(location: Location) -> pd.DataFrame:
     file_path = Path(location)
     if file_path.suffix in (".tsv", ".csv", ".txt"):
         try:
-            lines = file_path.read_text(encoding="utf-8-sig").split("\n")
+            file_lines = file_path.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError):
             return read_table(file_path)
         for file_format in HEADERLESS_FORMATS:
-            if file_format.matches(lines[0]):
-                return _read_headerless(file_path, lines, file_format)
+            if file_format.matches(file_lines[0]):
+                return _read_headerless(file_path, file_lines, file_format)
     return read_table(file_path)
 
 
 def _read_headerless(
     file_path: Path,
-    lines: Sequence[str],
+    file_lines: Sequence[str],
     file_format: HeaderlessFormat,
 ) -> pd.DataFrame:
     first, second = file_format.text_fields
-    rows: list[tuple[str, str, str]] = []
-    for line in filter(None, lines):
+    value_rows: list[tuple[str, str, str]] = []
+    for line in filter(None, file_lines):
         fields = line.split(file_format.separator)
         if len(fields) < file_format.field_count:
             needed = f"{file_format.field_count} fields between {file_format.separator!r} are needed"
-            raise ValueError(f"{file_path}, line {len(rows) + 1}: {needed}.")
-        rows.append((fields[file_format.score_field], fields[first], fields[second]))
-    return pd.DataFrame(rows, columns=["score", "text1", "text2"])
+            raise ValueError(f"{file_path}, line {len(value_rows) + 1}: {needed}.")
+        value_rows.append((fields[file_format.score_field], fields[first], fields[second]))
+    return pd.DataFrame(value_rows, columns=["score", "text1", "text2"])
 
 
 def is_number(cell: Any) -> bool:

@@ -132,30 +132,30 @@ class TaskKind(ABC):
         Raises:
             ValueError: Columns or values that the kind cannot use.
         """
-        rows, dropped = task_source.table.read_rows(self.column_readers)
+        table_rows, dropped = task_source.table.read_rows(self.column_readers)
         train_rows: list[tuple[Any, ...]] = []
         if task_source.train_table is not None:
             train_rows = task_source.train_table.read_rows(self.column_readers).rows
         texts: TextIndex[str] = TextIndex()
-        items = self._index_rows(task_source.subsample(rows), texts)
+        task_items = self._index_rows(task_source.subsample(table_rows), texts)
         train = self._index_rows(train_rows, texts)
         return Task(
             task_source.task_name,
             self.name,
             texts.texts,
-            items,
+            task_items,
             train,
             dropped=dropped,
         )
 
     def _index_rows(
         self,
-        rows: Iterable[tuple[Any, ...]],
+        table_rows: Iterable[tuple[Any, ...]],
         texts: TextIndex[str],
     ) -> tuple[tuple[Any, ...], ...]:
         """Rows with the indices of their texts in place of these."""
-        items: list[tuple[Any, ...]] = []
-        for row in rows:
+        task_items: list[tuple[Any, ...]] = []
+        for row in table_rows:
             item: list[Any] = []
             for read_cell, value in zip(
                 self.column_readers.values(),
@@ -165,8 +165,8 @@ class TaskKind(ABC):
                 if read_cell is read_text:
                     value = texts.add(value)
                 item.append(value)
-            items.append(tuple(item))
-        return tuple(items)
+            task_items.append(tuple(item))
+        return tuple(task_items)
 
     def check(self, task: Task) -> None:
         """Refuse a task that cannot be scored."""

@@ -110,21 +110,21 @@ class TaskSource:
             if value is not None:
                 raise ValueError(f"{option}={value!r:.60}: {reader} takes none. Drop it.")
 
-    def subsample(self, rows: Sequence[Row]) -> list[Row]:
+    def subsample(self, table_rows: Sequence[Row]) -> list[Row]:
         """As many of the rows as the limit allows."""
-        return subsample(rows, self.limit, self.seed)
+        return subsample(table_rows, self.limit, self.seed)
 
 
 def subsample(
-    rows: Sequence[Row],
+    table_rows: Sequence[Row],
     limit: int | None,
     seed: int,
 ) -> list[Row]:
     """Draw rows, and keep their order; the draw depends on the seed and the number of rows."""
-    if limit is None or limit >= len(rows):
-        return list(rows)
-    row_indices = random.Random(seed).sample(range(len(rows)), limit)
-    return [rows[index] for index in sorted(row_indices)]
+    if limit is None or limit >= len(table_rows):
+        return list(table_rows)
+    row_indices = random.Random(seed).sample(range(len(table_rows)), limit)
+    return [table_rows[index] for index in sorted(row_indices)]
 
 
 def check_readable(location: object) -> None:

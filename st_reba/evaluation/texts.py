@@ -61,9 +61,9 @@ def script_of(text: str) -> str:
     """The script of most of a text's letters, as Unicode names it; kana count as ``"CJK"``, "" where there are none."""
     script_counts: Counter[str] = Counter()
     for letter in filter(str.isalpha, text[:200]):
-        script = unicodedata.name(letter, "").partition(" ")[0]
-        if script in ("HIRAGANA", "KATAKANA"):
-            script = "CJK"
-        script_counts[script] += 1
+        script_name = unicodedata.name(letter, "").partition(" ")[0]
+        if script_name in ("HIRAGANA", "KATAKANA"):
+            script_name = "CJK"
+        script_counts[script_name] += 1
     most_common = script_counts.most_common(1)
     return most_common[0][0] if most_common else ""

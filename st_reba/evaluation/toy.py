@@ -77,14 +77,14 @@ def toy_tasks(
     tasks: list[Task] = []
     for language, structure in product(languages, structures):
         sentences: TextIndex[TextSpan] = TextIndex()
-        items: list[tuple[int, ...]] = []
+        triple_items: list[tuple[int, ...]] = []
         topics: list[str] = []
         for topic, *triple in subsample(
             triples(structure, language, seed=seed),
             limit,
             seed,
         ):
-            items.append(tuple(sentences.add(sentence.span(part)) for sentence in triple))
+            triple_items.append(tuple(sentences.add(sentence.span(part)) for sentence in triple))
             topics.append(topic)
         name = f"{structure} {language}"
         texts, spans = zip(*sentences.texts, strict=True)
@@ -97,7 +97,7 @@ def toy_tasks(
                 name,
                 "Triples",
                 texts,
-                tuple(items),
+                tuple(triple_items),
                 spans=spans,
                 groups=tuple(topics),
             )

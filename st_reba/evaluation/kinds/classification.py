@@ -69,13 +69,13 @@ class Classification(TaskKind):
         vectors: Vectors,
     ) -> Evidence:
         """Predicted and expected class of each item, as numbers."""
-        text_indices, labels = map(np.asarray, zip(*task.items, strict=True))
+        text_indices, item_labels = map(np.asarray, zip(*task.items, strict=True))
         if task.train:
             train_indices, train_labels = zip(*task.train, strict=True)
             predicted = classify(vectors[list(train_indices)], train_labels, vectors[text_indices])
         else:
-            predicted = classify_in_folds(vectors, text_indices, labels)
-        all_labels = np.array([predicted, labels], dtype=str)
+            predicted = classify_in_folds(vectors, text_indices, item_labels)
+        all_labels = np.array([predicted, item_labels], dtype=str)
         label_numbers = np.unique(all_labels, return_inverse=True)[1]
         return label_numbers.reshape(2, -1).T.astype(np.float64)
 
@@ -85,32 +85,32 @@ class Classification(TaskKind):
         unit_vectors: Tensor,
     ) -> Tensor:
         """1 where the nearest centroid, of the other items of each class, is that of the item's own class."""
-        text_indices, labels = zip(*task.items, strict=True)
-        return match_nearest_centroid(unit_vectors[list(text_indices)], labels)
+        text_indices, item_labels = zip(*task.items, strict=True)
+        return match_nearest_centroid(unit_vectors[list(text_indices)], item_labels)
 
 
 def classify_in_folds(
     vectors: Vectors,
     text_indices: NDArray[np.int64],
-    labels: NDArray[np.str_],
+    item_labels: NDArray[np.str_],
 ) -> list[str]:
     """Classify each fifth of the items by the others; no text is on both sides."""
-    predicted = np.empty(len(labels), dtype=object)
+    predicted = np.empty(len(item_labels), dtype=object)
     with warnings.catch_warnings():
         # A class with fewer texts than folds is missing in some.
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-        folds = list(StratifiedGroupKFold(FOLD_COUNT).split(text_indices, labels, text_indices))
+        folds = list(StratifiedGroupKFold(FOLD_COUNT).split(text_indices, item_labels, text_indices))
     for train_rows, test_rows in folds:
         train_vectors = vectors[text_indices[train_rows]]
-        train_labels = labels[train_rows].tolist()
+        train_labels = item_labels[train_rows].tolist()
         test_vectors = vectors[text_indices[test_rows]]
         predicted[test_rows] = classify(train_vectors, train_labels, test_vectors, is_balanced=True)
     return list(predicted)
 
 
-def match_nearest_centroid(unit_vectors: Tensor, labels: Sequence[str]) -> Tensor:
+def match_nearest_centroid(unit_vectors: Tensor, item_labels: Sequence[str]) -> Tensor:
     """1 where the nearest centroid of all other vectors [N, d] is that of the vector's own class, else 0: [N]."""
-    _, label_numbers = np.unique(np.asarray(labels), return_inverse=True)
+    _, label_numbers = np.unique(np.asarray(item_labels), return_inverse=True)
     own_class = torch.from_numpy(label_numbers).to(unit_vectors.device)
     membership = torch.nn.functional.one_hot(own_class).to(unit_vectors.dtype)
     class_sums = membership.T @ unit_vectors

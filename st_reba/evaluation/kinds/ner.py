@@ -46,26 +46,26 @@ def read_conll(location: Location | None) -> list[TaggedSentence]:
     sentences: list[list[list[str]]] = []
     all_lines: list[list[str]] = []
     for block in text.replace("\r", "").split("\n\n"):
-        lines = [line.split() for line in block.splitlines() if line.strip()]
-        if lines and lines[0][0] != "-DOCSTART-":
-            sentences.append(lines)
-            all_lines += lines
+        sentence_lines = [line.split() for line in block.splitlines() if line.strip()]
+        if sentence_lines and sentence_lines[0][0] != "-DOCSTART-":
+            sentences.append(sentence_lines)
+            all_lines += sentence_lines
     tag_column = _find_tag_column(all_lines)
     if tag_column is None:
         raise ValueError(f"{path}: no column holds tags such as O, B-PER, I-PER.")
     tagged_sentences: list[TaggedSentence] = []
-    for lines in sentences:
-        words = tuple(cells[0] for cells in lines)
-        tags = tuple(cells[tag_column] for cells in lines)
+    for sentence_lines in sentences:
+        words = tuple(cells[0] for cells in sentence_lines)
+        tags = tuple(cells[tag_column] for cells in sentence_lines)
         tagged_sentences.append(TaggedSentence(words, tags))
     return tagged_sentences
 
 
-def _find_tag_column(lines: Sequence[Sequence[str]]) -> int | None:
+def _find_tag_column(sentence_lines: Sequence[Sequence[str]]) -> int | None:
     """The last column in which every cell is a tag."""
-    column_count = min(map(len, lines), default=0)
+    column_count = min(map(len, sentence_lines), default=0)
     for column in range(column_count - 1, 0, -1):
-        if all(cells[column] == "O" or cells[column][1:2] == "-" for cells in lines):
+        if all(cells[column] == "O" or cells[column][1:2] == "-" for cells in sentence_lines):
             return column
     return None
 
@@ -109,9 +109,9 @@ class NER(TaskKind):
         """Read sentences, of which the limit holds for those to learn from too."""
         task_source.refuse(self.name, "columns", "labels")
         texts: TextIndex[str] = TextIndex()
-        items = _index_sentences(task_source.subsample(read_conll(task_source.location)), texts)
+        tagged_items = _index_sentences(task_source.subsample(read_conll(task_source.location)), texts)
         train = _index_sentences(task_source.subsample(read_conll(task_source.train)), texts)
-        return Task(task_source.task_name, self.name, texts.texts, items, train)
+        return Task(task_source.task_name, self.name, texts.texts, tagged_items, train)
 
     def list_words(self, task: Task) -> list[TextSpan]:
         """Every word, text after text."""

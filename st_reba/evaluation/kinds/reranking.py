@@ -46,10 +46,10 @@ class RankingKind(TaskKind):
                 dict(folder.dropped),
             )
         task_source.refuse(self.name, "train")
-        rows, dropped_counts = self.open_table(task_source).read_rows(self.column_readers)
+        judgement_rows, dropped_counts = self.open_table(task_source).read_rows(self.column_readers)
         judgements: dict[str, dict[str, float]] = {}
         documents: list[str] = []
-        for query, document, grade in rows:
+        for query, document, grade in judgement_rows:
             grades = judgements.setdefault(query, {})
             grades[document] = max(grade, grades.get(document, grade))
             documents.append(document)
@@ -75,18 +75,18 @@ class RankingKind(TaskKind):
         if self.ranks_all_documents:
             for document in documents:
                 ranked_documents.add(document)
-        items: list[tuple[int, tuple[int, ...], tuple[float, ...]]] = []
+        ranking_items: list[tuple[int, tuple[int, ...], tuple[float, ...]]] = []
         for query_index, query in enumerate(queries):
             indices = [len(queries) + ranked_documents.add(document) for document in judgements[query]]
             # Grades below 0 are of irrelevant documents.
             grades = [max(0.0, grade) for grade in judgements[query].values()]
-            items.append((query_index, tuple(indices), tuple(grades)))
+            ranking_items.append((query_index, tuple(indices), tuple(grades)))
         texts = (*queries, *ranked_documents.texts)
         return Task(
             task_source.task_name,
             self.name,
             texts,
-            tuple(items),
+            tuple(ranking_items),
             queries=len(queries),
             dropped=dropped_counts,
         )
@@ -104,7 +104,7 @@ class RankingKind(TaskKind):
     ) -> Evidence:
         """The values of ``RANKING_METRICS`` for each query."""
         unit_vectors = normalize_exactly(vectors)
-        rows: list[list[float]] = []
+        metric_rows: list[list[float]] = []
         for query, judged_documents, judged_grades in task.items:
             documents = np.asarray(judged_documents)
             grades = np.asarray(judged_grades)
@@ -115,8 +115,8 @@ class RankingKind(TaskKind):
             cosines = np.round(unit_vectors[documents] @ unit_vectors[query], COSINE_DIGITS)
             # Of equal cosines the lower grade comes first: what is not told apart earns nothing.
             ranking = np.lexsort((grades, -cosines))
-            rows.append(score_ranking(grades[ranking]))
-        return np.asarray(rows, np.float64)
+            metric_rows.append(score_ranking(grades[ranking]))
+        return np.asarray(metric_rows, np.float64)
 
 
 def score_ranking(grades: NDArray[np.float64]) -> list[float]:

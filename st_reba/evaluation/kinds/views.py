@@ -29,21 +29,21 @@ def views_of(texts: Iterable[str]) -> Task:
         Crops as a pair: Izacard et al. (2022), Contriever (arXiv 2112.09118), section 3.1; there they are drawn.
     """
     view_texts: TextIndex[str] = TextIndex()
-    items: list[tuple[int, ...]] = []
+    view_items: list[tuple[int, ...]] = []
     for text in texts:
         pieces = split_pieces(text)[:_MOST_PIECES]
-        count = len(pieces)
-        if count < FEWEST_PIECES:
+        piece_count = len(pieces)
+        if piece_count < FEWEST_PIECES:
             continue
-        two_thirds = -(-2 * count // 3)
-        half = count // 2
+        two_thirds = -(-2 * piece_count // 3)
+        half = piece_count // 2
         item: list[int] = []
-        for first, end in ((0, two_thirds), (count - two_thirds, count), (0, half), (half, count)):
+        for first, end in ((0, two_thirds), (piece_count - two_thirds, piece_count), (0, half), (half, piece_count)):
             start_character = pieces[first][0]
             end_character = pieces[end - 1][1]
             item.append(view_texts.add(text[start_character:end_character]))
-        items.append(tuple(item))
-    return Task("texts", Views.name, view_texts.texts, tuple(items))
+        view_items.append(tuple(item))
+    return Task("texts", Views.name, view_texts.texts, tuple(view_items))
 
 
 def information(first_views: Tensor, second_views: Tensor) -> Tensor:

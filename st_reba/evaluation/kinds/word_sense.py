@@ -104,8 +104,8 @@ class WordSense(TaskKind):
         is_quoted = columns[0] == CHINESE_COLUMNS[0]
         dropped_counts: Counter[str] = Counter()
         questions: list[tuple[list[TextSpan], int]] = []
-        for row in task_source.table.frame[columns].itertuples(index=False, name=None):
-            word, *sentences, answer = (str(cell).strip() for cell in row)
+        for table_row in task_source.table.frame[columns].itertuples(index=False, name=None):
+            word, *sentences, answer = (str(cell).strip() for cell in table_row)
             if is_quoted:
                 word = find_quoted_word(word)
             try:
@@ -113,16 +113,16 @@ class WordSense(TaskKind):
             except ValueError as reason:
                 dropped_counts[str(reason)] += 1
         words: TextIndex[TextSpan] = TextIndex()
-        items: list[tuple[tuple[int, ...], int]] = []
+        question_items: list[tuple[tuple[int, ...], int]] = []
         for words_in_sentences, answer_index in task_source.subsample(questions):
-            items.append((tuple(map(words.add, words_in_sentences)), answer_index))
+            question_items.append((tuple(map(words.add, words_in_sentences)), answer_index))
         texts = tuple(text for text, _ in words.texts)
         spans = tuple(span for _, span in words.texts)
         return Task(
             task_source.task_name,
             self.name,
             texts,
-            tuple(items),
+            tuple(question_items),
             spans=spans,
             dropped=dict(dropped_counts),
         )
