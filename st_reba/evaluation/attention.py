@@ -131,11 +131,7 @@ class AttentionRecorder:
             self.masks = state.masks
         state.attention_reader = self
 
-    def after_layers(
-        self,
-        state: ForwardPass,
-        hidden_states: Tensor,
-    ) -> Tensor:
+    def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
         """Leave the hidden states as they are."""
         return hidden_states
 
@@ -167,11 +163,7 @@ class AttentionRecorder:
         self.layers.append(RecordedLayer(layer_index, mask_name, matrix))
         return output
 
-    def layer_maps(
-        self,
-        length: int,
-        m: int,
-    ) -> Iterator[LayerMap]:
+    def layer_maps(self, length: int, m: int) -> Iterator[LayerMap]:
         """The maps of T tokens (``length``), with m in the names of masks that hide the sink."""
         run_counts: Counter[int] = Counter()
         for layer in self.layers:

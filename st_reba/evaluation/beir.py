@@ -162,11 +162,7 @@ def _read_judgements(file_path: Path) -> Iterator[Judgement]:
         grade = cells[columns.grade]
         if not is_number(grade):
             raise ValueError(f"{file_path}, line {line_number}: the grade {grade!r:.60} is no number.")
-        yield Judgement(
-            cells[columns.query],
-            cells[columns.document],
-            float(grade),
-        )
+        yield Judgement(cells[columns.query], cells[columns.document], float(grade))
 
 
 def _split_cells(line: str) -> list[str]:

@@ -59,11 +59,7 @@ def shared_vectors(
         for texts, role in _texts_by_role(task):
             layout = {
                 "task": role,
-                "prompt": instructions.before(
-                    task.name,
-                    role,
-                    has_field,
-                ),
+                "prompt": instructions.before(task.name, role, has_field),
             }
             passes.append(PlannedPass(method_group, texts, layout))
             total_positions += sum(computed_positions(model[0], texts, layout))

@@ -90,11 +90,7 @@ def draw_results(results: Sequence[Result]) -> Figure:
     most_bars = max(map(len, results_by_task.values()))
     figure = new_figure(3.2 + 2.8 * panel_count, 1.0 + 0.32 * most_bars)
     panels = figure.subplots(1, panel_count, squeeze=False)[0]
-    for axes, (task, task_results) in zip(
-        panels,
-        results_by_task.items(),
-        strict=True,
-    ):
+    for axes, (task, task_results) in zip(panels, results_by_task.items(), strict=True):
         axes.set_title(task, fontsize=9)
         _draw_bars(axes, task_results)
     return figure

@@ -41,11 +41,7 @@ class TuningItems(ABC):
         """The texts that are encoded as queries, documents, or neither."""
 
     @abstractmethod
-    def score(
-        self,
-        encoded_items: EncodedItems,
-        filter_kind: str | None,
-    ) -> Tensor:
+    def score(self, encoded_items: EncodedItems, filter_kind: str | None) -> Tensor:
         """The score of each item, [items] float32, by vectors behind a filter of a kind."""
 
     @property
@@ -57,13 +53,7 @@ class TuningItems(ABC):
         """Positions that a model computes for the texts."""
         position_count = 0
         for role, texts in self.texts_by_role.items():
-            position_count += sum(
-                computed_positions(
-                    model[0],
-                    texts,
-                    {"task": role},
-                )
-            )
+            position_count += sum(computed_positions(model[0], texts, {"task": role}))
         return position_count
 
     def run_pass(
@@ -72,21 +62,9 @@ class TuningItems(ABC):
         readouts: Sequence[Readout],
     ) -> dict[Readout, EncodedItems]:
         """Encode the items by each readout of a pass."""
-        encoded_items = {
-            readout: EncodedItems(
-                self,
-                model.device,
-                {},
-            )
-            for readout in readouts
-        }
+        encoded_items = {readout: EncodedItems(self, model.device, {}) for readout in readouts}
         for role, texts in self.texts_by_role.items():
-            for readout, vectors in run_pass(
-                model,
-                readouts,
-                texts,
-                task=role,
-            ).items():
+            for readout, vectors in run_pass(model, readouts, texts, task=role).items():
                 encoded_items[readout].vectors_by_role[role] = vectors
         return encoded_items
 
@@ -96,14 +74,7 @@ class TuningItems(ABC):
         methods: Sequence[Method],
     ) -> dict[Method, EncodedItems]:
         """Encode the items by methods on a base."""
-        encoded_items = {
-            method: EncodedItems(
-                self,
-                base_model.device,
-                {},
-            )
-            for method in methods
-        }
+        encoded_items = {method: EncodedItems(self, base_model.device, {}) for method in methods}
         for role, texts in self.texts_by_role.items():
             for method, vectors in encode_methods(
                 base_model,
@@ -154,11 +125,7 @@ class TaskItems(TuningItems):
     def texts_by_role(self) -> Mapping[Role | None, Sequence[str]]:
         return {None: self.task.texts}
 
-    def score(
-        self,
-        encoded_items: EncodedItems,
-        filter_kind: str | None,
-    ) -> Tensor:
+    def score(self, encoded_items: EncodedItems, filter_kind: str | None) -> Tensor:
         vectors = torch.from_numpy(encoded_items.vectors_by_role[None])
         unit_vectors = normalize(vectors.to(encoded_items.device), dim=1)
         if filter_kind is not None:

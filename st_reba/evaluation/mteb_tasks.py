@@ -120,11 +120,7 @@ def _task_prompts(
     prompts: dict[str, str] = {}
     for subtask in (
         task,
-        *getattr(
-            task.metadata,
-            "tasks",
-            (),
-        ),
+        *getattr(task.metadata, "tasks", ()),
     ):
         name = subtask.metadata.name
         for role, prompt_name in ((None, name), ("query", f"{name}-query"), ("document", f"{name}-document")):

@@ -65,11 +65,7 @@ class Pass:
     first_masked_layer: int | None = None
     first_output_layers: tuple[int, ...] = ()
 
-    def method_of_readout(
-        self,
-        readout: Readout,
-        depth: int,
-    ) -> Method:
+    def method_of_readout(self, readout: Readout, depth: int) -> Method:
         """The method whose model gives a readout of this pass, on a base with L layers (``depth``)."""
         name = "prompteol"
         pooling = None
@@ -140,11 +136,7 @@ def similarity_passes(
     twice = Method("echo", pooling="mean")
     (prompt, reverse_prompt), *other_prompts = prompts_of(script_name)
     passes = [
-        Pass(
-            prompt,
-            ("end", "mean"),
-            first_output_layers=(third + 1,),
-        ),
+        Pass(prompt, ("end", "mean"), first_output_layers=(third + 1,)),
         Pass(reverse_prompt, ("end",), first_output_layers=(third + 1,)),
         Pass(once, ("mean", "last")),
         mask_upper_layers(once, half, depth),
@@ -160,13 +152,7 @@ def similarity_passes(
         passes.append(mask_upper_layers(twice, third, depth))
         for prompts in other_prompts:
             for method in prompts:
-                passes.append(
-                    Pass(
-                        method,
-                        ("end",),
-                        first_output_layers=(third + 1,),
-                    )
-                )
+                passes.append(Pass(method, ("end",), first_output_layers=(third + 1,)))
     return passes
 
 
@@ -221,14 +207,7 @@ def published_methods(
 ) -> dict[str, Method]:
     """The papers' methods at their published settings; NoSink's k is the better one of two that were scored."""
     once = Method("classical", pooling="mean")
-    masked_methods = [
-        mask_upper_layers(
-            once,
-            first,
-            depth,
-        ).method
-        for first in (depth // 2, depth // 3)
-    ]
+    masked_methods = [mask_upper_layers(once, first, depth).method for first in (depth // 2, depth // 3)]
     best_masked = max(masked_methods, key=lambda method: scores.get(method, -1.0))
     return {
         "classical, last": Method("classical", pooling="last"),

@@ -62,11 +62,7 @@ class RetrievalItems(TuningItems):
         query_texts = dict.fromkeys([*self.queries, *self.query_sample])
         return {"query": list(query_texts), "document": self.documents}
 
-    def score(
-        self,
-        encoded_items: EncodedItems,
-        filter_kind: str | None,
-    ) -> Tensor:
+    def score(self, encoded_items: EncodedItems, filter_kind: str | None) -> Tensor:
         query_vectors = encoded_items.vectors_by_role["query"]
         query_texts = list(self.texts_by_role["query"])
         vectors = SearchVectors(

@@ -84,14 +84,7 @@ def compare(
     start_time = time.perf_counter()
     vectors = shared_vectors(model, task, parsed_methods, instructions, batch_tokens, show_progress_bar)
     seconds = time.perf_counter() - start_time
-    evidences = {
-        str(method): compute_evidence(
-            task,
-            vectors[method],
-            str(method),
-        )
-        for method in parsed_methods
-    }
+    evidences = {str(method): compute_evidence(task, vectors[method], str(method)) for method in parsed_methods}
     model_name = str(base) if isinstance(base, (str, os.PathLike)) else name_of(model)
     results, differences = scorer.score(
         evidences,
@@ -177,11 +170,7 @@ def _vary_methods(
         if len(reasons) == len(methods):
             raise ValueError(f"{option}={value} (--vary): no method takes this value. {reasons[0]}")
         columns[str(value)] = column
-    return pd.DataFrame(
-        columns,
-        index=list(map(str, methods)),
-        dtype=object,
-    )
+    return pd.DataFrame(columns, index=list(map(str, methods)), dtype=object)
 
 
 def evaluate(
@@ -304,11 +293,7 @@ def _find_tasks(
                 yield toy_task, None
         elif path and kind.casefold() in kind_names:
             yield (
-                read_task(
-                    path,
-                    **{**reading_options, "kind": kind},
-                    seed=seed,
-                ),
+                read_task(path, **{**reading_options, "kind": kind}, seed=seed),
                 None,
             )
         elif is_name or hasattr(task, "metadata"):

@@ -221,11 +221,7 @@ class TextWeights:
         copy_ids: Tensor = features["copy_ids"]
         if token_ranges is None:
             token_ranges = [(0, span.length) for span in spans]
-        for (first_token, end_token), span in zip(
-            token_ranges,
-            spans,
-            strict=True,
-        ):
+        for (first_token, end_token), span in zip(token_ranges, spans, strict=True):
             if not 0 <= first_token < end_token <= span.length:
                 tokens = f"tokens {first_token} to {end_token}"
                 raise ValueError(f"token_ranges: {tokens} are not among the {span.length} of the text, as cut.")
@@ -244,21 +240,13 @@ class TextWeights:
         # Of ReBA's mean and last up to each layer, [B, 2, T].
         self.backward: dict[int, Tensor] = {}
 
-    def keep_backward(
-        self,
-        layer: int,
-        captured: BackwardAttention,
-    ) -> None:
+    def keep_backward(self, layer: int, captured: BackwardAttention) -> None:
         """Keep ReBA's weights of the layers up to this one."""
         snapshot = copy.copy(captured)
         snapshot.maxima = [maxima.clone() for maxima in captured.maxima]
         rows: Tensor = snapshot.rows()
         if rows.shape[1] == 1:
-            self.backward[layer] = rows.expand(
-                -1,
-                2,
-                -1,
-            ).float()
+            self.backward[layer] = rows.expand(-1, 2, -1).float()
             return
         tokens = torch.arange(rows.shape[1], device=rows.device)
         row_weights = _average_weights(torch.stack(self._select_tokens(tokens), dim=1))

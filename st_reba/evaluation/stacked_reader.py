@@ -42,30 +42,18 @@ class StackedReader:
         self.depth = depth
         self.keep_backward = keep_backward
 
-    def states_of(
-        self,
-        hidden_states: Tensor,
-        layer: int,
-    ) -> Tensor:
+    def states_of(self, hidden_states: Tensor, layer: int) -> Tensor:
         """States [B, T, d] of a layer, of what a pass gave."""
         block_index = self.layers.index(layer)
         return self._block(hidden_states, block_index)
 
-    def outputs_of(
-        self,
-        hidden_states: Tensor,
-        layer_range: LayerRange,
-    ) -> Tensor:
+    def outputs_of(self, hidden_states: Tensor, layer_range: LayerRange) -> Tensor:
         """A mean of attention outputs [B, T, d], of what a pass gave."""
         block_index = len(self.layers)
         block_index += self.outputs.index(layer_range)
         return self._block(hidden_states, block_index)
 
-    def _block(
-        self,
-        hidden_states: Tensor,
-        block_index: int,
-    ) -> Tensor:
+    def _block(self, hidden_states: Tensor, block_index: int) -> Tensor:
         block_count = len(self.layers) + len(self.outputs)
         blocks = hidden_states.chunk(block_count, dim=2)
         return blocks[block_index]
@@ -95,11 +83,7 @@ class StackedReader:
         if self.outputs:
             state.after_attention.append(output_means.add)
 
-    def after_layers(
-        self,
-        state: ForwardPass,
-        hidden_states: Tensor,
-    ) -> Tensor:
+    def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
         """What is read, [B, T, d · readings], in place of the hidden states."""
         layer_states, output_means = state.hook_data[self]
         blocks: list[Tensor] = []
@@ -121,11 +105,7 @@ class OutputMeans:
         # By first layer.
         self._sums: dict[int, Tensor] = {}
 
-    def add(
-        self,
-        index: int,
-        output: Tensor,
-    ) -> None:
+    def add(self, index: int, output: Tensor) -> None:
         """Take in the output [B, T, d] of a layer's attention."""
         layer = index + 1
         precise_dtype = torch.promote_types(output.dtype, torch.float32)

@@ -171,11 +171,7 @@ class LabelledTable:
             value_rows.append(tuple(value_row))
         return LabelledRows(value_rows, dict(dropped_counts))
 
-    def fill_column(
-        self,
-        role: str,
-        value: object,
-    ) -> LabelledTable:
+    def fill_column(self, role: str, value: object) -> LabelledTable:
         """The table with one value in all rows, if it has no column of a role."""
         if self._find_column(role) is not None:
             return self

@@ -157,11 +157,7 @@ class TaskKind(ABC):
         task_items: list[tuple[Any, ...]] = []
         for row in table_rows:
             item: list[Any] = []
-            for read_cell, value in zip(
-                self.column_readers.values(),
-                row,
-                strict=True,
-            ):
+            for read_cell, value in zip(self.column_readers.values(), row, strict=True):
                 if read_cell is read_text:
                     value = texts.add(value)
                 item.append(value)
@@ -190,11 +186,7 @@ class TaskKind(ABC):
         return list(zip(task.texts, task.spans, strict=False))
 
     @abstractmethod
-    def evidence(
-        self,
-        task: Task,
-        vectors: Vectors,
-    ) -> Evidence:
+    def evidence(self, task: Task, vectors: Vectors) -> Evidence:
         """What the metrics are computed from, [items, numbers].
 
         Args:
@@ -202,11 +194,7 @@ class TaskKind(ABC):
             vectors: [N, d], of its texts or of its words.
         """
 
-    def score_items(
-        self,
-        task: Task,
-        unit_vectors: Tensor,
-    ) -> Tensor:
+    def score_items(self, task: Task, unit_vectors: Tensor) -> Tensor:
         """Score every item by itself, [items] float32; the mean is the task's score.
 
         Args:

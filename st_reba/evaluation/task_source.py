@@ -85,11 +85,7 @@ class TaskSource:
             return None
         return self._open_table(self.train, "train")
 
-    def _open_table(
-        self,
-        location: Location,
-        name: str,
-    ) -> LabelledTable:
+    def _open_table(self, location: Location, name: str) -> LabelledTable:
         if isinstance(location, (str, os.PathLike)):
             name = str(location)
         return LabelledTable(
@@ -99,11 +95,7 @@ class TaskSource:
             self.labels,
         )
 
-    def refuse(
-        self,
-        reader: str,
-        *options: str,
-    ) -> None:
+    def refuse(self, reader: str, *options: str) -> None:
         """Refuse options that a reader does not take."""
         for option in options:
             value = getattr(self, option)

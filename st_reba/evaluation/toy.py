@@ -169,11 +169,7 @@ class TripleWriter:
     person: Words
     time: Words
 
-    def write(
-        self,
-        topic_name: str,
-        structure: str,
-    ) -> Triple:
+    def write(self, topic_name: str, structure: str) -> Triple:
         """The triple of a structure: in S1 the act comes last, and in S3 all three begin alike."""
         is_act_last = structure == "S1"
         act_layout = "act_last" if is_act_last else "act_first"
@@ -198,11 +194,7 @@ class TripleWriter:
             self._join(act, "opposite", is_act_last),
         )
 
-    def _fill(
-        self,
-        layout: str,
-        **words: str,
-    ) -> str:
+    def _fill(self, layout: str, **words: str) -> str:
         text: str = self.wordings["layouts"][layout].format(**words)
         return text
 
@@ -219,8 +211,4 @@ class TripleWriter:
         else:
             early = act
             late = self._fill("detail_last", detail=detail)
-        return Sentence(
-            early[:1].upper() + early[1:],
-            late,
-            self.wordings["joiner"],
-        )
+        return Sentence(early[:1].upper() + early[1:], late, self.wordings["joiner"])

@@ -82,12 +82,7 @@ class SimilarityPlan:
         """The script of most texts."""
         return script_of(" ".join(self.texts[:200]))
 
-    def passes(
-        self,
-        depth: int,
-        *,
-        is_small: bool = False,
-    ) -> list[Pass]:
+    def passes(self, depth: int, *, is_small: bool = False) -> list[Pass]:
         """The inputs and masks that are tried, or the few that cover most, on a base of L layers (``depth``)."""
         has_labels = not self.is_by_views
         return similarity_passes(depth, self.script, is_small=is_small, has_labels=has_labels)
@@ -103,11 +98,7 @@ class SimilarityPlan:
             return ["abtt"]
         return [None, "abtt"]
 
-    def fit_filter(
-        self,
-        model: SentenceTransformer,
-        filter_kind: str,
-    ) -> Filter:
+    def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
         """Fit a filter for a model without one; there is one kind."""
         sample = sample_for_filter(self.filter_texts, model.get_embedding_dimension() or 0)
         sample_vectors = encode_texts(model, sample)
@@ -174,12 +165,7 @@ class RetrievalPlan:
     reporting_items: RetrievalItems
     documents: Sequence[str]
 
-    def passes(
-        self,
-        depth: int,
-        *,
-        is_small: bool = False,
-    ) -> list[Pass]:
+    def passes(self, depth: int, *, is_small: bool = False) -> list[Pass]:
         """As for :class:`SimilarityPlan`."""
         script = script_of(" ".join(self.documents[:200]))
         return search_passes(depth, script, is_small=is_small)
@@ -189,11 +175,7 @@ class RetrievalPlan:
         document_count = min(len(self.documents), len(self.choosing_items.documents))
         return search_filter_kinds(document_count, len(self.choosing_items.query_sample))
 
-    def fit_filter(
-        self,
-        model: SentenceTransformer,
-        filter_kind: str,
-    ) -> Filter:
+    def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
         """Fit a filter on documents, and on sentences of them in place of queries, for a model without one."""
         query_vectors = encode_texts(model, sample_sentences(self.documents, QUERY_SAMPLE), task="query")
         document_vectors = encode_texts(model, self.documents, task="document")
@@ -220,11 +202,7 @@ class RetrievalPlan:
             ReportEntry("PromptEOL", Method("prompteol")),
         ]
         return (
-            *report_rows(
-                base_model,
-                self.reporting_items,
-                entries,
-            ),
+            *report_rows(base_model, self.reporting_items, entries),
             self._score_words(),
         )
 
@@ -336,13 +314,7 @@ def plan_search_by_views(
 ) -> RetrievalPlan:
     """Sentences of documents look for the rest of them; no document both chooses and reports."""
     choosing_items, reporting_items = divide(
-        sorted(
-            draw_documents(
-                texts,
-                sample_size,
-                seed,
-            )
-        ),
+        sorted(draw_documents(texts, sample_size, seed)),
         seed,
     )
     return RetrievalPlan(

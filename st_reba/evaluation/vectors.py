@@ -121,11 +121,7 @@ class HalfWhitening:
     other_scale: float
 
     @classmethod
-    def fit(
-        cls,
-        centered_documents: Vectors,
-        document_mean: Vectors,
-    ) -> HalfWhitening:
+    def fit(cls, centered_documents: Vectors, document_mean: Vectors) -> HalfWhitening:
         """Fit it on documents [N, d] without their mean [d]."""
         document_count, width = centered_documents.shape
         _, deviations, directions = np.linalg.svd(centered_documents, full_matrices=False)
@@ -136,11 +132,7 @@ class HalfWhitening:
         all_variances = np.append(variances, 0.0)
         shrunk_variances = shrink_variances(all_variances, total_variance / width)
         scales = whitening_scales(shrunk_variances, squared_length, SEARCH_POWER)
-        return cls(
-            directions,
-            scales[:-1].astype(np.float32),
-            float(scales[-1]),
-        )
+        return cls(directions, scales[:-1].astype(np.float32), float(scales[-1]))
 
     def apply(self, centered_vectors: Vectors) -> Vectors:
         """Whiten vectors [n, d] without their mean."""

@@ -63,11 +63,7 @@ class Classification(TaskKind):
         if text_count < FOLD_COUNT:
             raise ValueError(f"{task.name}: {text_count} different texts are too few for {FOLD_COUNT} folds. {remedy}")
 
-    def evidence(
-        self,
-        task: Task,
-        vectors: Vectors,
-    ) -> Evidence:
+    def evidence(self, task: Task, vectors: Vectors) -> Evidence:
         """Predicted and expected class of each item, as numbers."""
         text_indices, item_labels = map(np.asarray, zip(*task.items, strict=True))
         if task.train:
@@ -79,11 +75,7 @@ class Classification(TaskKind):
         label_numbers = np.unique(all_labels, return_inverse=True)[1]
         return label_numbers.reshape(2, -1).T.astype(np.float64)
 
-    def score_items(
-        self,
-        task: Task,
-        unit_vectors: Tensor,
-    ) -> Tensor:
+    def score_items(self, task: Task, unit_vectors: Tensor) -> Tensor:
         """1 where the nearest centroid, of the other items of each class, is that of the item's own class."""
         text_indices, item_labels = zip(*task.items, strict=True)
         return match_nearest_centroid(unit_vectors[list(text_indices)], item_labels)
@@ -121,11 +113,7 @@ def match_nearest_centroid(unit_vectors: Tensor, item_labels: Sequence[str]) -> 
     products[rows, own_class] -= (unit_vectors * unit_vectors).sum(dim=1)
     lengths[rows, own_class] = (class_sums[own_class] - unit_vectors).norm(dim=1)
     has_others = membership.sum(dim=0) - membership > 0
-    cosines = torch.where(
-        has_others,
-        products / lengths.clamp_min(1e-12),
-        -torch.inf,
-    )
+    cosines = torch.where(has_others, products / lengths.clamp_min(1e-12), -torch.inf)
     return (cosines.argmax(dim=1) == own_class).float()
 
 

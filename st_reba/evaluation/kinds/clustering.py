@@ -49,11 +49,7 @@ class Clustering(TaskKind):
     is_recentred = True
     needs_values = True
 
-    def evidence(
-        self,
-        task: Task,
-        vectors: Vectors,
-    ) -> Evidence:
+    def evidence(self, task: Task, vectors: Vectors) -> Evidence:
         """The topic of each item, and its cluster after each start."""
         text_indices, labels = zip(*task.items, strict=True)
         label_names, topics = np.unique(np.asarray(labels), return_inverse=True)

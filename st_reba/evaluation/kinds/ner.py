@@ -125,11 +125,7 @@ class NER(TaskKind):
                 start = end + 1
         return text_spans
 
-    def evidence(
-        self,
-        task: Task,
-        vectors: Vectors,
-    ) -> Evidence:
+    def evidence(self, task: Task, vectors: Vectors) -> Evidence:
         """Entities of each sentence that are right, predicted and expected; vectors are a row a word."""
         get_entities = required("seqeval.metrics.sequence_labeling", "evaluation").get_entities
         rows_of_text = self._split_rows(task, vectors)
@@ -144,11 +140,7 @@ class NER(TaskKind):
             counts.append([len(expected & predicted), len(predicted), len(expected)])
         return np.asarray(counts, np.float64)
 
-    def _split_rows(
-        self,
-        task: Task,
-        vectors: Vectors,
-    ) -> list[Vectors]:
+    def _split_rows(self, task: Task, vectors: Vectors) -> list[Vectors]:
         """The vectors of each text's words."""
         word_counts = {text_index: len(words) for text_index, words, _ in (*task.items, *task.train)}
         ends = np.cumsum([word_counts[text_index] for text_index in range(len(task.texts))])

@@ -97,11 +97,7 @@ class RankingKind(TaskKind):
             return highest_grade > 0
         return highest_grade > 0 >= min(grades.values())
 
-    def evidence(
-        self,
-        task: Task,
-        vectors: Vectors,
-    ) -> Evidence:
+    def evidence(self, task: Task, vectors: Vectors) -> Evidence:
         """The values of ``RANKING_METRICS`` for each query."""
         unit_vectors = normalize_exactly(vectors)
         metric_rows: list[list[float]] = []
@@ -144,11 +140,7 @@ class Reranking(RankingKind):
     chooses_methods = True
     ranks_all_documents = False
 
-    def score_items(
-        self,
-        task: Task,
-        unit_vectors: Tensor,
-    ) -> Tensor:
+    def score_items(self, task: Task, unit_vectors: Tensor) -> Tensor:
         """Average precision of each query."""
         evidence = self.evidence(task, unit_vectors.cpu().numpy())
         return torch.from_numpy(evidence[:, 0]).to(unit_vectors)

@@ -18,21 +18,13 @@ class PairKind(TaskKind):
     needs_values = True
     chooses_methods = True
 
-    def evidence(
-        self,
-        task: Task,
-        vectors: Vectors,
-    ) -> Evidence:
+    def evidence(self, task: Task, vectors: Vectors) -> Evidence:
         """The cosine and the number of each pair."""
         first_rows, second_rows, values = zip(*task.items, strict=True)
         cosines = pair_cosines(vectors, first_rows, second_rows)
         return np.stack([cosines, np.asarray(values, np.float64)], axis=1)
 
-    def score_items(
-        self,
-        task: Task,
-        unit_vectors: Tensor,
-    ) -> Tensor:
+    def score_items(self, task: Task, unit_vectors: Tensor) -> Tensor:
         """Products of the standardized ranks of cosine and number, whose mean is Spearman's correlation."""
         first_rows, second_rows, values = map(list, zip(*task.items, strict=True))
         cosines = (unit_vectors[first_rows] * unit_vectors[second_rows]).sum(dim=1)

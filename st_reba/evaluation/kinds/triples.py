@@ -24,11 +24,7 @@ class Triples(TaskKind):
     metrics = {"accuracy": nearer_share, **column_means(["mean cosine nearer", "mean cosine farther"])}
     main_metric = "accuracy"
 
-    def evidence(
-        self,
-        task: Task,
-        vectors: Vectors,
-    ) -> Evidence:
+    def evidence(self, task: Task, vectors: Vectors) -> Evidence:
         """The cosines with the positive and with the negative."""
         anchors, positives, negatives = zip(*task.items, strict=True)
         nearer_cosines = pair_cosines(vectors, anchors, positives)

@@ -71,20 +71,12 @@ class Views(TaskKind):
         """Refuse: views are made of texts."""
         raise ValueError("kind='Views' is not read from labelled files. Choose another kind.")
 
-    def evidence(
-        self,
-        task: Task,
-        vectors: Vectors,
-    ) -> Evidence:
+    def evidence(self, task: Task, vectors: Vectors) -> Evidence:
         """The scores of the items."""
         unit_vectors = torch.from_numpy(normalize_exactly(vectors))
         return np.asarray(self.score_items(task, unit_vectors)[:, None], np.float64)
 
-    def score_items(
-        self,
-        task: Task,
-        unit_vectors: Tensor,
-    ) -> Tensor:
+    def score_items(self, task: Task, unit_vectors: Tensor) -> Tensor:
         """How far the two halves, and each half and the crop at the other end, find each other.
 
         Both crops share a third of the text, which would reward vectors of single words.

@@ -46,11 +46,7 @@ def find_odd_vectors(vectors: NDArray[np.floating]) -> dict[str, NDArray[np.intp
     exact_vectors = vectors.astype(np.float64)
     differences = exact_vectors[:, :, None] - exact_vectors[:, None]
     distances = {
-        "cosine": np.clip(
-            1 - cosines,
-            0,
-            2,
-        ),
+        "cosine": np.clip(1 - cosines, 0, 2),
         "euclidean": np.linalg.norm(differences, axis=3),
     }
     odd_vectors: dict[str, NDArray[np.intp]] = {}
@@ -127,11 +123,7 @@ class WordSense(TaskKind):
             dropped=dict(dropped_counts),
         )
 
-    def evidence(
-        self,
-        task: Task,
-        vectors: Vectors,
-    ) -> Evidence:
+    def evidence(self, task: Task, vectors: Vectors) -> Evidence:
         """Whether the odd sentence is the right one, by each distance."""
         text_indices, answers = map(np.array, zip(*task.items, strict=True))
         odd_vectors = find_odd_vectors(vectors[text_indices])
