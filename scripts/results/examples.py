@@ -86,10 +86,7 @@ def development_sets(folder: Path, size: int) -> dict[str, list[Pair]]:
     development: dict[str, list[Pair]] = {}
     for name, scored_pairs in all_pairs.items():
         unseen_pairs = [pair for pair in scored_pairs if reported_texts.isdisjoint(pair[1:])]
-        development[name] = Random(7).sample(
-            unseen_pairs,
-            min(size, len(unseen_pairs)),
-        )
+        development[name] = Random(7).sample(unseen_pairs, min(size, len(unseen_pairs)))
     return development
 
 

@@ -76,12 +76,7 @@ def read_pairs(*files: Path) -> list[Row]:
     for file in files:
         frame = read_frame(file)[["text1", "text2", "score"]]
         frames.append(frame.astype({"score": float}))
-    return list(
-        pd.concat(frames).itertuples(
-            index=False,
-            name=None,
-        )
-    )
+    return list(pd.concat(frames).itertuples(index=False, name=None))
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -171,11 +166,7 @@ def read_ocnli(data_folder: Path) -> EvidenceSet:
         if line["label"] in scores:
             rows.append((line["sentence1"], line["sentence2"], scores[line["label"]]))
     rows = draw_rows(rows, 1800)
-    return EvidenceSet(
-        "STS",
-        rows[: 2 * LABELLED_ROWS],
-        texts_of_pairs(rows[800:]),
-    )
+    return EvidenceSet("STS", rows[: 2 * LABELLED_ROWS], texts_of_pairs(rows[800:]))
 
 
 def read_qbqtc(data_folder: Path) -> EvidenceSet:
@@ -269,20 +260,8 @@ class SetRunner:
         )
         view_rows = list(map(texts.index, self.views.texts))
         labelled_rows = list(map(texts.index, self.labelled_task.texts))
-        model_positions = sum(
-            computed_positions(
-                model[0],
-                self.views.texts,
-                {},
-            )
-        )
-        base_positions = sum(
-            computed_positions(
-                self.base_model[0],
-                self.views.texts,
-                {},
-            )
-        )
+        model_positions = sum(computed_positions(model[0], self.views.texts, {}))
+        base_positions = sum(computed_positions(self.base_model[0], self.views.texts, {}))
         lines: list[Line] = []
         for readout, vectors in run_pass(
             model,

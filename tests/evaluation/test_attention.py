@@ -39,11 +39,7 @@ def test_maps_equal_transformers_own(model: SentenceTransformer, monkeypatch: py
             heads[0].mean(dim=0).numpy(),
             atol=1e-5,
         )
-        np.testing.assert_allclose(
-            layer_map.matrix.sum(axis=1),
-            1,
-            atol=1e-5,
-        )
+        np.testing.assert_allclose(layer_map.matrix.sum(axis=1), 1, atol=1e-5)
 
 
 def test_maps_are_of_a_model_that_is_not_trained(model: SentenceTransformer) -> None:
@@ -53,10 +49,7 @@ def test_maps_are_of_a_model_that_is_not_trained(model: SentenceTransformer) -> 
 
 
 def test_tokens_are_readable(model: SentenceTransformer) -> None:
-    assert attention_maps(
-        model,
-        TEXT,
-    ).tokens[-5:-3] == ("␣", "<0xF0>")
+    assert attention_maps(model, TEXT).tokens[-5:-3] == ("␣", "<0xF0>")
 
 
 @pytest.mark.parametrize(
@@ -87,21 +80,10 @@ def test_maps_name_the_masks_and_show_them() -> None:
         ),
         TEXT,
     )
-    assert (
-        list(
-            map(
-                attrgetter("mask"),
-                maps.layers,
-            )
-        )
-        == ["forward"] * 4 + ["nosink-bidirectional(2)"] * 2
-    )
+    assert list(map(attrgetter("mask"), maps.layers)) == ["forward"] * 4 + ["nosink-bidirectional(2)"] * 2
     assert not maps.layers[5].matrix[2:, :2].any()
     assert np.triu(maps.layers[5].matrix, 1).any()
-    assert not np.triu(
-        maps.layers[3].matrix,
-        1,
-    ).any()
+    assert not np.triu(maps.layers[3].matrix, 1).any()
 
 
 def test_second_runs_of_a_layer_are_numbered() -> None:
@@ -116,10 +98,7 @@ def test_second_runs_of_a_layer_are_numbered() -> None:
 def make_maps(rows: list[list[float]]) -> Maps:
     """Maps of one layer."""
     matrix = np.array(rows, np.float32)
-    return Maps(
-        tuple("abcd"[: len(matrix)]),
-        (LayerMap(0, "forward", matrix),),
-    )
+    return Maps(tuple("abcd"[: len(matrix)]), (LayerMap(0, "forward", matrix),))
 
 
 def test_sinks_are_means_over_texts_that_count_alike() -> None:

@@ -21,14 +21,7 @@ def write_folder(folder: Path, replaced_files: Files) -> Path:
     (folder / "qrels").mkdir()
     files: Files = {"corpus.jsonl": CORPUS, "queries.jsonl": QUERIES, "qrels/test.tsv": JUDGEMENTS}
     for name, content in (files | replaced_files).items():
-        (folder / name).write_bytes(
-            content
-            if isinstance(
-                content,
-                bytes,
-            )
-            else content.encode()
-        )
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return folder
 
 

@@ -31,20 +31,8 @@ def tried_methods(monkeypatch: pytest.MonkeyPatch) -> list[Method]:
         methods_so_far.extend(methods)
         results = []
         for method in methods:
-            score = SCORES.get(
-                (method.setting, method.k, method.k0),
-                0.0,
-            )
-            results.append(
-                Result(
-                    "",
-                    "",
-                    "",
-                    str(method),
-                    "m",
-                    score,
-                )
-            )
+            score = SCORES.get((method.setting, method.k, method.k0), 0.0)
+            results.append(Result("", "", "", str(method), "m", score))
         return Comparison("", results, [])
 
     monkeypatch.setattr(nosink, "compare", compare_by_table)
@@ -72,11 +60,7 @@ def test_k0_is_chosen_for_the_best_k_of_both_settings(tried_methods: list[Method
 
 
 def test_settings_that_hide_the_sink_hide_m_tokens(tried_methods: list[Method]) -> None:
-    choose_k(
-        "mini",
-        toy_tasks(["S3"], ["en"])[0],
-        m=2,
-    )
+    choose_k("mini", toy_tasks(["S3"], ["en"])[0], m=2)
     hidden_tokens = {method.setting: method.m for method in tried_methods}
     assert hidden_tokens["mask0-bidir"] == 2
     assert hidden_tokens["inplace-bidir"] == 1
@@ -86,9 +70,6 @@ def test_a_baseline_that_is_best_leaves_no_k0_to_try(
     tried_methods: list[Method], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SCORES, ("baseline", None, None), 9)
-    best_method, table = choose_k(
-        load_base("mini"),
-        toy_tasks(["S3"], ["en"])[0],
-    )
+    best_method, table = choose_k(load_base("mini"), toy_tasks(["S3"], ["en"])[0])
     assert best_method.setting == "baseline"
     assert "mask0&bidir" not in set(table["setting"])

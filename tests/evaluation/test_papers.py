@@ -211,9 +211,9 @@ WORDS = [
     "fog",
     "sun",
 ]
-OTHER_WORDS = [f"the {word}" for word in WORDS[3:] + WORDS[:3]]
+OTHER_WORDS = list(map("the {}".format, WORDS[3:] + WORDS[:3]))
 TEXTS = (*WORDS, *OTHER_WORDS)
-PAIRED_ROWS = [(row_index, 12 + row_index) for row_index in range(12)]
+PAIRED_ROWS = list(zip(range(12), range(12, 24), strict=True))
 
 
 def make_mteb_task(name: str, dataset: Any) -> Any:
@@ -254,47 +254,27 @@ def evaluate_items(
     items: Sequence[tuple[Any, ...]],
     **options: Any,
 ) -> Result:
-    (result,) = evaluate(
-        model,
-        Task("t", kind, TEXTS, tuple(items), **options),
-    )
+    (result,) = evaluate(model, Task("t", kind, TEXTS, tuple(items), **options))
     return result
 
 
 @pytest.mark.slow
 def test_mteb_scores_pairs_as_we_do(model: SentenceTransformer, make_rows: Any) -> None:
-    scores = [float(row_index) for row_index in range(12)]
+    scores = list(map(float, range(12)))
     split = make_rows({"sentence1": WORDS, "sentence2": OTHER_WORDS, "score": scores})
     expected_scores = scores_of(model, make_mteb_task("STSBenchmark", {"test": split}))
-    items = [
-        (*rows, score)
-        for rows, score in zip(
-            PAIRED_ROWS,
-            scores,
-            strict=True,
-        )
-    ]
+    items = [(*rows, score) for rows, score in zip(PAIRED_ROWS, scores, strict=True)]
     result = evaluate_items(model, "STS", items)
     for metric in ("cosine_spearman", "cosine_pearson"):
-        assert result.scores[metric] == pytest.approx(
-            expected_scores[metric],
-            abs=1e-4,
-        )
+        assert result.scores[metric] == pytest.approx(expected_scores[metric], abs=1e-4)
 
 
 @pytest.mark.slow
 def test_mteb_scores_pair_classes_as_we_do(model: SentenceTransformer, make_rows: Any) -> None:
-    labels = [row_index % 2 for row_index in range(12)]
+    labels = [0, 1] * 6
     split = make_rows({"sentence1": WORDS, "sentence2": OTHER_WORDS, "labels": labels})
     expected_scores = scores_of(model, make_mteb_task("TwitterSemEval2015", {"test": split}))
-    items = [
-        (*rows, label)
-        for rows, label in zip(
-            PAIRED_ROWS,
-            labels,
-            strict=True,
-        )
-    ]
+    items = [(*rows, label) for rows, label in zip(PAIRED_ROWS, labels, strict=True)]
     result = evaluate_items(model, "PairClassification", items)
     # mteb's best accuracy leaves out the threshold above all cosines, so that it may be lower.
     assert result.scores["cosine_ap"] == pytest.approx(
@@ -305,7 +285,7 @@ def test_mteb_scores_pair_classes_as_we_do(model: SentenceTransformer, make_rows
 
 @pytest.mark.slow
 def test_mteb_scores_classes_as_we_do(model: SentenceTransformer, make_rows: Any) -> None:
-    train_labels = [int(row_index > 5) for row_index in range(12)]
+    train_labels = [0] * 6 + [1] * 6
     test_labels = train_labels[::-1]
     splits = {
         "train": make_rows({"text": WORDS, "label": train_labels}),
@@ -315,15 +295,12 @@ def test_mteb_scores_classes_as_we_do(model: SentenceTransformer, make_rows: Any
     items = list(enumerate(test_labels, start=12))
     result = evaluate_items(model, "Classification", items, train=tuple(enumerate(train_labels)))
     for metric in ("accuracy", "f1"):
-        assert result.scores[metric] == pytest.approx(
-            expected_scores[metric],
-            abs=1e-4,
-        )
+        assert result.scores[metric] == pytest.approx(expected_scores[metric], abs=1e-4)
 
 
 @pytest.mark.slow
 def test_mteb_scores_clusters_as_we_do(model: SentenceTransformer, make_rows: Any) -> None:
-    topics = [str(row_index // 6 % 2) for row_index in range(24)]
+    topics = list("000000111111" * 2)
     split = make_rows(
         {
             "sentences": [list(TEXTS)],
@@ -348,25 +325,8 @@ def test_mteb_scores_rankings_as_we_do(model: SentenceTransformer, make_rows: An
     relevant_documents: dict[str, dict[str, int]] = {}
     for query in range(12):
         documents = (12 + query * 5 % 12, 12 + (query * 7 + 1) % 12, 12 + (query + 3) % 12)
-        grades = dict(
-            zip(
-                documents,
-                (2, 1, 0),
-                strict=True,
-            )
-        )
-        items.append(
-            (
-                query,
-                tuple(grades),
-                tuple(
-                    map(
-                        float,
-                        grades.values(),
-                    )
-                ),
-            )
-        )
+        grades = dict(zip(documents, (2, 1, 0), strict=True))
+        items.append((query, tuple(grades), tuple(map(float, grades.values()))))
         relevant_documents[f"q{query}"] = {f"d{document}": grade for document, grade in grades.items()}
     top_ranked = None
     if kind == "Reranking":

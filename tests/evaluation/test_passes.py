@@ -92,34 +92,16 @@ def test_prompts_are_read_from_attention_outputs_too() -> None:
     passes = similarity_passes(30, "LATIN", has_labels=True)
     prompt_passes = [index for index, tried_pass in enumerate(passes) if tried_pass.first_output_layers]
     assert prompt_passes == [0, 1, 11, 12, 13, 14, 15, 16]
-    assert passes[0].readouts(30)[-1] == Readout(
-        30,
-        "end",
-        11,
-    )
+    assert passes[0].readouts(30)[-1] == Readout(30, "end", 11)
 
 
 def test_similarity_passes_differ() -> None:
     passes = similarity_passes(30, "LATIN", has_labels=True)
-    assert len(
-        set(
-            map(
-                attrgetter("method"),
-                passes,
-            )
-        )
-    ) == len(passes)
+    assert len(set(map(attrgetter("method"), passes))) == len(passes)
 
 
 def test_the_small_search_is_the_beginning_of_the_whole_one() -> None:
-    assert (
-        similarity_passes(
-            30,
-            "LATIN",
-            is_small=True,
-        )
-        == similarity_passes(30, "LATIN")[:4]
-    )
+    assert similarity_passes(30, "LATIN", is_small=True) == similarity_passes(30, "LATIN")[:4]
     assert len(search_passes(6, "LATIN", is_small=True)) == 3
 
 
@@ -127,12 +109,7 @@ def test_published_methods_are_read_from_the_passes() -> None:
     passes = similarity_passes(30, "LATIN", has_labels=True)
     published = published_methods(30, "LATIN", {}).values()
     pass_methods = list(map(attrgetter("method"), passes))
-    assert len(
-        group_by_pass(
-            [*published, *pass_methods],
-            30,
-        )
-    ) == len(passes)
+    assert len(group_by_pass([*published, *pass_methods], 30)) == len(passes)
 
 
 def test_the_published_k_is_the_better_one() -> None:
@@ -167,18 +144,7 @@ def test_every_search_wording_is_a_pass() -> None:
     wordings = search_wordings("LATIN")
     templates = list(map(attrgetter("method.template"), passes))
     assert templates[: len(wordings)] == wordings
-    assert (
-        len(
-            set(
-                map(
-                    attrgetter("method"),
-                    passes,
-                )
-            )
-        )
-        == len(passes)
-        == len(wordings) + 2
-    )
+    assert len(set(map(attrgetter("method"), passes))) == len(passes) == len(wordings) + 2
 
 
 def test_the_default_of_build_is_a_candidate_for_search() -> None:

@@ -127,13 +127,7 @@ def test_a_shared_prefix_runs_once_a_batch_as_in_the_model(base: Callable[..., s
     assert pass_positions == model_positions
     assert len(model_positions) > 1
     # Padding is not counted; a batch that shares nothing would compute twice as many.
-    assert sum(pass_positions) < 1.5 * sum(
-        computed_positions(
-            model[0],
-            texts,
-            {},
-        )
-    )
+    assert sum(pass_positions) < 1.5 * sum(computed_positions(model[0], texts, {}))
     np.testing.assert_allclose(normalize_rows(vectors), expected_vectors, atol=3e-6)
 
 
@@ -294,10 +288,7 @@ def test_a_base_stays_as_it_is_and_shares_its_weights(monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(base_model.encode(TEXTS), expected_vectors)
 
 
-@pytest.mark.parametrize(
-    ("method_length", "length"),
-    [(None, 32), (16, 16)],
-)
+@pytest.mark.parametrize(("method_length", "length"), [(None, 32), (16, 16)])
 def test_the_length_is_the_bases_unless_the_method_has_another(method_length: int | None, length: int) -> None:
     base_model = load_base("mini", max_seq_length=32)
     transformer = transformer_of(build_on(base_model, Method("reba", max_seq_length=method_length)))
@@ -315,13 +306,7 @@ def test_progress_counts_positions(method: Method) -> None:
     base_model = load_base("mini")
     counts: list[int] = []
     encode_methods(base_model, [method], TEXTS, batch_tokens=16, progress=counts.append)
-    assert sum(counts) == sum(
-        computed_positions(
-            build_on(base_model, method)[0],
-            TEXTS,
-            {},
-        )
-    )
+    assert sum(counts) == sum(computed_positions(build_on(base_model, method)[0], TEXTS, {}))
 
 
 @pytest.mark.bars

@@ -39,16 +39,8 @@ def test_a_view_is_a_sentence_and_the_document_without_it() -> None:
         assert view is not None
         assert view.sentence in text
         assert view.sentence not in view.passage
-        missing_letters = Counter(
-            text.replace(
-                " ",
-                "",
-            )
-        ) - Counter(view.passage.replace(" ", ""))
-        occurrences = view.sentence.replace(
-            " ",
-            "",
-        ) * text.count(view.sentence)
+        missing_letters = Counter(text.replace(" ", "")) - Counter(view.passage.replace(" ", ""))
+        occurrences = view.sentence.replace(" ", "") * text.count(view.sentence)
         assert missing_letters == Counter(occurrences)
         drawn_sentences.add(view.sentence)
     assert len(drawn_sentences) == 4
@@ -123,22 +115,8 @@ def test_labels_score_the_gain_of_evaluate(seed: int) -> None:
     generator = np.random.default_rng(seed)
     vectors = generator.normal(size=(31, 8))
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    documents = tuple(
-        generator.choice(
-            np.arange(1, 31),
-            size=14,
-            replace=False,
-        ).tolist()
-    )
-    grades = tuple(
-        generator.integers(
-            1,
-            4,
-            size=14,
-        )
-        .astype(float)
-        .tolist()
-    )
+    documents = tuple(generator.choice(np.arange(1, 31), size=14, replace=False).tolist())
+    grades = tuple(generator.integers(1, 4, size=14).astype(float).tolist())
     task = Task(
         "t",
         "Retrieval",
@@ -149,8 +127,8 @@ def test_labels_score_the_gain_of_evaluate(seed: int) -> None:
     evidence = task.task_kind.evidence(task, vectors.astype(np.float32))
     expected_scores = evidence[0, RANKING_METRICS.index("ndcg_at_10")]
     items = labelled_items(task, ["0"], 0)
-    rows = [int(text) for text in items.documents]
-    assert items.score_similarities(vectors[:1] @ vectors[rows].T) == pytest.approx([expected_scores])
+    table_rows = [int(text) for text in items.documents]
+    assert items.score_similarities(vectors[:1] @ vectors[table_rows].T) == pytest.approx([expected_scores])
 
 
 def test_a_document_at_rank_11_gains_nothing() -> None:
@@ -159,17 +137,10 @@ def test_a_document_at_rank_11_gains_nothing() -> None:
 
 @pytest.fixture
 def ranking() -> Task:
-    rows = []
+    table_rows = []
     for query, grade in product(range(40), range(3)):
-        rows.append((f"q{query}", f"d{query} {grade}", grade))
-    return read_rankings(
-        read_task(
-            pd.DataFrame(
-                rows,
-                columns=["query", "document", "relevance"],
-            )
-        )
-    )
+        table_rows.append((f"q{query}", f"d{query} {grade}", grade))
+    return read_rankings(read_task(pd.DataFrame(table_rows, columns=["query", "document", "relevance"])))
 
 
 def test_labelled_items_have_some_queries_and_drawn_documents(ranking: Task) -> None:

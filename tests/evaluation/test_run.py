@@ -48,7 +48,7 @@ WORDS = [
 PAIRS = pd.DataFrame(
     {
         "text1": WORDS,
-        "text2": [f"the {word}" for word in WORDS[::-1]],
+        "text2": list(map("the {}".format, WORDS[::-1])),
         "score": range(12),
     }
 )
@@ -143,12 +143,7 @@ def test_methods_with_the_same_input_run_once(base_model: SentenceTransformer, m
     assert len(pass_models) == 2
     # The time that is left is right: the bar counts up to its total.
     assert bars[0].total > 0
-    assert list(
-        map(
-            attrgetter("n"),
-            bars,
-        )
-    ) == list(map(attrgetter("total"), bars))
+    assert list(map(attrgetter("n"), bars)) == list(map(attrgetter("total"), bars))
 
 
 @pytest.mark.parametrize(
@@ -295,16 +290,7 @@ def test_a_comparison_is_printed_with_its_task() -> None:
 
 def test_intervals_may_be_unknown() -> None:
     result = replace(make_result("t", "1"), interval=None)
-    assert (
-        Comparison(
-            "t",
-            [result],
-            (),
-        )
-        .table()["low"]
-        .isna()
-        .all()
-    )
+    assert Comparison("t", [result], ()).table()["low"].isna().all()
 
 
 def test_the_papers_metric_can_be_compared(base_model: SentenceTransformer) -> None:
@@ -318,7 +304,7 @@ def test_the_papers_metric_can_be_compared(base_model: SentenceTransformer) -> N
 
 
 def test_dropped_rows_are_named(base_model: SentenceTransformer) -> None:
-    labels = {str(row_number): row_number for row_number in range(10)}
+    labels = dict(zip(map(str, range(10)), range(10), strict=True))
     comparison = compare(base_model, PAIRS, [PLAIN], labels=labels)
     assert comparison.task == "table: STS, 10 items, 2 dropped (its label)"
     assert comparison.results[0].model == encoding.name_of(base_model)
@@ -367,10 +353,7 @@ def test_a_curve_has_the_scores_of_compare(base_model: SentenceTransformer, tmp_
 
 
 def test_a_curve_is_drawn_as_a_line_a_method() -> None:
-    frame = pd.DataFrame(
-        {"2": [0.1, 0.2], "4": [0.3, 0.4]},
-        index=[PLAIN, ECHO],
-    )
+    frame = pd.DataFrame({"2": [0.1, 0.2], "4": [0.3, 0.4]}, index=[PLAIN, ECHO])
     (panel,) = draw_curve(frame, "layer", "score").axes
     assert len(panel.lines) == 2
 
@@ -492,10 +475,7 @@ def test_curve_checks_its_figure_before_the_work(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", " ", "folder", "pipe.png", "x" * 300 + ".png"],
-)
+@pytest.mark.parametrize("name", ["", " ", "folder", "pipe.png", "x" * 300 + ".png"])
 @pytest.mark.parametrize("option", ["out", "figure"])
 def test_paths_that_are_no_file_are_refused_before_the_work(option: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
@@ -505,10 +485,7 @@ def test_paths_that_are_no_file_are_refused_before_the_work(option: str, name: s
         compare(None, PAIRS, [PLAIN], **{option: path})
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["f", "f.what", "f.txt", "f.pgf", ".png"],
-)
+@pytest.mark.parametrize("name", ["f", "f.what", "f.txt", "f.pgf", ".png"])
 def test_a_figure_needs_a_format_that_can_be_drawn(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"End it in \.png or \.svg"):
         compare(None, PAIRS, [PLAIN], figure=tmp_path / name)

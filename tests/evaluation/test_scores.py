@@ -92,11 +92,7 @@ def test_cosines_that_float32_cannot_tell_apart_are_equal() -> None:
         ],
         np.float32,
     )
-    assert pair_cosines(
-        vectors,
-        [0, 0, 0],
-        [1, 2, 3],
-    ).tolist() == [
+    assert pair_cosines(vectors, [0, 0, 0], [1, 2, 3]).tolist() == [
         0.6,
         0.6,
         0,
@@ -113,33 +109,18 @@ PAIR_VECTORS = np.array(
     ]
 )
 PAIR_SCORES = (5.0, 4.0, 0.0, 1.0)
-SCORED_PAIRS = [
-    (0, second, score)
-    for second, score in enumerate(
-        PAIR_SCORES,
-        1,
-    )
-] * 3
+SCORED_PAIRS = [(0, second, score) for second, score in enumerate(PAIR_SCORES, 1)] * 3
 
 
 def test_pairs_are_scored_by_correlations() -> None:
     task_scores = score_task("STS", PAIR_VECTORS, SCORED_PAIRS)
     cosines = [vector[0] / np.linalg.norm(vector) for vector in PAIR_VECTORS[1:]]
-    assert task_scores["cosine_pearson"] == pytest.approx(
-        np.corrcoef(
-            cosines,
-            PAIR_SCORES,
-        )[0, 1]
-    )
+    assert task_scores["cosine_pearson"] == pytest.approx(np.corrcoef(cosines, PAIR_SCORES)[0, 1])
     assert task_scores["cosine_spearman"] == pytest.approx(0.8)
 
 
 def test_equal_cosines_have_no_correlation() -> None:
-    task_scores = score_task(
-        "STS",
-        np.ones((5, 2)) * [0.6, 0.1],
-        SCORED_PAIRS,
-    )
+    task_scores = score_task("STS", np.ones((5, 2)) * [0.6, 0.1], SCORED_PAIRS)
     assert task_scores == {"cosine_spearman": 0, "cosine_pearson": 0}
 
 
@@ -163,19 +144,10 @@ def test_a_tie_of_a_triple_counts_half() -> None:
 
 def two_clouds(distance: float) -> NDArray[np.float64]:
     """Twenty vectors around 0, and twenty around a point."""
-    return np.concatenate(
-        [
-            RANDOM.normal(
-                center,
-                0.1,
-                (20, 4),
-            )
-            for center in (0, distance)
-        ]
-    )
+    return np.concatenate([RANDOM.normal(center, 0.1, (20, 4)) for center in (0, distance)])
 
 
-CLASSES = [(row_index, "ab"[row_index // 20]) for row_index in range(40)]
+CLASSES = list(enumerate("a" * 20 + "b" * 20))
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
@@ -191,13 +163,7 @@ def test_classes_are_learned_from_other_texts() -> None:
 
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_classes_are_learned_in_folds() -> None:
-    assert set(
-        score_task(
-            "Classification",
-            two_clouds(1),
-            CLASSES,
-        ).values()
-    ) == {1}
+    assert set(score_task("Classification", two_clouds(1), CLASSES).values()) == {1}
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
@@ -213,7 +179,7 @@ def test_small_classes_are_learned_in_folds() -> None:
 
 def test_folds_share_no_text() -> None:
     """Only its second occurrence tells the label of a text."""
-    repeated_items = [(row_index, "ab"[row_index % 2]) for row_index in range(40)] * 2
+    repeated_items = list(enumerate("ab" * 20)) * 2
     assert score_task("Classification", np.eye(40), repeated_items)["accuracy"] < 0.7
 
 
@@ -227,11 +193,7 @@ def test_f1_is_the_mean_over_classes() -> None:
 
 def test_one_label_needs_no_classifier() -> None:
     vectors = np.ones((40, 4), np.float32)
-    assert classify(
-        vectors,
-        ["a"] * 40,
-        vectors[:2],
-    ) == ["a", "a"]
+    assert classify(vectors, ["a"] * 40, vectors[:2]) == ["a", "a"]
 
 
 def test_a_large_class_does_not_take_all_of_vectors_that_lie_close_together() -> None:
@@ -275,7 +237,7 @@ def test_separate_topics_are_found() -> None:
 
 
 def test_v_measure_is_the_mean_over_starts() -> None:
-    labels = [row_index % 2 for row_index in range(40)]
+    labels = [0, 1] * 20
     vectors = RANDOM.normal(size=(40, 4)).astype(np.float32)
     task = Task(
         "t",
@@ -353,11 +315,7 @@ def score_entities(tags_of_items: Sequence[tuple[str, ...]]) -> dict[str, float]
     task = Task("t", "NER", ("New York sleeps", "other"), items, train)
     evidence = task.task_kind.evidence(
         task,
-        np.tile(
-            np.eye(3, dtype=np.float32),
-            (2, 1),
-        )
-        * 30,
+        np.tile(np.eye(3, dtype=np.float32), (2, 1)) * 30,
     )
     return compute_metrics(task, evidence)
 

@@ -8,8 +8,8 @@ import pytest
 from st_reba.evaluation.statistics import Difference, Evidence, paired_bootstrap
 
 
-def mean(evidence: Evidence) -> float:
-    return float(evidence.mean())
+def mean(item_evidence: Evidence) -> float:
+    return float(item_evidence.mean())
 
 
 def correct_items(correct_count: int, item_count: int = 400, seed: int = 0) -> Evidence:
@@ -19,36 +19,27 @@ def correct_items(correct_count: int, item_count: int = 400, seed: int = 0) -> E
 
 
 def compare_two(first: Evidence, second: Evidence) -> Difference:
-    _, (difference,) = paired_bootstrap(
-        {"first": first, "second": second},
-        mean,
-    )
+    _, (difference,) = paired_bootstrap({"first": first, "second": second}, mean)
     return difference
 
 
 def test_intervals_are_those_of_the_draws() -> None:
-    evidence = np.random.default_rng(1).normal(size=(400, 2))
+    item_evidence = np.random.default_rng(1).normal(size=(400, 2))
     intervals, (difference,) = paired_bootstrap(
         {
-            "a": evidence[:, :1],
-            "b": evidence[:, 1:],
+            "a": item_evidence[:, :1],
+            "b": item_evidence[:, 1:],
         },
         mean,
     )
-    item_indices = np.random.default_rng(0).integers(
-        400,
-        size=(1000, 400),
-    )
-    means = evidence[item_indices].mean(axis=1)
+    item_indices = np.random.default_rng(0).integers(400, size=(1000, 400))
+    means = item_evidence[item_indices].mean(axis=1)
     np.testing.assert_allclose(
         list(intervals.values()),
         np.percentile(means, [2.5, 97.5], axis=0).T,
     )
-    value = mean(evidence[:, 0]) - mean(evidence[:, 1])
-    half_width = np.percentile(
-        np.abs(means[:, 0] - means[:, 1] - value),
-        95,
-    )
+    value = mean(item_evidence[:, 0]) - mean(item_evidence[:, 1])
+    half_width = np.percentile(np.abs(means[:, 0] - means[:, 1] - value), 95)
     bounds = [difference.low, difference.value, difference.high]
     np.testing.assert_allclose(bounds, [value - half_width, value, value + half_width])
 
@@ -65,10 +56,7 @@ def test_shared_items_make_a_difference_more_certain() -> None:
     wrong_items = np.flatnonzero(base[:, 0] == 0)
     better[wrong_items[:20]] = 1
     paired = compare_two(better, base)
-    unpaired = compare_two(
-        correct_items(220, seed=1),
-        correct_items(200, seed=2),
-    )
+    unpaired = compare_two(correct_items(220, seed=1), correct_items(200, seed=2))
     assert paired.value == pytest.approx(unpaired.value)
     assert paired.significant
     assert not unpaired.significant
@@ -81,13 +69,7 @@ def test_equal_methods_have_an_interval_of_0() -> None:
 
 
 def test_more_pairs_make_wider_intervals() -> None:
-    evidences = {
-        str(seed): correct_items(
-            200,
-            seed=seed,
-        )
-        for seed in range(6)
-    }
+    evidences = {str(seed): correct_items(200, seed=seed) for seed in range(6)}
     single = compare_two(evidences["0"], evidences["1"])
     _, differences = paired_bootstrap(evidences, mean)
     assert len(differences) == 15
@@ -97,11 +79,11 @@ def test_more_pairs_make_wider_intervals() -> None:
 
 
 def test_items_of_a_group_are_drawn_together() -> None:
-    evidence = np.repeat(correct_items(20, 40), 10, axis=0)
-    groups = [row_number // 10 for row_number in range(400)]
-    low, high = paired_bootstrap({"a": evidence}, mean)[0]["a"]
+    item_evidence = np.repeat(correct_items(20, 40), 10, axis=0)
+    groups = np.repeat(np.arange(40), 10).tolist()
+    low, high = paired_bootstrap({"a": item_evidence}, mean)[0]["a"]
     low_of_groups, high_of_groups = paired_bootstrap(
-        {"a": evidence},
+        {"a": item_evidence},
         mean,
         groups=groups,
     )[0]["a"]
@@ -109,16 +91,12 @@ def test_items_of_a_group_are_drawn_together() -> None:
 
 
 def test_recentred_intervals_contain_the_score_of_a_metric_that_rises() -> None:
-    def rising_metric(evidence: Evidence) -> float:
-        has_repeated_items = len(np.unique(evidence[:, 1])) < len(evidence)
-        return float(evidence[:, 0].mean()) + 0.3 * has_repeated_items
+    def rising_metric(item_evidence: Evidence) -> float:
+        has_repeated_items = len(np.unique(item_evidence[:, 1])) < len(item_evidence)
+        return float(item_evidence[:, 0].mean()) + 0.3 * has_repeated_items
 
-    evidence = np.column_stack([correct_items(200), np.arange(400)])
-    low, _ = paired_bootstrap({"a": evidence}, rising_metric)[0]["a"]
-    assert low > rising_metric(evidence)
-    low, high = paired_bootstrap(
-        {"a": evidence},
-        rising_metric,
-        recentred=True,
-    )[0]["a"]
-    assert low < rising_metric(evidence) < high
+    item_evidence = np.column_stack([correct_items(200), np.arange(400)])
+    low, _ = paired_bootstrap({"a": item_evidence}, rising_metric)[0]["a"]
+    assert low > rising_metric(item_evidence)
+    low, high = paired_bootstrap({"a": item_evidence}, rising_metric, recentred=True)[0]["a"]
+    assert low < rising_metric(item_evidence) < high

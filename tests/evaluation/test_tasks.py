@@ -103,14 +103,7 @@ def test_every_kind_of_the_package_has_its_place_in_the_order() -> None:
     ]
     first_names = ["NER", "Retrieval", "WordSense", "Triples", "Reranking"]
     assert ordered_names == [*first_names, "STS", "PairClassification", "Classification", "Clustering"]
-    assert len(
-        set(
-            map(
-                attrgetter("detection_order"),
-                KINDS.values(),
-            )
-        )
-    ) == len(KINDS)
+    assert len(set(map(attrgetter("detection_order"), KINDS.values()))) == len(KINDS)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +111,7 @@ def test_every_kind_of_the_package_has_its_place_in_the_order() -> None:
     [
         (PAIRS, None, "STS", (0, 1, 0.0)),
         (
-            table(
-                text1=WORDS,
-                text2=REVERSED_WORDS,
-                label=["0", "2"] * 6,
-            ),
+            table(text1=WORDS, text2=REVERSED_WORDS, label=["0", "2"] * 6),
             "sts",
             "STS",
             (0, 1, 0.0),
@@ -130,11 +119,7 @@ def test_every_kind_of_the_package_has_its_place_in_the_order() -> None:
         (LABELLED_TEXTS, None, "Classification", (0, "a")),
         (LABELLED_TEXTS, "clustering", "Clustering", (0, "a")),
         (
-            table(
-                anchor=WORDS,
-                positive=REVERSED_WORDS,
-                negative="z",
-            ),
+            table(anchor=WORDS, positive=REVERSED_WORDS, negative="z"),
             None,
             "Triples",
             (0, 1, 2),
@@ -237,13 +222,7 @@ def test_texts_to_learn_from_are_numbered_with_the_others() -> None:
     assert len(task.texts) == 13
 
 
-RANKING_ROWS = [
-    (f"q{query}", f"d{query} {grade}", grade % 2)
-    for query, grade in product(
-        range(12),
-        range(3),
-    )
-]
+RANKING_ROWS = [(f"q{query}", f"d{query} {grade}", grade % 2) for query, grade in product(range(12), range(3))]
 RANKING = pd.DataFrame(
     [
         *RANKING_ROWS,
@@ -403,11 +382,7 @@ def test_kinds_are_found_in_any_case() -> None:
     "name",
     ["", " ", "missing.csv", "folder", "pipe.csv", "pipe.conll"],
 )
-@pytest.mark.parametrize(
-    "as_train",
-    [False, True],
-    ids=["source", "train"],
-)
+@pytest.mark.parametrize("as_train", [False, True], ids=["source", "train"])
 def test_paths_without_a_table_are_refused_before_they_are_opened(name: str, as_train: bool, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe.csv")

@@ -35,11 +35,7 @@ def test_topics_are_numbered_from_1() -> None:
 
 
 def test_s1_and_s2_consist_of_the_same_parts() -> None:
-    for first, second in zip(
-        triples("S1", "en"),
-        triples("S2", "en"),
-        strict=True,
-    ):
+    for first, second in zip(triples("S1", "en"), triples("S2", "en"), strict=True):
         assert first.topic == second.topic
         first_part = first.anchor.early.rstrip(",").lower()
         assert first_part == second.anchor.late.rstrip(".").lower()

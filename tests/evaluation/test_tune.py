@@ -57,13 +57,7 @@ def report(base_folder: str, tmp_path_factory: pytest.TempPathFactory) -> TuneRe
 
 
 def view_score(base_folder: str, method: Method, text_views: Task) -> float:
-    vectors = torch.from_numpy(
-        encode_methods(
-            load_base(base_folder),
-            [method],
-            text_views.texts,
-        )[method]
-    )
+    vectors = torch.from_numpy(encode_methods(load_base(base_folder), [method], text_views.texts)[method])
     return float(text_views.task_kind.score_items(text_views, vectors).mean())
 
 
@@ -81,15 +75,7 @@ def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def random_vectors(row_count: int, width: int) -> Tensor:
     scales = torch.linspace(3, 0.3, width)
-    vectors = (
-        torch.randn(
-            row_count,
-            width,
-            generator=torch.manual_seed(0),
-        )
-        * scales
-        + 2
-    )
+    vectors = torch.randn(row_count, width, generator=torch.manual_seed(0)) * scales + 2
     return normalize(vectors, dim=1)
 
 
@@ -178,25 +164,10 @@ def test_candidates_have_the_scores_and_costs_of_their_models(base_folder: str) 
     plain_positions = sum(computed_positions(base_model[0], text_views.texts, {}))
     for candidate in candidates:
         method = candidate.method
-        vectors = torch.from_numpy(
-            encode_methods(
-                base_model,
-                [method],
-                text_views.texts,
-            )[method]
-        )
+        vectors = torch.from_numpy(encode_methods(base_model, [method], text_views.texts)[method])
         scores = text_views.task_kind.score_items(text_views, remove_directions(vectors))
-        assert candidate.score == pytest.approx(
-            float(scores.mean()),
-            abs=2e-3,
-        )
-        position_count = sum(
-            computed_positions(
-                build_on(base_model, method)[0],
-                text_views.texts,
-                {},
-            )
-        )
+        assert candidate.score == pytest.approx(float(scores.mean()), abs=2e-3)
+        position_count = sum(computed_positions(build_on(base_model, method)[0], text_views.texts, {}))
         expected_cost = position_count / plain_positions * (method.layer or 6) / 6
         assert candidate.cost == pytest.approx(expected_cost)
 
@@ -206,11 +177,7 @@ def test_readouts_that_do_not_fit_are_read_by_another_pass(base_folder: str, mon
     prompt_pass = similarity_passes(6, "LATIN")[0]
     whole_search = Search(load_base(base_folder), TaskItems(text_views), ["abtt"])
     expected_vectors = {str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)}
-    monkeypatch.setattr(
-        search,
-        "_MAX_BYTES",
-        5 * 4 * 32 * len(text_views.texts),
-    )
+    monkeypatch.setattr(search, "_MAX_BYTES", 5 * 4 * 32 * len(text_views.texts))
     readout_counts = count_passes(monkeypatch)
     split_scores = {str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)}
     assert readout_counts == [5, 5, 3]
@@ -237,11 +204,7 @@ def test_recipe_model_and_report_give_the_same_vectors(base_folder: str, report:
     saved_model = st_reba.load(str(folder / "model"))
     rebuilt_model = st_reba.build(folder / "recipe.yaml")
     for model in (saved_model, rebuilt_model):
-        np.testing.assert_allclose(
-            model.encode(TEXTS[:9]),
-            expected_vectors,
-            atol=2e-5,
-        )
+        np.testing.assert_allclose(model.encode(TEXTS[:9]), expected_vectors, atol=2e-5)
     # A model that reads layer k has k layers.
     transformer: Any = saved_model[0]
     assert transformer.depth == (report.method.layer or 6)
@@ -285,11 +248,7 @@ def cost_rows(base_folder: str, monkeypatch: pytest.MonkeyPatch) -> tuple[tune_r
         ).__next__
     )
     monkeypatch.setattr(tune_report, "time", clock)
-    return report_rows(
-        load_base(base_folder),
-        TaskItems(views_of(TEXTS[:20])),
-        entries,
-    )
+    return report_rows(load_base(base_folder), TaskItems(views_of(TEXTS[:20])), entries)
 
 
 def test_seconds_of_a_shared_pass_are_divided_by_layers(cost_rows: Any) -> None:
@@ -317,13 +276,7 @@ def test_rows_have_the_standard_error_and_the_size_of_the_weights(base_folder: s
     base_model = load_base(base_folder)
     text_views = views_of(TEXTS[:20])
     method = cost_rows[1].method
-    vectors = torch.from_numpy(
-        encode_methods(
-            base_model,
-            [method],
-            text_views.texts,
-        )[method]
-    )
+    vectors = torch.from_numpy(encode_methods(base_model, [method], text_views.texts)[method])
     scores = text_views.task_kind.score_items(text_views, vectors)
     assert cost_rows[1].score == pytest.approx(float(scores.mean()))
     assert cost_rows[1].error == pytest.approx(float(scores.std()) / 20**0.5)
@@ -371,12 +324,7 @@ def test_finished_passes_are_read_from_the_folder(
     resumed_report = tune.tune(base_folder, TEXTS, report.folder, **SILENT)
     assert len(readout_counts) == 1
     assert resumed_report.method == report.method
-    assert list(
-        map(
-            attrgetter("score"),
-            resumed_report.rows,
-        )
-    ) == list(map(attrgetter("score"), report.rows))
+    assert list(map(attrgetter("score"), resumed_report.rows)) == list(map(attrgetter("score"), report.rows))
     assert len(list(passes_folder.glob("*.pt"))) == 7
 
 
@@ -385,22 +333,11 @@ def test_other_texts_filters_and_number_types_are_other_passes(base_folder: str)
     text_views = TaskItems(views_of(TEXTS))
     searches = [
         Search(base_model, text_views, ["abtt"]),
-        Search(
-            base_model,
-            TaskItems(views_of(TEXTS[1:])),
-            ["abtt"],
-        ),
+        Search(base_model, TaskItems(views_of(TEXTS[1:])), ["abtt"]),
         Search(base_model, text_views, [None]),
         Search(load_base(base_folder, dtype="bfloat16"), text_views, ["abtt"]),
     ]
-    keys = {
-        one_search.pass_key(tried)
-        for one_search in searches
-        for tried in similarity_passes(
-            6,
-            "LATIN",
-        )[:2]
-    }
+    keys = {one_search.pass_key(tried) for one_search in searches for tried in similarity_passes(6, "LATIN")[:2]}
     assert len(keys) == 8
 
 
@@ -485,57 +422,21 @@ def test_a_restricted_task_keeps_documents_and_grades() -> None:
 
 
 def notes_of(item_count: int, texts: list[str]) -> list[str]:
-    text_views = TaskItems(
-        Task(
-            "t",
-            "Views",
-            (),
-            ((0, 0, 0, 0),) * item_count,
-        )
-    )
-    return SimilarityPlan(text_views, text_views, texts, texts).notes(
-        make_candidate(
-            0.5,
-            1.0,
-        )
-    )
+    text_views = TaskItems(Task("t", "Views", (), ((0, 0, 0, 0),) * item_count))
+    return SimilarityPlan(text_views, text_views, texts, texts).notes(make_candidate(0.5, 1.0))
 
 
 def test_notes_doubt_a_choice_by_few_items() -> None:
-    assert [
-        note[:7]
-        for note in notes_of(
-            199,
-            ["cat"],
-        )
-    ] == [
+    assert [note[:7] for note in notes_of(199, ["cat"])] == [
         "A score",
         "Only 19",
     ]
-    assert [
-        note[:7]
-        for note in notes_of(
-            200,
-            ["cat"],
-        )
-    ] == ["A score"]
+    assert [note[:7] for note in notes_of(200, ["cat"])] == ["A score"]
 
 
 def test_notes_name_several_scripts() -> None:
-    assert (
-        "several scripts"
-        not in notes_of(
-            200,
-            ["cat"] * 19 + ["猫"],
-        )[-1]
-    )
-    assert (
-        "several scripts"
-        in notes_of(
-            200,
-            ["cat"] * 18 + ["猫"],
-        )[-1]
-    )
+    assert "several scripts" not in notes_of(200, ["cat"] * 19 + ["猫"])[-1]
+    assert "several scripts" in notes_of(200, ["cat"] * 18 + ["猫"])[-1]
 
 
 def test_auto_gives_a_model_with_a_filter(base_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -554,10 +455,7 @@ def test_auto_gives_a_model_with_a_filter(base_folder: str, monkeypatch: pytest.
         max_seq_length=64,
     )
     same_model = st_reba.build(base_folder, "auto", texts=TEXTS[:60])
-    np.testing.assert_array_equal(
-        model.encode(TEXTS[:4]),
-        same_model.encode(TEXTS[:4]),
-    )
+    np.testing.assert_array_equal(model.encode(TEXTS[:4]), same_model.encode(TEXTS[:4]))
     assert (model.prompts["query"], model.max_seq_length) == ("q: ", 64)
     assert pass_options == [{"is_small": True, "has_labels": False}] * 2
     assert "Dense" in [type(module).__name__ for module in model]
@@ -573,28 +471,12 @@ def test_auto_chooses_by_drawn_texts() -> None:
 def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
     texts = list(map("{0} one{0} two{0} three{0} four{0}".format, range(60)))
     # Each has four views.
-    assert [
-        len(
-            sample_for_filter(
-                texts[:count],
-                32,
-            )
-        )
-        for count in (19, 20, 60)
-    ] == [
+    assert [len(sample_for_filter(texts[:count], 32)) for count in (19, 20, 60)] == [
         0,
         100,
         100,
     ]
-    assert [
-        len(
-            sample_for_filter(
-                TEXTS,
-                width,
-            )
-        )
-        for width in (125, 1000)
-    ] == [
+    assert [len(sample_for_filter(TEXTS, width)) for width in (125, 1000)] == [
         125,
         0,
     ]

@@ -60,15 +60,7 @@ def plan() -> RetrievalPlan:
 
 
 def random_unit_rows(generator: np.random.Generator, row_count: int) -> Vectors:
-    rows = (
-        generator.normal(size=(row_count, 160))
-        * np.linspace(
-            3,
-            0.1,
-            160,
-        )
-        + 2
-    )
+    rows = generator.normal(size=(row_count, 160)) * np.linspace(3, 0.1, 160) + 2
     return normalize_rows(rows.astype(np.float32))
 
 
@@ -130,10 +122,7 @@ def test_candidates_have_the_scores_of_their_models(base_folder: str) -> None:
             encode_texts(model, text_views.documents, task="document"),
         )
         scores = text_views.score_similarities(vectors.similarities(candidate.filter_kind))
-        assert candidate.score == pytest.approx(
-            float(scores.mean()),
-            abs=5e-3,
-        )
+        assert candidate.score == pytest.approx(float(scores.mean()), abs=5e-3)
 
 
 def test_no_document_both_chooses_and_reports(plan: RetrievalPlan) -> None:
@@ -197,14 +186,7 @@ def test_recipe_model_and_report_give_the_same_vectors(base_folder: str, report:
             atol=3e-5,
         )
     transformer: Any = saved_model[0]
-    assert transformer.depth == (
-        method.layer
-        if isinstance(
-            method.layer,
-            int,
-        )
-        else 6
-    )
+    assert transformer.depth == (method.layer if isinstance(method.layer, int) else 6)
 
 
 def test_report_scores_the_saved_model(report: TuneReport, plan: RetrievalPlan) -> None:
@@ -212,10 +194,7 @@ def test_report_scores_the_saved_model(report: TuneReport, plan: RetrievalPlan) 
     query_vectors = model.encode_query(list(plan.reporting_items.queries))
     document_vectors = model.encode_document(list(plan.reporting_items.documents))
     scores = plan.reporting_items.score_similarities(query_vectors @ document_vectors.T)
-    assert report.rows[0].score == pytest.approx(
-        float(scores.mean()),
-        abs=1e-2,
-    )
+    assert report.rows[0].score == pytest.approx(float(scores.mean()), abs=1e-2)
     expected_error = float(scores.std(ddof=1)) / len(scores) ** 0.5
     assert report.rows[0].error == pytest.approx(expected_error, abs=1e-2)
 

@@ -30,10 +30,7 @@ def numbered_texts(count: int) -> tuple[str, ...]:
 
 def test_information_is_the_log_rank_in_both_directions() -> None:
     first_views = random_units(30)
-    second_views = normalize(
-        first_views + 0.8 * random_units(30, seed=1),
-        dim=1,
-    )
+    second_views = normalize(first_views + 0.8 * random_units(30, seed=1), dim=1)
     cosines = (first_views @ second_views.T).tolist()
     expected_scores = []
     for row_index in range(30):
@@ -106,13 +103,7 @@ def nearest_label(unit_vectors: Tensor, labels: list[str], row_index: int) -> st
     }:
         members = [vector for other, vector in enumerate(unit_vectors) if other != row_index and labels[other] == label]
         centroid = torch.stack(members).sum(dim=0)
-        similarities[label] = float(
-            cosine_similarity(
-                unit_vectors[row_index],
-                centroid,
-                dim=0,
-            )
-        )
+        similarities[label] = float(cosine_similarity(unit_vectors[row_index], centroid, dim=0))
     return max(similarities, key=lambda label: similarities[label])
 
 
@@ -124,26 +115,10 @@ def test_classes_are_scored_by_the_centroids_of_the_others() -> None:
         numbered_texts(18),
         tuple(enumerate(labels)),
     )
-    unit_vectors = normalize(
-        random_units(18)
-        + torch.eye(3).repeat(
-            6,
-            2,
-        )
-        * 0.7,
-        dim=1,
-    )
+    unit_vectors = normalize(random_units(18) + torch.eye(3).repeat(6, 2) * 0.7, dim=1)
     unit_vectors[16] = unit_vectors[15]
     expected_scores = [
-        float(
-            nearest_label(
-                unit_vectors,
-                labels,
-                row_index,
-            )
-            == label
-        )
-        for row_index, label in enumerate(labels)
+        float(nearest_label(unit_vectors, labels, row_index) == label) for row_index, label in enumerate(labels)
     ]
     assert task.task_kind.score_items(task, unit_vectors).tolist() == expected_scores
     # The premise: some are right, twins are, and a label that is there once is not.
@@ -186,26 +161,13 @@ def test_draws_are_of_different_texts_that_have_views() -> None:
 
 
 def test_draws_depend_on_the_seed() -> None:
-    assert draw_texts(
-        TEXTS,
-        100,
-        seed=3,
-    ) == draw_texts([*TEXTS, *TEXTS], 100, seed=3)
-    assert draw_texts(
-        TEXTS,
-        100,
-        seed=3,
-    ) != draw_texts(TEXTS, 100, seed=0)
+    assert draw_texts(TEXTS, 100, seed=3) == draw_texts([*TEXTS, *TEXTS], 100, seed=3)
+    assert draw_texts(TEXTS, 100, seed=3) != draw_texts(TEXTS, 100, seed=0)
     assert draw_texts(TEXTS, 100, seed=0) == draw_texts(TEXTS, 100)
 
 
 def test_few_texts_are_all_drawn() -> None:
-    assert sorted(
-        draw_texts(
-            TEXTS[:50],
-            60,
-        )
-    ) == sorted(TEXTS[:50])
+    assert sorted(draw_texts(TEXTS[:50], 60)) == sorted(TEXTS[:50])
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,7 @@ def test_published_questions_quote_the_word(tmp_path: Path) -> None:
     assert task.kind == "WordSense"
     assert task.texts == tuple(SENTENCES)
     assert task.items == (((0, 1, 2, 3), 2),)
-    words = [
-        text[start:end]
-        for text, (start, end) in zip(
-            task.texts,
-            task.spans,
-            strict=True,
-        )
-    ]
+    words = [text[start:end] for text, (start, end) in zip(task.texts, task.spans, strict=True)]
     assert words == ["银行"] * 4
 
 
@@ -61,12 +54,7 @@ def test_published_questions_quote_the_word(tmp_path: Path) -> None:
 )
 def test_questions_that_cannot_be_used_are_counted(row: list[str], reason: str) -> None:
     usable_row = ["“银行”", *SENTENCES, "a"]
-    task = read_task(
-        pd.DataFrame(
-            [row, usable_row],
-            columns=list(CHINESE_COLUMNS),
-        )
-    )
+    task = read_task(pd.DataFrame([row, usable_row], columns=list(CHINESE_COLUMNS)))
     assert len(task.items) == 1
     assert task.dropped == {reason: 1}
 
@@ -80,10 +68,7 @@ def test_a_limit_draws_questions() -> None:
     rows = [["银行", *SENTENCES, answer] for answer in "ABCD"]
     table = pd.DataFrame(rows, columns=list(QUESTION_COLUMNS))
     assert len(read_task(table, limit=1).items) == 1
-    assert read_task(
-        table,
-        limit=1,
-    ) == read_task(table, limit=1, seed=0)
+    assert read_task(table, limit=1) == read_task(table, limit=1, seed=0)
 
 
 METHODS = ["classical", "echo", "reba", "reba:pooling=mean", "nosink:setting=inter-bidir,k=2"]
