@@ -30,7 +30,7 @@ class PlannedPass:
 
     methods: Sequence[Method]
     texts: Sequence[str]
-    layout: dict[str, Any]
+    input_options: dict[str, Any]
 
 
 def shared_vectors(
@@ -57,12 +57,12 @@ def shared_vectors(
         model = build_on(base_model, replace(pass_method, filter=None), check=False)
         has_field = has_instruction_field(model, None)
         for texts, role in _texts_by_role(task):
-            layout = {
+            input_options = {
                 "task": role,
                 "prompt": instructions.before(task.name, role, has_field),
             }
-            passes.append(PlannedPass(method_group, texts, layout))
-            total_positions += sum(computed_positions(model[0], texts, layout))
+            passes.append(PlannedPass(method_group, texts, input_options))
+            total_positions += sum(computed_positions(model[0], texts, input_options))
     token_ranges = find_token_ranges(base_model, task)
     rows_by_method: dict[Method, list[Vectors]] = {method: [] for method in shared_methods.values()}
     with progress_bar(total_positions, show_progress_bar) as bar:
@@ -74,7 +74,7 @@ def shared_vectors(
                 token_ranges=token_ranges,
                 batch_tokens=batch_tokens,
                 progress=bar.update,
-                **planned_pass.layout,
+                **planned_pass.input_options,
             )
             for method, vector_rows in pass_vectors.items():
                 rows_by_method[method].append(vector_rows)
@@ -123,17 +123,17 @@ def model_vectors(
     vectors: list[Vectors] = []
     with progress_bar(len(task.texts), show_progress_bar, "texts") as bar:
         for texts, role in _texts_by_role(task):
-            layout: dict[str, Any] = {"task": role}
+            input_options: dict[str, Any] = {"task": role}
             prompt = instructions.before(task.name, role, has_instruction_field(model, role))
             if prompt is not None:
-                layout["prompt"] = prompt
+                input_options["prompt"] = prompt
             vectors.append(
                 encode_texts(
                     model,
                     texts,
                     batch_tokens=batch_tokens,
                     progress=bar.update,
-                    **layout,
+                    **input_options,
                 )
             )
     return np.concatenate(vectors)

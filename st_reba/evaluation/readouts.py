@@ -55,7 +55,7 @@ def encode_methods(
     batch_tokens: int = DEFAULT_BATCH_TOKENS,
     progress: Callable[[int], object] | None = None,
     check: bool = True,
-    **layout_options: Any,
+    **input_options: Any,
 ) -> dict[Method, Vectors]:
     """Encode texts by each method; methods with the same input and masks run once.
 
@@ -67,7 +67,7 @@ def encode_methods(
         batch_tokens: Positions a forward pass.
         progress: Called after each batch with the number of positions that it computed for its texts.
         check: As for ``build``.
-        **layout_options: ``task`` and ``prompt``, as for ``encode``; ``task`` is ``"query"`` or ``"document"``.
+        **input_options: ``task`` and ``prompt``, as for ``encode``; ``task`` is ``"query"`` or ``"document"``.
 
     Returns:
         By method, [N, d] float32, scaled to length 1 where the method normalizes.
@@ -93,18 +93,18 @@ def encode_methods(
                 token_ranges=token_ranges,
                 batch_tokens=batch_tokens,
                 progress=progress,
-                **layout_options,
+                **input_options,
             )
             for method, readout in zip(method_group, shared_readouts, strict=True):
                 pooled_vectors[method] = vectors_by_readout[readout]
             continue
-        pooled_vectors[pass_method] = encode_texts(model, texts, batch_tokens=batch_tokens, **layout_options)
+        pooled_vectors[pass_method] = encode_texts(model, texts, batch_tokens=batch_tokens, **input_options)
         if progress is not None:
-            progress(sum(computed_positions(model[0], texts, layout_options)))
+            progress(sum(computed_positions(model[0], texts, input_options)))
     vectors_by_method: dict[Method, Vectors] = {}
     for method in methods:
         vectors_by_method[method] = _finish_vectors(
-            base_model, method, pooled_vectors[method], layout_options.get("task")
+            base_model, method, pooled_vectors[method], input_options.get("task")
         )
     return vectors_by_method
 

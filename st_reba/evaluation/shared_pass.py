@@ -60,7 +60,7 @@ def run_pass(
     token_ranges: Sequence[TokenRange] | None = None,
     batch_tokens: int = DEFAULT_BATCH_TOKENS,
     progress: Callable[[int], object] | None = None,
-    **layout_options: Any,
+    **input_options: Any,
 ) -> dict[Readout, Vectors]:
     """Run texts through a model once and pool every readout, as a model that is built with its layer would.
 
@@ -69,7 +69,7 @@ def run_pass(
     Args:
         model: From :func:`st_reba.build`, no layer runs twice; its pooling is not used, its PromptEnsemble is.
         readouts: Layers and poolings to read.
-        texts, token_ranges, batch_tokens, progress, layout_options: As for
+        texts, token_ranges, batch_tokens, progress, input_options: As for
             :func:`~st_reba.evaluation.readouts.encode_methods`.
 
     Returns:
@@ -79,8 +79,8 @@ def run_pass(
     vectors_by_readout: dict[Readout, Vectors] = {}
     for readout in readouts:
         vectors_by_readout[readout] = np.empty((len(texts), shared_pass.width), np.float32)
-    computed = computed_positions(shared_pass.transformer, texts, layout_options)
-    for batch in shared_pass.plan_batches(texts, batch_tokens, layout_options):
+    computed = computed_positions(shared_pass.transformer, texts, input_options)
+    for batch in shared_pass.plan_batches(texts, batch_tokens, input_options):
         batch_texts = [texts[row_index] for row_index in batch]
         batch_ranges = None
         if token_ranges is not None:
@@ -88,7 +88,7 @@ def run_pass(
         for readout, rows in shared_pass.run_batch(
             batch_texts,
             batch_ranges,
-            layout_options,
+            input_options,
         ).items():
             vectors_by_readout[readout][batch] = rows.cpu().numpy()
         if progress is not None:
@@ -148,16 +148,16 @@ class SharedPass:
         self,
         texts: Sequence[str],
         batch_tokens: int,
-        layout_options: dict[str, Any],
+        input_options: dict[str, Any],
     ) -> list[list[int]]:
         """Indices of the texts of each batch, whose states fit into memory."""
         lengths = batch_positions(
             self.transformer,
             texts,
-            layout_options,
+            input_options,
             whole=self.capture is not None,
         )
-        whole_lengths = batch_positions(self.transformer, texts, layout_options, whole=True)
+        whole_lengths = batch_positions(self.transformer, texts, input_options, whole=True)
         reading_count = len(self.layers) + len(self.layer_ranges)
         max_whole_positions = _MAX_NUMBERS // (self.width * reading_count)
         # Rows that share a prefix hold it all the same, so that they take as much memory as whole rows.
@@ -168,11 +168,11 @@ class SharedPass:
         self,
         texts: list[str],
         token_ranges: Sequence[TokenRange] | None,
-        layout_options: dict[str, Any],
+        input_options: dict[str, Any],
     ) -> dict[Readout, Tensor]:
         """Vectors [B, d] of each readout."""
         transformer = self.transformer
-        features = batch_to_device(transformer.preprocess(texts, **layout_options), self.model.device)
+        features = batch_to_device(transformer.preprocess(texts, **input_options), self.model.device)
         weights = TextWeights(transformer, features, token_ranges)
         reader = StackedReader(
             self.layers,
