@@ -90,18 +90,18 @@ def drawn(name: str) -> str:
 
 def measure(base: str, number: str, methods: list[str]) -> None:
     """Print the tensors of the base, and the peak of a pass of eight texts over what was held before."""
-    from st_reba.evaluation.readouts import of_base, opened
+    from st_reba.evaluation.readouts import build_on, load_base
     from st_reba.methods import Method
 
     how: dict[str, Any] = {"quantization": number} if number in ("int8", "nf4") else {"dtype": number}
     folder = drawn(base) if base in SHAPES else base
-    model, config = opened(folder, max_seq_length=1024, **how), AutoConfig.from_pretrained(folder)
+    model, config = load_base(folder, max_seq_length=1024, **how), AutoConfig.from_pretrained(folder)
     tensors = sum(each.numel() * each.element_size() for each in model.state_dict().values()) / 1e9
     texts = ["The committee read the report twice before it agreed to fund the bridge. " * 80] * BATCH
     print("| base | method | numbers | weights, GB: counted | held | positions | pass, GB: counted | held | seconds |")
     print("|---|---|---|--:|--:|--:|--:|--:|--:|")
     for method in methods:
-        pipeline = of_base(model, Method.parse(method), check=False)
+        pipeline = build_on(model, Method.parse(method), check=False)
         positions = int(pipeline.preprocess(texts)["input_ids"].numel())
         pipeline.encode(texts if torch.cuda.is_available() else texts[:1])
         before, began = held(), time.perf_counter()

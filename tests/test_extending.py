@@ -1,4 +1,4 @@
-"""CONTRIBUTING's recipes for a mask and a pooling, followed from outside the package's files."""
+"""CONTRIBUTING's recipes for a mask, a pooling and a kind of task, followed from outside the package's files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from pipelines import build, encoded, features_of
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import cos_sim
 
 from st_reba import poolings
+from st_reba.evaluation import compare, evaluate, read_task
+from st_reba.evaluation.tables import COLUMNS
+from st_reba.evaluation.task import KINDS
 from st_reba.methods import Method, method_of
 from st_reba.modules import MODULES
 from st_reba.modules.masks import MASKS
@@ -68,6 +73,36 @@ class ToyPooling(Module):
     def save(self, output_path, *args, safe_serialization=True, **kwargs):
         self.save_config(output_path)
 '''
+TOY_KIND = '''"""Toy kind of task: pairs of texts with the cosine that they should have."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from st_reba.evaluation.measures import column_means, pair_cosines
+from st_reba.evaluation.tables import read_score, read_text
+from st_reba.evaluation.task import TaskKind, declare_kind
+
+
+class Margins(TaskKind):
+    """How near the cosine of a pair is to its margin."""
+
+    name = "Margins"
+    column_readers = {"text1": read_text, "text2": read_text, "margin": read_score}
+    column_names = {"margin": ("margin", "least")}
+    detection_order = 5
+    metrics = column_means(["closeness"])
+    main_metric = "closeness"
+    fewest_items = 2
+
+    def evidence(self, task, vectors):
+        first_rows, second_rows, margins = map(list, zip(*task.items, strict=True))
+        cosines = pair_cosines(vectors, first_rows, second_rows)
+        return 1 - abs(cosines - np.array(margins))[:, None]
+
+
+declare_kind(Margins())
+'''
 
 
 class ToySpec(poolings.PoolingSpec):
@@ -89,11 +124,14 @@ def toy_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     folder.mkdir()
     (folder / "toy_mask.py").write_text(TOY_MASK, encoding="utf-8")
     (folder / "toy_pooling.py").write_text(TOY_MODULE, encoding="utf-8")
+    (folder / "toy_kind.py").write_text(TOY_KIND, encoding="utf-8")
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(poolings, "POOLINGS", [*poolings.POOLINGS])
     yield
     MASKS.pop("toy-window", None)
-    for name in ("toy_mask", "toy_pooling", "published_toy"):
+    KINDS.pop("Margins", None)
+    COLUMNS.pop("margin", None)
+    for name in ("toy_mask", "toy_pooling", "toy_kind", "published_toy"):
         sys.modules.pop(name, None)
 
 
@@ -140,3 +178,28 @@ def test_a_pooling_that_is_declared_elsewhere_works_and_travels(toy_files: None,
         features = model[0](features_of(model, TEXTS))
     copied_pooling = published_code(tmp_path / "saved").ToyPooling(192)
     assert torch.equal(copied_pooling(features)["sentence_embedding"], encoded(model, TEXTS))
+
+
+PAIRS = pd.DataFrame({"sentence1": TEXTS, "sentence2": TEXTS[::-1], "least": [0.5, 1, 0.5], "score": range(3)})
+
+
+def test_a_kind_of_task_that_is_declared_elsewhere_is_read_and_scored(toy_files: None, tmp_path: Path) -> None:
+    importlib.import_module("toy_kind")
+    PAIRS.to_csv(tmp_path / "pairs.csv", index=False)
+    task = read_task(tmp_path / "pairs.csv")
+    assert str(task) == "pairs: Margins, 3 items"
+    model = build("mini", "echo", pooling="mean")
+    vectors = model.encode(TEXTS)
+    cosine = float(cos_sim(vectors[0], vectors[2]))
+    (result,) = evaluate(model, f"margins={tmp_path / 'pairs.csv'}")
+    assert result.metric == "closeness"
+    assert result.score == pytest.approx((1 + 2 * (1 - abs(cosine - 0.5))) / 3, abs=1e-5)
+    assert len(compare("mini", task, ["echo:pooling=mean", "classical"]).results) == 2
+    with pytest.raises(ValueError, match="there already"):
+        importlib.reload(sys.modules["toy_kind"])
+
+
+def test_a_table_is_of_the_kind_that_comes_first(toy_files: None) -> None:
+    assert read_task(PAIRS.loc[[0, 1, 2] * 4]).kind == "STS"
+    importlib.import_module("toy_kind")
+    assert read_task(PAIRS.loc[[0, 1, 2] * 4]).kind == "Margins"

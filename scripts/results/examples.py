@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
-from st_reba.evaluation.readouts import opened, vectors
+from st_reba.evaluation.readouts import encode_methods, load_base
 from st_reba.methods import Method
 from st_reba.prompts import EXAMPLES, TOPIC_LINE, TOPIC_QUESTION, join_examples
 
@@ -53,26 +53,29 @@ MORE_EXAMPLES = (
 
 def read_pairs(path: Path, score_column: int) -> list[Pair]:
     """Scored pairs of a file whose columns are separated by tabs."""
-    pairs: list[Pair] = []
+    scored_pairs: list[Pair] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         columns = line.split("\t")
         first_text, second_text = columns[score_column + 1 : score_column + 3]
-        pairs.append((float(columns[score_column]), first_text, second_text))
-    return pairs
+        scored_pairs.append((float(columns[score_column]), first_text, second_text))
+    return scored_pairs
 
 
 def read_years(folder: Path, years: Sequence[int]) -> list[Pair]:
     """All pairs of SemEval's years."""
-    pairs: list[Pair] = []
+    scored_pairs: list[Pair] = []
     for year in years:
         for path in sorted(folder.glob(f"sts/semeval/{year}.*.tsv")):
-            pairs += read_pairs(path, 0)
-    return pairs
+            scored_pairs += read_pairs(path, 0)
+    return scored_pairs
 
 
 def development_sets(folder: Path, size: int) -> dict[str, list[Pair]]:
     """Pairs that share no sentence with what results report."""
-    reported_pairs = read_pairs(folder / "sts" / "sts-test.csv", 4) + read_years(folder, range(2013, 2017))
+    reported_pairs = read_pairs(
+        folder / "sts" / "sts-test.csv",
+        4,
+    ) + read_years(folder, range(2013, 2017))
     reported_texts: set[str] = set()
     for _, first_text, second_text in reported_pairs:
         reported_texts |= {first_text, second_text}
@@ -81,55 +84,71 @@ def development_sets(folder: Path, size: int) -> dict[str, list[Pair]]:
         "STS 2012": read_years(folder, [2012]),
     }
     development: dict[str, list[Pair]] = {}
-    for name, pairs in all_pairs.items():
-        unseen_pairs = [pair for pair in pairs if reported_texts.isdisjoint(pair[1:])]
+    for name, scored_pairs in all_pairs.items():
+        unseen_pairs = [pair for pair in scored_pairs if reported_texts.isdisjoint(pair[1:])]
         development[name] = Random(7).sample(unseen_pairs, min(size, len(unseen_pairs)))
     return development
 
 
-def correlation(text_vectors: NDArray[np.float32], rows: dict[str, int], pairs: Sequence[Pair]) -> float:
+def correlation(
+    text_vectors: NDArray[np.float32],
+    row_of_text: dict[str, int],
+    scored_pairs: Sequence[Pair],
+) -> float:
     """Spearman's correlation × 100 of cosines and scores."""
-    first_rows = [rows[pair[1]] for pair in pairs]
-    second_rows = [rows[pair[2]] for pair in pairs]
+    first_rows = [row_of_text[pair[1]] for pair in scored_pairs]
+    second_rows = [row_of_text[pair[2]] for pair in scored_pairs]
     cosines = np.sum(text_vectors[first_rows] * text_vectors[second_rows], axis=1)
-    scores = [pair[0] for pair in pairs]
+    scores = [pair[0] for pair in scored_pairs]
     return 100 * float(spearmanr(cosines, scores).statistic)
 
 
 def score_template(
-    base: SentenceTransformer,
+    base_model: SentenceTransformer,
     template: str,
     development: dict[str, list[Pair]],
 ) -> dict[str, float]:
     """The mean of both sets, by reading."""
-    rows: dict[str, int] = {}
-    for pairs in development.values():
-        for _, *texts in pairs:
+    row_of_text: dict[str, int] = {}
+    for scored_pairs in development.values():
+        for _, *texts in scored_pairs:
             for text in texts:
-                rows.setdefault(text, len(rows))
+                row_of_text.setdefault(text, len(row_of_text))
     states = Method("prompteol", template=template)
     outputs = Method("prompteol", template=template, read="attention")
-    vectors_by_method = vectors(base, [states, outputs], list(rows), check=False)
+    vectors_by_method = encode_methods(
+        base_model,
+        [states, outputs],
+        list(row_of_text),
+        check=False,
+    )
     scores: dict[str, float] = {}
     for method, text_vectors in vectors_by_method.items():
-        correlations = [correlation(text_vectors, rows, pairs) for pairs in development.values()]
+        correlations = [correlation(text_vectors, row_of_text, scored_pairs) for scored_pairs in development.values()]
         scores[method.read] = float(np.mean(correlations))
     return scores
 
 
-def measure_base(name: str, folder: str, options: argparse.Namespace) -> None:
+def measure_base(
+    name: str,
+    folder: str,
+    run_options: argparse.Namespace,
+) -> None:
     """Print the rows of a base."""
-    base = opened(folder, dtype="bfloat16")
-    development = development_sets(options.data, options.pairs)
+    base_model = load_base(folder, dtype="bfloat16")
+    development = development_sets(run_options.data, run_options.pairs)
     pool = [*EXAMPLES, *MORE_EXAMPLES]
     for wording, (question, line) in WORDINGS.items():
-        for count in options.counts:
-            draw_count = options.draws if count else 1
-            scores_by_reading: dict[str, list[float]] = {"states": [], "attention": []}
+        for count in run_options.counts:
+            draw_count = run_options.draws if count else 1
+            scores_by_reading: dict[str, list[float]] = {
+                "states": [],
+                "attention": [],
+            }
             for draw in range(draw_count):
                 examples = Random(100 * count + draw).sample(pool, count)
                 template = join_examples(question, line, examples, '"')
-                for reading, score in score_template(base, template, development).items():
+                for reading, score in score_template(base_model, template, development).items():
                     scores_by_reading[reading].append(score)
             cells: list[str] = []
             for scores in scores_by_reading.values():
@@ -141,14 +160,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("data", metavar="DATA", type=Path)
     parser.add_argument("bases", metavar="NAME=FOLDER", nargs="+")
-    parser.add_argument("--counts", type=int, nargs="+", default=[0, 1, 4, 8], help="numbers of examples")
+    parser.add_argument(
+        "--counts",
+        type=int,
+        nargs="+",
+        default=[0, 1, 4, 8],
+        help="numbers of examples",
+    )
     parser.add_argument("--draws", type=int, default=5, help="draws of examples for each number")
     parser.add_argument("--pairs", type=int, default=250, help="pairs of each set")
-    options = parser.parse_args()
+    run_options = parser.parse_args()
     print("| base | wording | examples | draws | states | attention outputs |\n|---|---|--:|--:|--:|--:|")
-    for base in options.bases:
-        name, _, folder = base.partition("=")
-        measure_base(name, folder, options)
+    for base_argument in run_options.bases:
+        name, _, folder = base_argument.partition("=")
+        measure_base(name, folder, run_options)
 
 
 if __name__ == "__main__":

@@ -10,72 +10,36 @@ PAGE is sentences-en, sentences-zh, captions, chunk, nosink, quantized or words.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import re
-import sys
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from bases import (
+    CHOOSING_PAIRS,
+    PAPERS,
+    Base,
+    Methods,
+    nosink_label,
+    nosink_method,
+    read_stsb,
+    score_vectors,
+)
+from pages import add_old_rows, fill_page, format_table
 
 from st_reba.encode import computed_positions
 from st_reba.evaluation import Task, compare, read_task
 from st_reba.evaluation.attention import attention_maps, sink_table
-from st_reba.evaluation.encoding import usable
-from st_reba.evaluation.readouts import of_base, opened, shared, vectors
-from st_reba.evaluation.scores import SCORINGS
-from st_reba.evaluation.tasks import frame_of
+from st_reba.evaluation.readouts import build_on
+from st_reba.evaluation.tables import read_frame
+from st_reba.evaluation.vectors import Vectors, normalize_rows
 from st_reba.filters import Filter
 from st_reba.methods import Method
-from st_reba.safety import load
 
-PAGES = Path(__file__).parents[2] / "docs" / "results"
-Vectors = NDArray[np.float32]
-# The papers' methods at their published settings; NoSink's k is chosen by labels, in `chosen_k`.
-PAPERS = {
-    "classical, last": "classical",
-    "classical, mean": "classical:pooling=mean",
-    "PromptEOL": "prompteol",
-    "Echo-2, last": "echo",
-    "Echo-2, mean": "echo:pooling=mean",
-    "ReBA-2, last": "reba",
-    "ReBA-2, mean": "reba:pooling=mean",
-}
-# PromptEOL's other readings, and inner layers; {half}, {most}: a half and two thirds of them.
-READINGS = {
-    "PromptEOL with an example": "prompteol:template=prompteol-example",
-    "PromptEOL, attention outputs": "prompteol:read=attention",
-    "PromptEOL, both word orders": "prompteol:template=reverseol",
-    "both word orders, attention outputs": "prompteol:template=reverseol,read=attention",
-    "the same with an example": "prompteol:template=reverseol-example,read=attention",
-    "three questions, attention outputs": "prompteol:template=three-questions,read=attention",
-    "another wording": "prompteol:template=prompteol-says",
-    "another wording, attention outputs": "prompteol:template=prompteol-says,read=attention",
-    "another wording, both word orders": "prompteol:template=reverseol-says",
-    "another wording, both word orders, attention outputs": "prompteol:template=reverseol-says,read=attention",
-    "a topic, attention outputs": "prompteol:template=prompteol-topic,read=attention",
-    "a topic, one example, attention outputs": "prompteol:template=prompteol-topic-1,read=attention",
-    "a topic, four examples": "prompteol:template=prompteol-topic-4",
-    "a topic, four examples, attention outputs (the default)": "prompteol:template=prompteol-topic-4,read=attention",
-    "a topic, eight examples, attention outputs": "prompteol:template=prompteol-topic-8,read=attention",
-    "a topic, four examples, both word orders, attention outputs": (
-        "prompteol:template=reverseol-topic-4,read=attention"
-    ),
-    "PromptEOL, layer {most}": "prompteol:layer={most}",
-    "classical, mean, layer {half}": "classical:pooling=mean,layer={half}",
-    "Echo-2, mean, layer {half}": "echo:pooling=mean,layer={half}",
-    "Echo-2, mean, layer {most}": "echo:pooling=mean,layer={most}",
-}
-# Texts that are encoded before the cache is written, and that a filter is fitted on; pairs that choose NoSink's k.
-AT_A_TIME, SAMPLE, CHOOSING = 1000, 1000, 300
-# Positions of a sequence at the most, of bases that have more.
-MOST_POSITIONS = 4096
-# Queries among the captions of STS-B's test part, and what a right caption holds: a match of every pattern.
+# Texts that a filter is fitted on.
+FILTER_TEXTS = 1000
+# Queries among the captions of STS-B's test part; a right caption matches every pattern.
 QUERIES = {
     "a man plays the guitar": (r"\b(man|boy)\b", r"guitar", r"play|sing"),
     "someone is cutting onions": (r"onion", r"\b(slic|cut|chop|dic)"),
@@ -100,294 +64,378 @@ QUERIES = {
 }
 
 
-class Base:
-    """A base, or a sentence-transformers model (method ``"itself"``, no loading), and a cache of its vectors."""
-
-    def __init__(self, name: str, folder: str, cache: Path, **loading: Any) -> None:
-        self.name, self.folder, self.loading = name, folder, loading
-        self.cache = cache / "-".join([name, *map(str, loading.values())])
-        self.cache.mkdir(parents=True, exist_ok=True)
-
-    @cached_property
-    def model(self) -> Any:
-        """The base or model, loaded."""
-        if not self.loading:
-            return load(self.folder)
-        length = min(MOST_POSITIONS, self.config["max_position_embeddings"])
-        return opened(self.folder, max_seq_length=length, **self.loading)
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """The base's config.json."""
-        found: dict[str, Any] = json.loads(Path(self.folder, "config.json").read_text(encoding="utf-8"))
-        return found
-
-    @property
-    def depth(self) -> int:
-        """Number of layers L."""
-        return int(self.config["num_hidden_layers"])
-
-    def vectors(self, methods: Sequence[str], texts: Sequence[str]) -> dict[str, Vectors]:
-        """Vectors [N, d] of texts by each method; methods with the same input share the passes that are missing."""
-        groups = [["itself"]] if "itself" in methods else []
-        parsed = {Method.parse(each): each for each in methods if each != "itself"}
-        groups += [[parsed[each] for each in group] for group in shared(list(parsed), self.depth).values()]
-        found: dict[str, list[Vectors]] = {}
-        for names in groups:
-            for start in range(0, len(texts), AT_A_TIME):
-                part = list(texts[start : start + AT_A_TIME])
-                keys = {name: hashlib.sha256(repr([name, *part]).encode()).hexdigest()[:24] for name in names}
-                files = {name: self.cache / f"{key}.npy" for name, key in keys.items()}
-                if not all(file.exists() for file in files.values()):
-                    print(f"{self.name} {names}: {start + len(part)} of {len(texts)}", file=sys.stderr, flush=True)
-                    if names == ["itself"]:
-                        np.save(files["itself"], self.model.encode(part, normalize_embeddings=True))
-                    else:
-                        made = vectors(self.model, list(map(Method.parse, names)), part, check=False)
-                        for name, rows in zip(names, made.values(), strict=True):
-                            np.save(files[name], rows)
-                for name, file in files.items():
-                    found.setdefault(name, []).append(np.load(file))
-        return {name: np.concatenate(parts) for name, parts in found.items()}
-
-    def scores(self, methods: Mapping[Any, str], task: Task) -> dict[Any, float]:
-        """The task's main score × 100 of each labelled method."""
-        found = self.vectors(list(dict.fromkeys(methods.values())), task.texts)
-        return {label: score(task, found[method]) for label, method in methods.items()}
-
-    @property
-    def ks(self) -> list[int]:
-        """The numbers of converted layers that are tried."""
-        step = -(-self.depth // 10)
-        return sorted({1, 2, self.depth, *range(step, self.depth, step)})
-
-    def methods(self, data: Path, skip: str | None) -> dict[str, str]:
-        """PAPERS, NoSink with the k that is best on labelled pairs, and READINGS, but for what matches ``skip``."""
-        if not self.loading:
-            return {self.name: "itself"}
-        layers = {"half": self.depth // 2, "most": 2 * self.depth // 3}
-        readings = {label.format(**layers): method.format(**layers) for label, method in READINGS.items()}
-        skipped = re.compile(skip or "(?!)").search
-        nosink = {k: f"nosink:setting=mask0-bidir,k={k}" for k in self.ks}
-        by_k = {1: 0.0} if skipped(nosink[1]) else self.scores(nosink, stsb(data, "dev", CHOOSING))
-        k = max(by_k, key=lambda k: (round(by_k[k], 4), -k))
-        found = {**PAPERS, f"NoSink: MASK0-BIDIR, k = {k}, mean": nosink[k], **readings}
-        return {label: method for label, method in found.items() if not skipped(method)}
+def read_stackoverflow(data_folder: Path) -> Task:
+    """Titles of questions with their topics."""
+    columns: dict[str, list[str]] = {}
+    for column, name in (("text", "title"), ("label", "label")):
+        path = data_folder / f"clustering/{name}_StackOverflow.txt"
+        columns[column] = path.read_text(encoding="utf-8").splitlines()
+    return read_task(pd.DataFrame(columns), "Clustering", name="StackOverflow", limit=500)
 
 
-def score(task: Task, found: Vectors) -> float:
-    """A task's main score, times 100."""
-    scoring = SCORINGS[task.kind]
-    return 100 * scoring.metrics[scoring.main](scoring.evidence(task, usable(found, task, task.name)))
+def select_labels(methods: Methods, pattern: str) -> Methods:
+    """The methods whose labels match a pattern."""
+    return {row_label: method for row_label, method in methods.items() if re.search(pattern, row_label)}
 
 
-def stsb(data: Path, part: str, limit: int | None = None) -> Task:
-    """STSBenchmark's dev or test part."""
-    return read_task(data / "sts" / f"sts-{part}.csv", name="STS-B", limit=limit)
-
-
-def sentences_en(base: Base, given: argparse.Namespace) -> None:
+def sentences_en(base: Base, page_options: argparse.Namespace) -> None:
     """STS-B, STS13 to STS16 and StackOverflow, by method and base."""
-    names = {"text": "title", "label": "label"}
-    lines = {name: Path(given.data, f"clustering/{part}_StackOverflow.txt") for name, part in names.items()}
-    topics = pd.DataFrame({name: file.read_text(encoding="utf-8").splitlines() for name, file in lines.items()})
-    tasks = [stsb(given.data, "test")]
+    all_tasks = [read_stsb(page_options.data, "test")]
     for year in (2013, 2014, 2015, 2016):
-        pairs = pd.concat(map(frame_of, sorted(given.data.glob(f"sts/semeval/{year}.*"))))
-        tasks.append(read_task(pairs, "STS", name=f"STS{year % 100}", limit=None if given.whole else 125))
-    tasks.append(read_task(topics, "Clustering", name="StackOverflow", limit=500))
-    every = base.methods(given.data, given.skip)
-    methods = {label: method for label, method in every.items() if re.search(given.only, label)}
-    frame = pd.DataFrame({task.name: base.scores(methods, task) for task in tasks})
-    half, sample = base.depth // 2, stsb(given.data, "dev").texts[:SAMPLE]
-    also = ("PromptEOL", "PromptEOL, attention outputs", "orders, attention outputs", "questions, attention outputs")
-    also += ("another wording", "(the default)", f"Echo-2, mean, layer {half}")
-    for label in (label for label in methods if label.endswith(also)):
-        fitted = Filter.fit(base.vectors([methods[label]], sample)[methods[label]], "abtt", r=2)
-        for task in tasks:
-            own = fitted.apply(base.vectors([methods[label]], task.texts)[methods[label]])
-            frame.loc[f"{label} + filter", task.name] = score(task, own)
-    frame.insert(len(tasks) - 1, "mean of STS", frame.iloc[:, :-1].mean(axis=1))
-    frame = beside_old_rows(frame, "sentences-en.md", base.name + " whole" * given.whole)
-    if base.loading:
-        models = {name: of_base(base.model, Method.parse(every[name])) for name in frame.index if name in every}
-        work = pd.Series({name: sum(computed_positions(each[0], tasks[0].texts, {})) for name, each in models.items()})
-        frame.insert(0, "work", work / min(work))
-    fill("sentences-en.md", base.name + " whole" * given.whole, table(frame, base.name))
-
-
-def sentences_zh(base: Base, given: argparse.Namespace) -> None:
-    """Seven Chinese sets, by method and base."""
-    sts, topics = given.data / "sts", given.data / "classification"
-    drawn = {"STS-B-zh": (sts / "cnsd-sts-test.txt", "STS"), "AFQMC": (sts / "afqmc-dev.jsonl", "STS")}
-    drawn["OCNLI"] = (given.data / "pairs" / "ocnli-dev.jsonl", "PairClassification")
-    drawn["waimai"] = (topics / "waimai_10k.csv", "Classification")
-    labels = {"OCNLI": {"entailment": 1, "contradiction": 0}}
-    tasks = [read_task(*each, name=name, limit=200, labels=labels.get(name)) for name, each in drawn.items()]
-    for name, label in (("tnews", "label_desc"), ("eprstmt", "label")):
-        rows = pd.read_json(topics / name / "test_public.json", lines=True)
-        columns = {"text": "sentence", "label": label}
-        tasks.append(read_task(rows, "Classification", name=name.upper(), limit=200, columns=columns))
-    rows = pd.read_json(given.data / "ranking" / "qbqtc-dev.json", lines=True)
-    tasks.insert(3, read_task(rows, "Reranking", name="QBQTC", limit=60))
-    half, chinese = base.depth // 2, "prompteol:template=prompteol-zh"
-    methods = {**PAPERS, f"NoSink: MASK0-BIDIR, k = {half}, mean": f"nosink:setting=mask0-bidir,k={half}"}
-    methods["PromptEOL, another wording"] = "prompteol:template=prompteol-says"
-    methods["PromptEOL in Chinese"] = chinese
-    methods["the same with an example"] = "prompteol:template=prompteol-example-zh"
-    methods["the same, attention outputs"] = f"{chinese},read=attention"
-    methods["both word orders"] = "prompteol:template=reverseol-zh"
-    methods["both word orders, attention outputs"] = "prompteol:template=reverseol-zh,read=attention"
-    methods["a topic in Chinese, four examples"] = "prompteol:template=prompteol-topic-4-zh"
-    methods["the same, attention outputs (the Chinese default)"] = (
-        "prompteol:template=prompteol-topic-4-zh,read=attention"
+        pairs = pd.concat(map(read_frame, sorted(page_options.data.glob(f"sts/semeval/{year}.*"))))
+        limit = None if page_options.whole else 125
+        all_tasks.append(read_task(pairs, "STS", name=f"STS{year % 100}", limit=limit))
+    all_tasks.append(read_stackoverflow(page_options.data))
+    all_methods = base.all_methods(page_options.data, page_options.skip)
+    methods = select_labels(all_methods, page_options.only)
+    score_frame = base.table(methods, all_tasks)
+    add_filtered_rows(
+        score_frame,
+        base,
+        methods,
+        all_tasks,
+        read_stsb(page_options.data, "dev").texts[:FILTER_TEXTS],
     )
-    methods["the English default"] = "prompteol:template=prompteol-topic-4,read=attention"
-    methods = {label: method for label, method in methods.items() if re.search(given.only, label)}
-    frame = pd.DataFrame({task.name: base.scores(methods, task) for task in tasks})
-    frame = beside_old_rows(frame.assign(mean=frame.mean(axis=1)), "sentences-zh.md", base.name)
-    fill("sentences-zh.md", base.name, table(frame, base.name))
+    score_frame.insert(
+        len(all_tasks) - 1,
+        "mean of STS",
+        score_frame.iloc[:, :-1].mean(axis=1),
+    )
+    place_name = base.name + " whole" * page_options.whole
+    score_frame = add_old_rows(score_frame, "sentences-en.md", place_name)
+    if base.loading_options:
+        score_frame.insert(
+            0,
+            "work",
+            relative_work(base, all_methods, score_frame.index, all_tasks[0].texts),
+        )
+    fill_page("sentences-en.md", place_name, format_table(score_frame, base.name))
 
 
-def chunk(base: Base, given: argparse.Namespace) -> None:
+def add_filtered_rows(
+    score_frame: pd.DataFrame,
+    base: Base,
+    methods: Methods,
+    all_tasks: Sequence[Task],
+    sample: Sequence[str],
+) -> None:
+    """Add rows of some methods behind a filter that is fitted on a sample of texts."""
+    endings = (
+        "PromptEOL",
+        "PromptEOL, attention outputs",
+        "orders, attention outputs",
+        "questions, attention outputs",
+        "another wording",
+        "(the default)",
+        f"Echo-2, mean, layer {base.depth // 2}",
+    )
+    for row_label, method in methods.items():
+        if not row_label.endswith(endings):
+            continue
+        sample_vectors = base.vectors([method], sample)[method]
+        fitted_filter = Filter.fit(sample_vectors, "abtt", r=2)
+        for scored_task in all_tasks:
+            method_vectors = base.vectors([method], scored_task.texts)[method]
+            filtered_vectors = fitted_filter.apply(method_vectors).astype(np.float32)
+            score_frame.loc[f"{row_label} + filter", scored_task.name] = score_vectors(scored_task, filtered_vectors)
+
+
+def relative_work(
+    base: Base,
+    methods: Methods,
+    labels: Iterable[str],
+    texts: Sequence[str],
+) -> pd.Series:
+    """Positions that each labelled method computes, as a multiple of the fewest."""
+    work: dict[str, int] = {}
+    for row_label in labels:
+        if row_label in methods:
+            model = build_on(base.model, Method.parse(methods[row_label]))
+            work[row_label] = sum(computed_positions(model[0], texts, {}))
+    work_of_label = pd.Series(work)
+    return work_of_label / work_of_label.min()
+
+
+CHINESE_METHODS = {
+    "PromptEOL, another wording": "prompteol:template=prompteol-says",
+    "PromptEOL in Chinese": "prompteol:template=prompteol-zh",
+    "the same with an example": "prompteol:template=prompteol-example-zh",
+    "the same, attention outputs": "prompteol:template=prompteol-zh,read=attention",
+    "both word orders": "prompteol:template=reverseol-zh",
+    "both word orders, attention outputs": "prompteol:template=reverseol-zh,read=attention",
+    "a topic in Chinese, four examples": "prompteol:template=prompteol-topic-4-zh",
+    "the same, attention outputs (the Chinese default)": "prompteol:template=prompteol-topic-4-zh,read=attention",
+    "the English default": "prompteol:template=prompteol-topic-4,read=attention",
+}
+
+
+def read_chinese_tasks(data_folder: Path) -> list[Task]:
+    """Seven Chinese sets."""
+    sts_folder = data_folder / "sts"
+    topics_folder = data_folder / "classification"
+    entailment = {"entailment": 1, "contradiction": 0}
+    ranking = pd.read_json(data_folder / "ranking" / "qbqtc-dev.json", lines=True)
+    all_tasks = [
+        read_task(sts_folder / "cnsd-sts-test.txt", "STS", name="STS-B-zh", limit=200),
+        read_task(sts_folder / "afqmc-dev.jsonl", "STS", name="AFQMC", limit=200),
+        read_task(
+            data_folder / "pairs" / "ocnli-dev.jsonl",
+            "PairClassification",
+            name="OCNLI",
+            limit=200,
+            labels=entailment,
+        ),
+        read_task(ranking, "Reranking", name="QBQTC", limit=60),
+        read_task(topics_folder / "waimai_10k.csv", "Classification", name="waimai", limit=200),
+    ]
+    for name, row_label in (("tnews", "label_desc"), ("eprstmt", "label")):
+        rows = pd.read_json(topics_folder / name / "test_public.json", lines=True)
+        columns = {"text": "sentence", "label": row_label}
+        scored_task = read_task(
+            rows,
+            "Classification",
+            name=name.upper(),
+            limit=200,
+            columns=columns,
+        )
+        all_tasks.append(scored_task)
+    return all_tasks
+
+
+def sentences_zh(base: Base, page_options: argparse.Namespace) -> None:
+    """Seven Chinese sets, by method and base."""
+    half = base.depth // 2
+    all_methods = {**PAPERS, nosink_label(half): nosink_method(half), **CHINESE_METHODS}
+    methods = select_labels(all_methods, page_options.only)
+    score_frame = base.table(methods, read_chinese_tasks(page_options.data))
+    score_frame = score_frame.assign(mean=score_frame.mean(axis=1))
+    score_frame = add_old_rows(score_frame, "sentences-zh.md", base.name)
+    fill_page("sentences-zh.md", base.name, format_table(score_frame, base.name))
+
+
+def read_articles(path: Path) -> list[list[str]]:
+    """The sentences of the long articles of a CoNLL file."""
+    lines: list[str] = []
+    for block in path.read_text(encoding="utf-8").split("\n\n"):
+        words = [line.split()[0] for line in block.splitlines() if line.strip()]
+        lines.append(" ".join(words))
+    # Before an article come a headline, and then a place and date.
+    starts = [index for index, line in enumerate(lines) if re.fullmatch(r".{2,40} 1996-\d\d-\d\d", line)]
+    articles: list[list[str]] = []
+    for start, next_start in zip(starts, [*starts[1:], len(lines) + 1], strict=True):
+        sentences = lines[start + 1 : next_start - 1]
+        word_count = len(" ".join(sentences).split())
+        # Tables of results have short lines.
+        if word_count >= 300 and word_count >= 18 * len(sentences):
+            articles.append(sentences)
+    return articles
+
+
+def chunk(base: Base, page_options: argparse.Namespace) -> None:
     """Halves of news articles find each other, by ReBA whole and by pieces."""
-    rows = []
-    for part in ("train", "valid", "test"):
-        blocks = (given.data / "ner" / f"{part}.txt").read_text(encoding="utf-8").split("\n\n")
-        lines = [" ".join(line.split()[0] for line in block.splitlines() if line.strip()) for block in blocks]
-        # A headline, and then a place and date, stand before an article. Tables of results have short lines.
-        dates = [n for n, line in enumerate(lines) if re.fullmatch(r".{2,40} 1996-\d\d-\d\d", line)]
-        for first, following in zip(dates, [*dates[1:], len(lines) + 1], strict=True):
-            article = lines[first + 1 : following - 1]
-            if (words := len(" ".join(article).split())) >= 300 and words >= 18 * len(article):
-                half = len(article) // 2
-                rows.append((" ".join(article[:half]), " ".join(article[half:]), 1))
-    pairs = pd.DataFrame(rows, columns=["query", "document", "relevance"]).drop_duplicates()
-    task = read_task(pairs.sample(50, random_state=0), "Retrieval", name="nDCG@10 × 100")
-    methods = {name: PAPERS[name] for name in ("classical, mean", "Echo-2, mean", "ReBA-2, last", "ReBA-2, mean")}
-    methods |= {f"ReBA-2, mean, pieces of {size}": f"reba:pooling=mean,chunk={size}" for size in (128, 32)}
-    fill("chunk.md", base.name, table(pd.DataFrame({task.name: base.scores(methods, task)}), base.name))
+    pairs: list[tuple[str, str, int]] = []
+    for split in ("train", "valid", "test"):
+        for sentences in read_articles(page_options.data / "ner" / f"{split}.txt"):
+            half = len(sentences) // 2
+            pairs.append((" ".join(sentences[:half]), " ".join(sentences[half:]), 1))
+    score_frame = pd.DataFrame(pairs, columns=["query", "document", "relevance"])
+    sample = score_frame.drop_duplicates().sample(50, random_state=0)
+    scored_task = read_task(sample, "Retrieval", name="nDCG@10 × 100")
+    methods: Methods = {}
+    for row_label in ("classical, mean", "Echo-2, mean", "ReBA-2, last", "ReBA-2, mean"):
+        methods[row_label] = PAPERS[row_label]
+    for size in (128, 32):
+        methods[f"ReBA-2, mean, pieces of {size}"] = f"reba:pooling=mean,chunk={size}"
+    fill_page(
+        "chunk.md",
+        base.name,
+        format_table(base.table(methods, [scored_task]), base.name),
+    )
 
 
-def captions(base: Base, given: argparse.Namespace) -> None:
+def read_captions(data_folder: Path) -> list[str]:
+    """The captions of STS-B's test part, each once."""
+    captions_so_far: dict[str, None] = {}
+    path = data_folder / "sts" / "sts-test.csv"
+    for line in path.read_text(encoding="utf-8").splitlines():
+        genre, *fields = line.split("\t")
+        if genre == "main-captions":
+            captions_so_far |= dict.fromkeys(fields[4:6])
+    return list(captions_so_far)
+
+
+def find_right_captions(texts: Sequence[str]) -> np.ndarray:
+    """Which captions are right for each query, [queries, captions]."""
+    is_right = np.zeros((len(QUERIES), len(texts)), bool)
+    for query_index, patterns in enumerate(QUERIES.values()):
+        for text_index, text in enumerate(texts):
+            matches = [re.search(pattern, text, re.IGNORECASE) for pattern in patterns]
+            is_right[query_index, text_index] = all(matches)
+    return is_right
+
+
+def rank_first_right(method_vectors: Vectors, is_right: np.ndarray) -> np.ndarray:
+    """The rank of the first right caption of each query; vectors of captions come first."""
+    caption_count = is_right.shape[1]
+    unit_vectors = normalize_rows(method_vectors)
+    similarities = unit_vectors[caption_count:] @ unit_vectors[:caption_count].T
+    order = similarities.argsort(axis=1)[:, ::-1]
+    return np.take_along_axis(is_right, order, axis=1).argmax(axis=1) + 1
+
+
+def captions(base: Base, page_options: argparse.Namespace) -> None:
     """The rank of the first right caption of each query."""
-    rows = [line.split("\t") for line in (given.data / "sts" / "sts-test.csv").read_text(encoding="utf-8").splitlines()]
-    texts = list(dict.fromkeys(text for row in rows if row[0] == "main-captions" for text in row[5:7]))
-    right = [[all(re.search(one, text, re.I) for one in wanted) for text in texts] for wanted in QUERIES.values()]
-    methods, frame = base.methods(given.data, given.skip), pd.DataFrame(dtype=float)
-    if base.loading:
-        methods[f"NoSink: MASK0-BIDIR, k = {base.depth // 3}, mean"] = f"nosink:setting=mask0-bidir,k={base.depth // 3}"
-    vectors = base.vectors(list(methods.values()), [*texts, *QUERIES])
-    for label, method in methods.items():
-        own = vectors[method]
-        for name, each in (("", own), (", filter", Filter.fit(own[: len(texts)], "abtt", r=2).apply(own))):
-            unit = each / np.linalg.norm(each, axis=1, keepdims=True)
-            order = (unit[len(texts) :] @ unit[: len(texts)].T).argsort(axis=1)[:, ::-1]
-            ranks = np.array([row[places].argmax() + 1 for row, places in zip(np.array(right), order, strict=True)])
-            frame.loc[label, f"first is right{name}"] = (ranks == 1).sum()
-            frame.loc[label, f"MRR × 100{name}"] = 100 * (1 / ranks).mean()
-            frame.loc[label, f"guitar{name}"] = ranks[0]
-    fill("captions.md", base.name, table(frame, base.name, digits=0, bold=False))
+    texts = read_captions(page_options.data)
+    is_right = find_right_captions(texts)
+    methods = base.all_methods(page_options.data, page_options.skip)
+    if base.loading_options:
+        third = base.depth // 3
+        methods[nosink_label(third)] = nosink_method(third)
+    vectors_by_method = base.vectors(methods.values(), [*texts, *QUERIES])
+    score_frame = pd.DataFrame(dtype=float)
+    for row_label, method in methods.items():
+        method_vectors = vectors_by_method[method]
+        fitted_filter = Filter.fit(method_vectors[: len(texts)], "abtt", r=2)
+        filtered_vectors = fitted_filter.apply(method_vectors).astype(np.float32)
+        for ending, compared_vectors in (("", method_vectors), (", filter", filtered_vectors)):
+            ranks = rank_first_right(compared_vectors, is_right)
+            score_frame.loc[row_label, f"first is right{ending}"] = (ranks == 1).sum()
+            score_frame.loc[row_label, f"MRR × 100{ending}"] = 100 * (1 / ranks).mean()
+            score_frame.loc[row_label, f"guitar{ending}"] = ranks[0]
+    fill_page(
+        "captions.md",
+        base.name,
+        format_table(score_frame, base.name, digits=0, marks_best=False),
+    )
 
 
-def nosink(base: Base, given: argparse.Namespace) -> None:
+def nosink(base: Base, page_options: argparse.Namespace) -> None:
     """NoSink's k on STS-B, and the share of attention that the first token gets."""
-    methods = {0: "classical:pooling=mean"} | {k: f"nosink:setting=mask0-bidir,k={k}" for k in base.ks}
-    frame = pd.DataFrame({"STS-B, dev": base.scores(methods, stsb(given.data, "dev", CHOOSING))})
-    fill("nosink.md", f"{base.name} k", table(frame, f"{base.name}, k"))
-    model, texts = of_base(base.model, Method("classical")), stsb(given.data, "dev").texts[:50]
-    found = sink_table(attention_maps(model, text) for text in texts)
-    columns = {"on the first token": "sink", "if it were even": "even", "on the token itself": "itself"}
-    shown = 100 * found.set_index(found["layer"] + 1)[list(columns.values())].set_axis(list(columns), axis=1)
-    fill("nosink.md", f"{base.name} sink", table(shown, f"{base.name}, layer", digits=0, bold=False))
+    methods = {0: "classical:pooling=mean"}
+    for layer_count in base.layer_counts:
+        methods[layer_count] = nosink_method(layer_count)
+    scores = base.scores(methods, read_stsb(page_options.data, "dev", CHOOSING_PAIRS))
+    score_frame = pd.DataFrame({"STS-B, dev": scores})
+    fill_page("nosink.md", f"{base.name} k", format_table(score_frame, f"{base.name}, k"))
+    model = build_on(base.model, Method("classical"))
+    texts = read_stsb(page_options.data, "dev").texts[:50]
+    sinks = sink_table(attention_maps(model, text) for text in texts)
+    shares = pd.DataFrame(
+        {
+            "on the first token": sinks["sink"],
+            "if it were even": sinks["even"],
+            "on the token itself": sinks["itself"],
+        }
+    )
+    score_frame = (100 * shares).set_axis(sinks["layer"] + 1, axis=0)
+    content = format_table(score_frame, f"{base.name}, layer", digits=0, marks_best=False)
+    fill_page("nosink.md", f"{base.name} sink", content)
 
 
-def quantized(base: Base, given: argparse.Namespace) -> None:
+def quantized(base: Base, page_options: argparse.Namespace) -> None:
     """Methods by the number type of the base."""
-    half, task = base.depth // 2, stsb(given.data, "test", 100)
-    methods = {**PAPERS, f"NoSink: MASK0-BIDIR, k = {half}, mean": f"nosink:setting=mask0-bidir,k={half}"}
-    methods["PromptEOL, attention outputs"] = "prompteol:read=attention"
-    methods[f"Echo-2, mean, layer {half}"] = f"echo:pooling=mean,layer={half}"
-    loadings = [("dtype", "float32"), ("dtype", "bfloat16"), ("quantization", "int8"), ("quantization", "nf4")]
-    typed = {name: Base(base.name, base.folder, given.cache, **{option: name}) for option, name in loadings}
-    frame = pd.DataFrame({name: each.scores(methods, task) for name, each in typed.items()})
-    fill("quantized.md", base.name, table(frame, base.name, bold=False))
+    half = base.depth // 2
+    scored_task = read_stsb(page_options.data, "test", 100)
+    methods = {
+        **PAPERS,
+        nosink_label(half): nosink_method(half),
+        "PromptEOL, attention outputs": "prompteol:read=attention",
+        f"Echo-2, mean, layer {half}": f"echo:pooling=mean,layer={half}",
+    }
+    scores: dict[str, dict[str, float]] = {}
+    for option, name in (
+        ("dtype", "float32"),
+        ("dtype", "bfloat16"),
+        ("quantization", "int8"),
+        ("quantization", "nf4"),
+    ):
+        typed_base = Base(
+            base.name,
+            base.folder,
+            page_options.cache,
+            **{option: name},
+        )
+        scores[name] = typed_base.scores(methods, scored_task)
+    content = format_table(pd.DataFrame(scores), base.name, marks_best=False)
+    fill_page("quantized.md", base.name, content)
 
 
-def words(base: Base, given: argparse.Namespace) -> None:
+def words(base: Base, page_options: argparse.Namespace) -> None:
     """Word senses: which of four sentences uses a word otherwise, by method and layer."""
-    layers, half = [base.depth * part // 6 for part in (2, 3, 4, 5, 6)], base.depth // 2
-    named = {"classical": "classical", "Echo-2": "echo", "ReBA-2": "reba"}
-    methods = {(label, layer): f"{name}:layer={layer}" for label, name in named.items() for layer in layers}
-    # From the middle layer on, masks look both ways.
-    for layer in (layer for layer in layers if layer > half):
-        methods["MASK0-BIDIR", layer] = f"nosink:setting=mask0-bidir,k={layer - half},layer={layer}"
+    half = base.depth // 2
+    methods: dict[tuple[str, int], str] = {}
+    for sixths in (2, 3, 4, 5, 6):
+        layer = base.depth * sixths // 6
+        for row_label, name in (("classical", "classical"), ("Echo-2", "echo"), ("ReBA-2", "reba")):
+            methods[row_label, layer] = f"{name}:layer={layer}"
+        # From the middle layer on, masks look both ways.
+        if layer > half:
+            methods["MASK0-BIDIR", layer] = f"{nosink_method(layer - half)},layer={layer}"
     for name in ("SLPWC", "WSD"):
-        task, frame = read_task(given.data / "words" / f"{name}_v1.csv", limit=100), pd.DataFrame(dtype=float)
-        results = compare(base.model, task, list(methods.values()), draws=0).results
-        for (label, layer), result in zip(methods, results, strict=True):
-            for distance, metric in (("cosine", "accuracy cosine"), ("Euclidean", "accuracy euclidean")):
-                frame.loc[f"{label}, {distance}", f"layer {layer}"] = 100 * result.scores[metric]
-        fill("words.md", f"{base.name} {name}", table(frame, f"{base.name}, {name}"))
+        scored_task = read_task(page_options.data / "words" / f"{name}_v1.csv", limit=100)
+        results = compare(
+            base.model,
+            scored_task,
+            list(methods.values()),
+            draws=0,
+        ).results
+        scores_of_method = {result.method: result.scores for result in results}
+        score_frame = pd.DataFrame(dtype=float)
+        for row_label in ("classical", "Echo-2", "ReBA-2", "MASK0-BIDIR"):
+            for (method_label, layer), method in methods.items():
+                if method_label == row_label:
+                    scores = scores_of_method[str(Method.parse(method))]
+                    score_frame.loc[f"{row_label}, cosine", f"layer {layer}"] = 100 * scores["accuracy cosine"]
+                    score_frame.loc[f"{row_label}, Euclidean", f"layer {layer}"] = 100 * scores["accuracy euclidean"]
+        fill_page("words.md", f"{base.name} {name}", format_table(score_frame, f"{base.name}, {name}"))
 
 
-def table(frame: pd.DataFrame, first: str, digits: int = 1, bold: bool = True) -> str:
-    """A table in Markdown, the best of each column in bold."""
-    rows = [f"| {first} | {' | '.join(map(str, frame.columns))} |", f"|---|{'--:|' * len(frame.columns)}"]
-    best = frame.drop(columns="work", errors="ignore").round(digits).max() if bold else {}
-    for label, values in frame.iterrows():
-        cells = ["" if value != value else f"{value:.{digits}f}" for value in values]
-        top = [round(value, digits) == best.get(name) for name, value in values.items()]
-        cells = [f"**{cell}**" if is_best else cell for cell, is_best in zip(cells, top, strict=True)]
-        rows.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def beside_old_rows(frame: pd.DataFrame, page: str, name: str) -> pd.DataFrame:
-    """Rows that a page has already, as they are, and those that were run."""
-    content = (PAGES / page).read_text(encoding="utf-8")
-    old_table = content.partition(f"<!-- {name} -->")[2].partition("<!-- end -->")[0]
-    old_rows: dict[str, list[float]] = {}
-    header: list[str] = []
-    for line in old_table.strip().splitlines():
-        label, *cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
-        if not header:
-            header = cells
-        elif not label.startswith("---"):
-            old_rows[label] = [float(cell or "nan") for cell in cells]
-    old_frame = pd.DataFrame.from_dict(old_rows, orient="index", columns=header)
-    rows_to_keep = old_frame.drop(index=frame.index, columns="work", errors="ignore")
-    return pd.concat([rows_to_keep, frame])
-
-
-def fill(page: str, name: str, text: str) -> None:
-    """Replace what a page has between ``<!-- name -->`` and the next ``<!-- end -->``, and print it."""
-    path = PAGES / page
-    before, mark, rest = path.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
-    if not mark:
-        raise SystemExit(f"{path}: there is no <!-- {name} -->.")
-    path.write_text(f"{before}{mark}\n{text}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}", encoding="utf-8")
-    print(f"{page}, {name}\n{text}\n", flush=True)
+FILL_FUNCTIONS: dict[
+    str,
+    Callable[
+        [
+            Base,
+            argparse.Namespace,
+        ],
+        None,
+    ],
+] = {
+    "sentences-en": sentences_en,
+    "sentences-zh": sentences_zh,
+    "captions": captions,
+    "chunk": chunk,
+    "nosink": nosink,
+    "quantized": quantized,
+    "words": words,
+}
 
 
 def main() -> None:
     """Fill a page."""
-    every = (sentences_en, sentences_zh, captions, chunk, nosink, quantized, words)
-    pages = {each.__name__.replace("_", "-"): each for each in every}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("page", choices=pages)
+    parser.add_argument("page", choices=FILL_FUNCTIONS)
     parser.add_argument("data", type=Path, help="folder of public sets")
     parser.add_argument("bases", nargs="*", metavar="NAME=FOLDER", help="bases")
     parser.add_argument("--trained", help="folder of all-MiniLM-L6-v2")
     parser.add_argument("--skip", help="pattern of methods that are left out")
     parser.add_argument("--only", default="", help="sentences-*: pattern of rows that are run; others stay")
     parser.add_argument("--whole", action="store_true", help="sentences-en: all pairs of STS13 to STS16")
-    parser.add_argument("--cache", type=Path, default=Path("results-cache"), help="folder of vectors")
-    given = parser.parse_args()
-    named = [each.partition("=")[::2] for each in given.bases]
-    bases = [Base(name, folder, given.cache, dtype="bfloat16") for name, folder in named]
-    for base in [*bases, *([Base("all-MiniLM-L6-v2", given.trained, given.cache)] if given.trained else [])]:
-        pages[given.page](base, given)
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path("results-cache"),
+        help="folder of vectors",
+    )
+    page_options = parser.parse_args()
+    bases: list[Base] = []
+    for base_name in page_options.bases:
+        name, _, folder = base_name.partition("=")
+        bases.append(Base(name, folder, page_options.cache, dtype="bfloat16"))
+    if page_options.trained:
+        bases.append(Base("all-MiniLM-L6-v2", page_options.trained, page_options.cache))
+    for base in bases:
+        FILL_FUNCTIONS[page_options.page](base, page_options)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,155 +27,395 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from st_reba.encode import computed_positions
-from st_reba.evaluation.readouts import of_base, opened, read
-from st_reba.evaluation.run import markdown
-from st_reba.evaluation.search import Pass, Scored, chosen, filtered, passes_of
-from st_reba.evaluation.tasks import ROLES, Task, frame_of, read_task
-from st_reba.evaluation.views import draw_texts, evidence, script_of, views_of
+from st_reba.evaluation import Task, read_task
+from st_reba.evaluation.kinds.views import views_of
+from st_reba.evaluation.passes import Pass, similarity_passes
+from st_reba.evaluation.readouts import build_on, depth_of, load_base
+from st_reba.evaluation.results import markdown
+from st_reba.evaluation.search import Candidate, select_best
+from st_reba.evaluation.shared_pass import run_pass
+from st_reba.evaluation.tables import read_frame
+from st_reba.evaluation.task import find_kind
+from st_reba.evaluation.texts import draw_texts, script_of
+from st_reba.evaluation.vectors import remove_directions
 from st_reba.methods import Method
 
 # Labelled rows, and unlabelled texts, of a set.
-COUNT, TEXTS = 200, 120
+LABELLED_ROWS = 200
+UNLABELLED_TEXTS = 120
+
+Row = tuple[Any, ...]
+Line = dict[str, Any]
+"""A candidate on a set: its method and cost, and the evidence of views and labels."""
+Scores = NDArray[np.float64]
 
 
-def some(rows: list, count: int) -> list:
+@dataclass(frozen=True)
+class EvidenceSet:
+    """Labelled rows of a kind of task, and texts of another split."""
+
+    kind: str
+    rows: Sequence[Row]
+    texts: Sequence[str]
+
+
+def draw_rows(rows: Sequence[Row], count: int) -> list[Row]:
+    """As many rows, in random order, or all."""
     return Random(0).sample(rows, min(count, len(rows)))
 
 
-def pairs(*files: Path) -> list[tuple]:
-    frames = [frame_of(file)[["text1", "text2", "score"]].astype({"score": float}) for file in files]
+def read_pairs(*files: Path) -> list[Row]:
+    """Scored pairs of files."""
+    frames: list[pd.DataFrame] = []
+    for file in files:
+        frame = read_frame(file)[["text1", "text2", "score"]]
+        frames.append(frame.astype({"score": float}))
     return list(pd.concat(frames).itertuples(index=False, name=None))
 
 
-def texts(rows: list[tuple]) -> list[str]:
-    return list(dict.fromkeys(text for row in rows for text in row[:2]))
+def read_lines(path: Path) -> list[Line]:
+    """The objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
-def classes(rows: list[tuple]) -> tuple[str, list[tuple], list[str]]:
-    rows = some(list(dict(rows).items()), 2000)
-    half = len(rows) // 2
-    return "Classification", rows[: min(half, 3 * COUNT // 2)], [text for text, _ in rows[half:]]
+def texts_of_pairs(rows: Iterable[Row]) -> list[str]:
+    """The texts of pairs, each once."""
+    texts: dict[str, None] = {}
+    for first_text, second_text, _ in rows:
+        texts |= {first_text: None, second_text: None}
+    return list(texts)
 
 
-def sets(data: Path) -> dict[str, tuple[str, list[tuple], list[str]]]:
-    """By name: the kind of the labels, labelled rows, and texts of another split."""
+def make_class_set(rows: Iterable[Row]) -> EvidenceSet:
+    """Half of the texts with their classes, and the other half without."""
+    drawn_rows = draw_rows(list(dict(rows).items()), 2000)
+    half = len(drawn_rows) // 2
+    labelled_rows = drawn_rows[: min(half, 3 * LABELLED_ROWS // 2)]
+    return EvidenceSet(
+        "Classification",
+        labelled_rows,
+        [text for text, _ in drawn_rows[half:]],
+    )
 
-    def lines(path: str) -> list[dict]:
-        return [json.loads(line) for line in (data / path).read_text("utf-8").splitlines() if line]
 
-    years = [some(pairs(*sorted(data.glob(f"sts/semeval/20{year}.*"))), 1000) for year in (13, 14, 15, 16)]
-    early = some(some(pairs(*sorted(data.glob("sts/semeval/2012.*"))), 4000), 4000)
-    alike = some([(r["sentence1"], r["sentence2"], float(r["label"])) for r in lines("sts/afqmc-dev.jsonl")], 4000)
-    follows = {"entailment": 1.0, "contradiction": 0.0}
-    ocnli = [row for row in lines("pairs/ocnli-dev.jsonl") if row["label"] in follows]
-    ocnli = some([(row["sentence1"], row["sentence2"], follows[row["label"]]) for row in ocnli], 1800)
-    queries: dict[str, list[tuple]] = {}
-    for row in lines("ranking/qbqtc-dev.json"):
-        queries.setdefault(row["query"], []).append((row["query"], row["title"], float(row["label"])))
-    judged = [rows for rows in queries.values() if 0 < sum(row[2] > 0 for row in rows) < len(rows)]
-    alone = [rows[0][1] for rows in queries.values() if len(rows) == 1]
-    names = [(data / f"clustering/{part}_StackOverflow.txt").read_text("utf-8") for part in ("title", "label")]
-    files = [f"classification/tnews/{part}.json" for part in ("train_few_all", "dev_few_all", "test_public")]
-    news = [(row["sentence"], row["label_desc"]) for file in files for row in lines(file) if "label_desc" in row]
-    known, chinese = (pairs(data / f"sts/{name}") for name in ("sts-dev.csv", "cnsd-sts-dev.txt"))
+def read_stsb(
+    data_folder: Path,
+    test_name: str,
+    dev_name: str,
+) -> EvidenceSet:
+    """A test part with labels, and a dev part without."""
+    test_rows = draw_rows(read_pairs(data_folder / "sts" / test_name), LABELLED_ROWS)
+    return EvidenceSet("STS", test_rows, texts_of_pairs(read_pairs(data_folder / "sts" / dev_name)))
+
+
+def read_later_years(data_folder: Path) -> EvidenceSet:
+    """STS 2013 to 2016, and texts of STS-B's dev part."""
+    rows: list[Row] = []
+    for year in (13, 14, 15, 16):
+        files = sorted(data_folder.glob(f"sts/semeval/20{year}.*"))
+        rows += draw_rows(read_pairs(*files), 1000)
+    return EvidenceSet(
+        "STS",
+        draw_rows(rows, LABELLED_ROWS),
+        texts_of_pairs(read_pairs(data_folder / "sts/sts-dev.csv")),
+    )
+
+
+def read_2012(data_folder: Path) -> EvidenceSet:
+    """STS 2012."""
+    files = sorted(data_folder.glob("sts/semeval/2012.*"))
+    rows = draw_rows(draw_rows(read_pairs(*files), 4000), 4000)
+    return EvidenceSet("STS", rows[:LABELLED_ROWS], texts_of_pairs(rows[1000:]))
+
+
+def read_stackoverflow(data_folder: Path) -> EvidenceSet:
+    """Titles of questions with their topics."""
+    columns: list[list[str]] = []
+    for name in ("title", "label"):
+        path = data_folder / f"clustering/{name}_StackOverflow.txt"
+        columns.append(path.read_text(encoding="utf-8").strip().split("\n"))
+    return make_class_set(zip(*columns, strict=True))
+
+
+def read_afqmc(data_folder: Path) -> EvidenceSet:
+    """Questions of customers that are alike or not."""
+    pair_of = itemgetter("sentence1", "sentence2")
+    lines = read_lines(data_folder / "sts/afqmc-dev.jsonl")
+    rows = draw_rows(
+        [(*pair_of(line), float(line["label"])) for line in lines],
+        4000,
+    )
+    return EvidenceSet(
+        "STS",
+        rows[: 2 * LABELLED_ROWS],
+        texts_of_pairs(rows[1000:2000]),
+    )
+
+
+def read_ocnli(data_folder: Path) -> EvidenceSet:
+    """Sentences that follow from each other, or contradict each other."""
+    scores = {"entailment": 1.0, "contradiction": 0.0}
+    rows: list[Row] = []
+    for line in read_lines(data_folder / "pairs/ocnli-dev.jsonl"):
+        if line["label"] in scores:
+            rows.append((line["sentence1"], line["sentence2"], scores[line["label"]]))
+    rows = draw_rows(rows, 1800)
+    return EvidenceSet("STS", rows[: 2 * LABELLED_ROWS], texts_of_pairs(rows[800:]))
+
+
+def read_qbqtc(data_folder: Path) -> EvidenceSet:
+    """Queries with judged documents; documents of queries that have one are the texts."""
+    rows_of_query: dict[str, list[Row]] = {}
+    for line in read_lines(data_folder / "ranking/qbqtc-dev.json"):
+        row = (line["query"], line["title"], float(line["label"]))
+        rows_of_query.setdefault(line["query"], []).append(row)
+    rankings: list[list[Row]] = []
+    single_documents: list[str] = []
+    for rows in rows_of_query.values():
+        if len(rows) == 1:
+            single_documents.append(rows[0][1])
+        if 0 < sum(grade > 0 for _, _, grade in rows) < len(rows):
+            rankings.append(rows)
+    judged_rows = sum(rankings[:LABELLED_ROWS], [])
+    drawn_documents = Random(0).sample(
+        single_documents,
+        min(1000, len(single_documents)),
+    )
+    return EvidenceSet("Reranking", judged_rows, drawn_documents)
+
+
+def read_tnews(data_folder: Path) -> EvidenceSet:
+    """Headlines with their topics."""
+    rows: list[Row] = []
+    for split in ("train_few_all", "dev_few_all", "test_public"):
+        for line in read_lines(data_folder / f"classification/tnews/{split}.json"):
+            if "label_desc" in line:
+                rows.append((line["sentence"], line["label_desc"]))
+    return make_class_set(rows)
+
+
+SETS: dict[str, Callable[[Path], EvidenceSet]] = {
+    "STS-B": partial(read_stsb, test_name="sts-test.csv", dev_name="sts-dev.csv"),
+    "STS13-16": read_later_years,
+    "STS12": read_2012,
+    "StackOverflow": read_stackoverflow,
+    "STS-B-zh": partial(read_stsb, test_name="cnsd-sts-test.txt", dev_name="cnsd-sts-dev.txt"),
+    "AFQMC": read_afqmc,
+    "OCNLI": read_ocnli,
+    "QBQTC": read_qbqtc,
+    "TNEWS": read_tnews,
+}
+
+
+@dataclass(frozen=True)
+class SetRunner:
+    """Runs passes on a set: views of its texts, and its labelled items."""
+
+    base_model: SentenceTransformer
+    set_name: str
+    views: Task
+    labelled_task: Task
+
+    @classmethod
+    def read(
+        cls,
+        base_model: SentenceTransformer,
+        set_name: str,
+        data_folder: Path,
+    ) -> SetRunner:
+        """Read a set; no text has views and a label."""
+        evidence_set = SETS[set_name](data_folder)
+        roles = list(find_kind(evidence_set.kind).column_readers)
+        labelled_task = read_task(
+            pd.DataFrame(evidence_set.rows, columns=roles),
+            evidence_set.kind,
+        )
+        labelled_texts = set(labelled_task.texts)
+        unlabelled_texts = [text for text in evidence_set.texts if text not in labelled_texts]
+        views = views_of(draw_texts(unlabelled_texts, UNLABELLED_TEXTS))
+        return cls(base_model, set_name, views, labelled_task)
+
+    def passes(self) -> list[Pass]:
+        """The passes that tune tries."""
+        script = script_of(" ".join(self.views.texts[:400]))
+        return similarity_passes(depth_of(self.base_model), script)
+
+    def run(self, tried_pass: Pass) -> list[Line]:
+        """A line for each candidate of a pass: evidence of views, and of labelled items without and with a filter."""
+        depth = depth_of(self.base_model)
+        model = build_on(self.base_model, tried_pass.method)
+        texts = list(
+            dict.fromkeys(
+                [
+                    *self.views.texts,
+                    *self.labelled_task.texts,
+                ]
+            )
+        )
+        view_rows = list(map(texts.index, self.views.texts))
+        labelled_rows = list(map(texts.index, self.labelled_task.texts))
+        model_positions = sum(computed_positions(model[0], self.views.texts, {}))
+        base_positions = sum(computed_positions(self.base_model[0], self.views.texts, {}))
+        lines: list[Line] = []
+        for readout, vectors in run_pass(
+            model,
+            tried_pass.readouts(depth),
+            texts,
+        ).items():
+            unit_vectors = normalize(torch.from_numpy(vectors), dim=1)
+            method = tried_pass.method_of_readout(readout, depth)
+            line = {
+                "set": self.set_name,
+                "pass": str(tried_pass.method),
+                "method": str(method),
+                "cost": model_positions / base_positions / depth * readout.layer,
+                "paper": is_published(method),
+            }
+            line |= self.score(unit_vectors[view_rows], unit_vectors[labelled_rows])
+            lines.append(line)
+        return lines
+
+    def score(
+        self,
+        view_vectors: Tensor,
+        labelled_vectors: Tensor,
+    ) -> dict[str, list[float]]:
+        """The scores of views, and of labelled items without and with a filter."""
+        score_views = partial(self.views.task_kind.score_items, self.views)
+        score_labelled = partial(self.labelled_task.task_kind.score_items, self.labelled_task)
+        evidence = {
+            "views": score_views(remove_directions(view_vectors)),
+            "plain": score_labelled(labelled_vectors),
+            "filtered": score_labelled(remove_directions(labelled_vectors, view_vectors)),
+        }
+        rounded_evidence: dict[str, list[float]] = {}
+        for name, scores in evidence.items():
+            rounded_evidence[name] = [round(float(score), 3) for score in scores]
+        return rounded_evidence
+
+
+def is_published(method: Method) -> bool:
+    """A paper's own setting; NoSink's is classical with masks here."""
+    is_published_prompt = (method.name, method.template) == ("prompteol", "prompteol-zh")
+    if method.template is not None and not is_published_prompt:
+        return False
+    return method.layer is None and (method.setting is None or method.name == "classical")
+
+
+def compare_by_labels(candidate_scores: Scores, choice_scores: Scores) -> float:
+    """The choice's quality, divided by that of the best on the other half of the rows.
+
+    Args:
+        candidate_scores: [candidates, rows].
+        choice_scores: [rows].
+    """
+    generator = np.random.default_rng(0)
+    choice_sum = 0.0
+    labelled_sum = 0.0
+    for _ in range(50):
+        order = generator.permutation(len(choice_scores))
+        first_half = order[::2]
+        second_half = order[1::2]
+        for choosing_rows, comparing_rows in ((first_half, second_half), (second_half, first_half)):
+            best_candidate = candidate_scores[:, choosing_rows].mean(axis=1).argmax()
+            choice_sum += choice_scores[comparing_rows].mean()
+            labelled_sum += candidate_scores[best_candidate][comparing_rows].mean()
+    return choice_sum / labelled_sum
+
+
+def remove_luck(candidate_scores: Scores) -> float:
+    """The best candidate's quality, divided by that of the luckiest on rows that are drawn again (500 times)."""
+    row_count = candidate_scores.shape[1]
+    generator = np.random.default_rng(0)
+    draws = generator.multinomial(
+        row_count,
+        np.full(row_count, 1 / row_count),
+        size=500,
+    )
+    drawn_means = candidate_scores @ draws.T / row_count
+    best_candidate = candidate_scores.mean(axis=1).argmax()
+    return drawn_means[best_candidate].mean() / drawn_means.max(axis=0).mean()
+
+
+def choose_line(lines: Sequence[Line]) -> Line:
+    """The candidate that tune chooses by views."""
+    candidates: list[Candidate] = []
+    for line in lines:
+        method = Method.parse(line["method"])
+        candidates.append(
+            Candidate(
+                method,
+                "abtt",
+                line["cost"],
+                torch.tensor(line["views"]),
+            )
+        )
+    return lines[candidates.index(select_best(candidates))]
+
+
+def summarize_set(lines: Sequence[Line]) -> Mapping[str, object]:
+    """tune's choice for a set, beside the best of all, the papers' methods, and the plain mean."""
+    choice = choose_line(lines)
+    candidate_scores = np.array([line["filtered"] for line in lines])
+    choice_scores = np.array(choice["filtered"])
+    best_scores = candidate_scores[candidate_scores.mean(axis=1).argmax()]
+    differences = best_scores - choice_scores
+    quality = choice_scores.mean()
+    published = {line["method"]: float(np.mean(line["plain"])) for line in lines if line["paper"]}
     return {
-        "STS-B": ("STS", some(pairs(data / "sts/sts-test.csv"), COUNT), texts(known)),
-        "STS13-16": ("STS", some(sum(years, []), COUNT), texts(known)),
-        "STS12": ("STS", early[:COUNT], texts(early[1000:])),
-        "StackOverflow": classes(list(zip(*(each.strip().split("\n") for each in names), strict=True))),
-        "STS-B-zh": ("STS", some(pairs(data / "sts/cnsd-sts-test.txt"), COUNT), texts(chinese)),
-        "AFQMC": ("STS", alike[: 2 * COUNT], texts(alike[1000:2000])),
-        "OCNLI": ("STS", ocnli[: 2 * COUNT], texts(ocnli[800:])),
-        "QBQTC": ("Reranking", [row for rows in judged[:COUNT] for row in rows], some(alone, 1000)),
-        "TNEWS": classes(news),
+        "set": choice["set"],
+        "chosen": choice["method"],
+        "choice": quality,
+        "best": best_scores.mean(),
+        "± 1 s.e.": differences.std(ddof=1) / len(differences) ** 0.5,
+        "/ best": quality / best_scores.mean(),
+        "truth / best": remove_luck(candidate_scores),
+        "/ by labels": compare_by_labels(candidate_scores, choice_scores),
+        "/ best paper's": quality / max(published.values()),
+        "/ plain mean": quality / published.get("classical:pooling=mean", np.nan),
     }
 
 
-def lines_of(base: Any, each: Pass, name: str, views: Task, labelled: Task) -> list[dict]:
-    """A line for each candidate of a pass: evidence of views, and of labelled items without and with a filter."""
-    depth, model = base[0].depth, of_base(base, each.method)
-    texts = list(dict.fromkeys([*views.texts, *labelled.texts]))
-    place = {text: row for row, text in enumerate(texts)}
-    mine, asked = ([place[text] for text in task.texts] for task in (views, labelled))
-    costs = [sum(computed_positions(each[0], views.texts, {})) for each in (model, base)]
-    found = []
-    for readout, vectors in read(model, each.readouts(depth), texts).items():
-        units, method = normalize(torch.from_numpy(vectors), dim=1), each.of(readout, depth)
-        line = {"set": name, "pass": str(each.method), "method": str(method)}
-        line["cost"] = costs[0] / costs[1] / depth * readout.layer
-        # The papers' own; NoSink's is classical with masks here.
-        plain = method.template is None or (method.name, method.template) == ("prompteol", "prompteol-zh")
-        line["paper"] = method.layer is None and plain and (method.setting is None or method.name == "classical")
-        values = {"views": evidence(views, filtered(units[mine])), "plain": evidence(labelled, units[asked])}
-        values["filtered"] = evidence(labelled, filtered(units[asked], units[mine]))
-        found.append(line | {key: [round(float(one), 3) for one in each] for key, each in values.items()})
-    return found
-
-
-def by_labels(candidates: np.ndarray, choice: np.ndarray) -> float:
-    """The choice's quality by that of the best on the other half of the rows; candidates [C, N], choice [N]."""
-    generator, ours, theirs = np.random.default_rng(0), 0.0, 0.0
-    for _ in range(50):
-        order = generator.permutation(len(choice))
-        for one, other in ((order[::2], order[1::2]), (order[1::2], order[::2])):
-            ours += choice[other].mean()
-            theirs += candidates[candidates[:, one].mean(axis=1).argmax()][other].mean()
-    return ours / theirs
-
-
-def without_luck(candidates: np.ndarray) -> float:
-    """The best candidate's quality by that of the luckiest, on rows that are drawn again (500 times)."""
-    count = candidates.shape[1]
-    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=500).T / count
-    again = candidates @ draws
-    return again[candidates.mean(axis=1).argmax()].mean() / again.max(axis=0).mean()
-
-
-def table(lines: list[dict]) -> str:
-    """What tune's rule chooses of each set, beside the best of all, of the papers' methods, and the plain mean."""
-    rows = []
-    for name in dict.fromkeys(line["set"] for line in lines):
-        mine = [line for line in lines if line["set"] == name]
-        parts = [(Method.parse(line["method"]), "abtt", line["cost"], torch.tensor(line["views"])) for line in mine]
-        choice = mine[(scored := [Scored(*part) for part in parts]).index(chosen(scored))]
-        every = np.array([line["filtered"] for line in mine])
-        quality, best = np.array(choice["filtered"]), every[every.mean(axis=1).argmax()]
-        error = (best - quality).std(ddof=1) / len(best) ** 0.5
-        papers = {line["method"]: float(np.mean(line["plain"])) for line in mine if line["paper"]}
-        row = {"choice": quality.mean(), "best": best.mean(), "± 1 s.e.": error, "/ best": quality.mean() / best.mean()}
-        row |= {"truth / best": without_luck(every), "/ by labels": by_labels(every, quality)}
-        row |= {"/ best paper's": quality.mean() / max(papers.values())}
-        row["/ plain mean"] = quality.mean() / papers.get("classical:pooling=mean", np.nan)
-        rows.append({"set": name, "chosen": choice["method"], **row})
+def format_table(lines: Iterable[Line]) -> str:
+    """A row a set."""
+    lines_of_set: dict[str, list[Line]] = {}
+    for line in lines:
+        lines_of_set.setdefault(line["set"], []).append(line)
+    rows = list(map(summarize_set, lines_of_set.values()))
     return markdown(pd.DataFrame(rows).set_index("set"))
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("base")
-    options.add_argument("data", type=Path)
-    options.add_argument("out", type=Path)
-    options.add_argument("--sets", nargs="+", default=[])
-    given = options.parse_args()
-    lines = [json.loads(line) for line in given.out.open(encoding="utf-8")] if given.out.exists() else []
-    there = {(line["set"], line["pass"]) for line in lines}
-    if given.sets:
-        base, every = opened(given.base, dtype="bfloat16", max_seq_length=256), sets(given.data)
-        for name in given.sets:
-            kind, rows, apart = every[name]
-            labelled = read_task(pd.DataFrame(rows, columns=list(ROLES[kind])), kind)
-            unlabelled = draw_texts([text for text in apart if text not in set(labelled.texts)], TEXTS)
-            for each in passes_of(base[0].depth, script_of(" ".join(unlabelled[:100]))):
-                if (name, str(each.method)) not in there:
-                    lines += (new := lines_of(base, each, name, views_of(unlabelled), labelled))
-                    with given.out.open("a", encoding="utf-8") as out:
-                        out.writelines(json.dumps(line) + "\n" for line in new)
-                    print(name, each.method, file=sys.stderr)
-    print(table(lines))
+    """Run the passes that are missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("base")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--sets", nargs="+", default=[], choices=SETS)
+    options = parser.parse_args()
+    lines = read_lines(options.out) if options.out.exists() else []
+    finished_passes = {(line["set"], line["pass"]) for line in lines}
+    base_model: SentenceTransformer | None = None
+    for set_name in options.sets:
+        if base_model is None:
+            base_model = load_base(options.base, dtype="bfloat16", max_seq_length=256)
+        runner = SetRunner.read(base_model, set_name, options.data)
+        for tried_pass in runner.passes():
+            if (set_name, str(tried_pass.method)) in finished_passes:
+                continue
+            new_lines = runner.run(tried_pass)
+            lines += new_lines
+            with options.out.open("a", encoding="utf-8") as stream:
+                stream.writelines(json.dumps(line) + "\n" for line in new_lines)
+            print(set_name, tried_pass.method, file=sys.stderr)
+    print(format_table(lines))
 
 
-main()
+if __name__ == "__main__":
+    main()

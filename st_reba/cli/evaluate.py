@@ -14,7 +14,7 @@ from .app import CheckedCommand, app, dumped, given, pairs, quiet, telling_what_
 from .options import AsJson, Base, Device, Dtype, Model, Trust
 
 if TYPE_CHECKING:
-    from ..evaluation.tasks import Task
+    from ..evaluation import Task
 
 Words = list[str] | None
 Columns = Annotated[Words, Option("--column", metavar="ROLE=NAME", help="A column, such as text1=premise. Repeatable.")]
@@ -54,6 +54,7 @@ def compare(
     Examples: st-reba compare mini pairs.tsv prompteol reba; st-reba compare mini pairs.tsv echo --vary repeats=2,3,4
     """
     from ..evaluation import run
+    from ..evaluation.results import markdown
 
     quiet()
     options: dict[str, Any] = {"metric": metric, "prompts": prompts, "out": out, "figure": figure, "seed": seed}
@@ -71,7 +72,7 @@ def compare(
     if not equals:
         raise ValueError(f"--vary {vary!r}: write OPTION=VALUE,VALUE, as repeats=2,3.")
     frame = run.curve(base, table, methods, option, [read_value(each) for each in values.split(",")], **options)
-    typer.echo(dumped(json.loads(frame.to_json(orient="index"))) if as_json else run.markdown(frame))
+    typer.echo(dumped(json.loads(frame.to_json(orient="index"))) if as_json else markdown(frame))
 
 
 @app.command(cls=CheckedCommand)
@@ -99,6 +100,7 @@ def evaluate(
     import pandas as pd
 
     from ..evaluation import run
+    from ..evaluation.results import markdown
     from ..safety import load
 
     quiet()
@@ -112,7 +114,7 @@ def evaluate(
     for each in results:
         low, high = each.interval or (None, None)
         rows.append({"task": each.task, "metric": each.metric, "score": each.score, "low": low, "high": high})
-    typer.echo(run.markdown(pd.DataFrame(rows).set_index("task")))
+    typer.echo(markdown(pd.DataFrame(rows).set_index("task")))
 
 
 @app.command(cls=CheckedCommand)
@@ -166,7 +168,7 @@ def _labels_of(
     columns: dict[str, str],
     labels: dict[str, str],
 ) -> Task:
-    from ..evaluation.retrieval_labels import read_rankings
+    from ..evaluation.retrieval_items import read_rankings
     from ..evaluation.tasks import read_task
 
     reading = given(columns=columns, labels=labels)

@@ -3,7 +3,9 @@
 >>> from st_reba.evaluation import compare, evaluate
 """
 
+from . import kinds  # noqa: F401  # declares them
 from .run import compare, curve, evaluate
-from .tasks import Task, read_task
+from .task import Task
+from .tasks import read_task
 
 __all__ = ["Task", "compare", "curve", "evaluate", "read_task"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,9 +19,13 @@ from ..encode import saved_prompt
 from ..modules.attention import install_attention
 from ..modules.blocks import ScoreTerms, attend
 from ..modules.masks import MASKS
+from ..modules.nosink import LayerMasks
+from ..modules.passes import ForwardPass
+from ..modules.transformer import RepeatTransformer
 
 # Maps of all layers are held at once: 16 MiB each at this length.
 MAX_TOKENS = 2048
+_SPACE = "\u2423"
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,13 @@ class Maps(NamedTuple):
     layers: tuple[LayerMap, ...]
 
 
-def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None = None, **kwargs: Any) -> Maps:
+def attention_maps(
+    model: SentenceTransformer,
+    text: str,
+    *,
+    prompt: str | None = None,
+    **kwargs: Any,
+) -> Maps:
     """Run one text and keep the attention of every layer, mean over heads.
 
     Args:
@@ -73,69 +83,108 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
         >>> maps.tokens, maps.layers[-1].mask, maps.layers[-1].matrix[1:, 0].tolist()
         (('<s>', '天', '气', '很', '好'), 'nosink-bidirectional', [0.0, 0.0, 0.0, 0.0])
     """
-    transformer: Any = model[0]
-    if not hasattr(transformer, "copies"):
+    transformer = model[0]
+    if not isinstance(transformer, RepeatTransformer):
         raise ValueError(f"Attention maps need a model from st_reba.build, not {type(transformer).__name__}.")
     if transformer.rows > 1:
-        raise ValueError(f"Each text stands in {transformer.rows} templates. Build with one.")
-    prompt = saved_prompt(model) if prompt is None else prompt
+        raise ValueError(f"Each text is in {transformer.rows} templates. Build with one.")
+    if prompt is None:
+        prompt = saved_prompt(model)
     features = transformer.preprocess([text], prompt=prompt, **kwargs)
     length = features["spans"][0].total
     if length > MAX_TOKENS:
         raise ValueError(f"The text takes {length} tokens, all copies together; {MAX_TOKENS} at most are kept.")
-    recorder = _Recorder()
+    recorder = AttentionRecorder()
     model.eval()
     with torch.inference_mode():
         transformer(batch_to_device(features, model.device), capture=recorder)
-    m, runs, layers = getattr(transformer, "m", 1), Counter[int](), []
-    for layer, mask, kept in recorder.layers:
-        runs[layer] += 1
-        matrix: NDArray[np.float32] = kept[:length, :length].numpy()
-        name = f"{mask}({m})" if MASKS[mask].hides_sink and m != 1 else mask
-        layers.append(LayerMap(layer, name, matrix, runs[layer]))
-    ids = features["input_ids"][0][:length].tolist()
-    return Maps(tuple(_shown(transformer.tokenizer, token) for token in ids), tuple(layers))
+    m = getattr(transformer, "m", 1)
+    token_ids = features["input_ids"][0][:length].tolist()
+    tokens = tuple(readable_token(transformer.tokenizer, token_id) for token_id in token_ids)
+    return Maps(tokens, tuple(recorder.layer_maps(length, m)))
 
 
-class _Recorder:
-    """Takes the place of a Capture, and keeps the attention of each layer, mean over heads."""
+@dataclass(frozen=True)
+class RecordedLayer:
+    """A layer's index, the name of its mask, and its attention [rows, columns]."""
 
-    pieces, zeros = None, False
+    index: int
+    mask_name: str
+    matrix: Tensor
+
+
+class AttentionRecorder:
+    """A hook and attention reader that keeps the attention of each layer, mean over heads."""
+
+    pieces = None
+    zeros = False
 
     def __init__(self) -> None:
-        self.layers: list[tuple[int, str, Tensor]] = []
-        self.state: Any = None
+        self.layers: list[RecordedLayer] = []
+        self.masks: LayerMasks | None = None
 
-    def before_layers(self, state: Any) -> None:
+    def before_layers(self, state: ForwardPass) -> None:
+        """Read the attention of a pass."""
         if not install_attention(state.model):
             raise ValueError(f"{type(state.model).__name__} shows no attention.")
-        self.state, state.attention_reader = state, self
+        if isinstance(state.masks, LayerMasks):
+            self.masks = state.masks
+        state.attention_reader = self
 
-    def after_layers(self, state: Any, hidden: Tensor) -> Tensor:
-        return hidden
+    def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
+        """Leave the hidden states as they are."""
+        return hidden_states
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, looks_ahead: bool) -> Tensor:
-        masks = self.state.masks
-        module, mask = (None, "forward") if masks is None or masks.last_attention is None else masks.last_attention
-        kept = torch.zeros(query.shape[2], key.shape[2])
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        terms: ScoreTerms,
+        looks_ahead: bool,
+    ) -> Tensor:
+        """Attention of one layer, [B, T, H, D'], which is kept."""
+        layer_index = len(self.layers)
+        mask_name = "forward"
+        if self.masks is not None and self.masks.last_attention is not None:
+            module, mask_name = self.masks.last_attention
+            layer_index = getattr(module, "layer_idx", layer_index)
+        matrix = torch.zeros(query.shape[2], key.shape[2])
 
-        def see(probabilities: Tensor, _: slice, start: int) -> None:
+        def keep_block(
+            probabilities: Tensor,
+            texts: slice,
+            start: int,
+        ) -> None:
             block = probabilities[0].mean(dim=0, dtype=torch.float32).cpu()
-            kept[start : start + block.shape[0], : block.shape[1]] = block
+            matrix[start : start + block.shape[0], : block.shape[1]] = block
 
-        output = attend(query, key, value, terms, see)
-        self.layers.append((getattr(module, "layer_idx", len(self.layers)), mask, kept))
+        output = attend(query, key, value, terms, keep_block)
+        self.layers.append(RecordedLayer(layer_index, mask_name, matrix))
         return output
 
+    def layer_maps(self, length: int, m: int) -> Iterator[LayerMap]:
+        """The maps of T tokens (``length``), with m in the names of masks that hide the sink."""
+        run_counts: Counter[int] = Counter()
+        for layer in self.layers:
+            run_counts[layer.index] += 1
+            mask_name = layer.mask_name
+            if MASKS[mask_name].hides_sink and m != 1:
+                mask_name = f"{mask_name}({m})"
+            matrix = layer.matrix[:length, :length].numpy()
+            yield LayerMap(layer.index, mask_name, matrix, run_counts[layer.index])
 
-def _shown(tokenizer: Any, token: int) -> str:
+
+def readable_token(tokenizer: Any, token_id: int) -> str:
     """A token's text; its name in the vocabulary if it is no whole character."""
-    text = str(tokenizer.decode([token]))
-    if "\ufffd" in text or not text:
-        name = str(tokenizer.convert_ids_to_tokens([token])[0]).replace("\u2581", "\u2423")
-        return name if name == "\u2423" or (name and name.isascii()) else f"#{token}"
-    text = text.strip(" ") or "\u2423"
-    return text if text.isprintable() else repr(text)[1:-1]
+    text = str(tokenizer.decode([token_id]))
+    if text and "\ufffd" not in text:
+        text = text.strip(" ") or _SPACE
+        return text if text.isprintable() else repr(text)[1:-1]
+    name = str(tokenizer.convert_ids_to_tokens([token_id])[0]).replace("\u2581", _SPACE)
+    if name == _SPACE or (name and name.isascii()):
+        return name
+    return f"#{token_id}"
 
 
 def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
@@ -147,7 +196,7 @@ def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
 
     Returns:
         A row a map, a mean over heads and the queries from position ``m`` on: ``layer``, ``mask``, ``run``; ``sink``,
-        the share on the first m tokens; ``even``, what that would be if each query looked evenly at what it sees;
+        the share on the first m tokens; ``even``, the same if each query looked evenly at all that it sees;
         ``itself``, the share on the query's own token.
 
     Raises:
@@ -164,16 +213,25 @@ def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
     """
     if m < 1:
         raise ValueError(f"m={m} must be 1 at least.")
-    rows = []
+    table_rows: list[dict[str, object]] = []
     for maps in texts:
         if len(maps.tokens) <= m:
             raise ValueError(f"{' '.join(maps.tokens)!r:.60} has no token behind the first {m}. Take a longer text.")
-        for place, each in enumerate(maps.layers):
-            queries = each.matrix[m:].astype(np.float64)
-            even = ((queries[:, :m] > 0).sum(axis=1) / (queries > 0).sum(axis=1).clip(min=1)).mean()
-            shares = {"sink": queries[:, :m].sum(axis=1).mean(), "even": even, "itself": np.diagonal(queries, m).mean()}
-            rows.append({"place": place, "layer": each.layer, "mask": each.mask, "run": each.run, **shares})
-    if not rows:
+        for order, layer_map in enumerate(maps.layers):
+            run = {"order": order, "layer": layer_map.layer, "mask": layer_map.mask, "run": layer_map.run}
+            table_rows.append(run | _measure_sink(layer_map.matrix[m:].astype(np.float64), m))
+    if not table_rows:
         raise ValueError("There is no text to measure.")
-    named = ["place", "layer", "mask", "run"]
-    return pd.DataFrame(rows).groupby(named, as_index=False).mean().drop(columns="place")
+    means = pd.DataFrame(table_rows).groupby(["order", "layer", "mask", "run"], as_index=False).mean()
+    return means.drop(columns="order")
+
+
+def _measure_sink(queries: NDArray[np.float64], m: int) -> dict[str, object]:
+    """Means over the queries [T - m, T]."""
+    visible_sinks = (queries[:, :m] > 0).sum(axis=1)
+    visible_tokens = (queries > 0).sum(axis=1)
+    return {
+        "sink": queries[:, :m].sum(axis=1).mean(),
+        "even": (visible_sinks / visible_tokens.clip(min=1)).mean(),
+        "itself": np.diagonal(queries, m).mean(),
+    }

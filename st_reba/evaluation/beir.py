@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..corpus.tables import read_table
-from .numbers import is_number
+from .tables import is_number
 
 QUERY_NAMES = ("query-id", "query_id", "qid")
 DOCUMENT_NAMES = ("corpus-id", "corpus_id", "doc_id", "docid", "pid")
@@ -81,52 +81,56 @@ def read_beir(folder: Path) -> BeirFolder:
         >>> read_beir(folder).dropped
         {'judgements of documents that the corpus lacks': 1}
     """
-    dropped: Counter[str] = Counter()
-    documents = _read_texts(folder, "corpus", dropped)
-    queries = _read_texts(folder, "queries", dropped)
+    dropped_counts: Counter[str] = Counter()
+    documents = _read_texts(folder, "corpus", dropped_counts)
+    queries = _read_texts(folder, "queries", dropped_counts)
     grades: dict[str, dict[str, float]] = {}
     judged_queries: set[str] = set()
     for judgement in _read_judgements(_qrels_file(folder)):
         judged_queries.add(judgement.query_id)
         if judgement.query_id not in queries:
-            dropped["judgements of queries that are missing"] += 1
+            dropped_counts["judgements of queries that are missing"] += 1
         elif judgement.document_id not in documents:
-            dropped["judgements of documents that the corpus lacks"] += 1
+            dropped_counts["judgements of documents that the corpus lacks"] += 1
         else:
             query_grades = grades.setdefault(queries[judgement.query_id], {})
             document = documents[judgement.document_id]
             query_grades[document] = max(judgement.grade, query_grades.get(document, -math.inf))
     unjudged_queries = queries.keys() - judged_queries
     if unjudged_queries:
-        dropped["queries without a judgement"] = len(unjudged_queries)
-    return BeirFolder(grades, list(documents.values()), dict(dropped))
+        dropped_counts["queries without a judgement"] = len(unjudged_queries)
+    return BeirFolder(grades, list(documents.values()), dict(dropped_counts))
 
 
 def _table_in(folder: Path, name: str) -> Path | None:
     for suffix in (".jsonl", ".jsonl.gz"):
-        path = folder / (name + suffix)
-        if path.is_file():
-            return path
+        file_path = folder / (name + suffix)
+        if file_path.is_file():
+            return file_path
     return None
 
 
-def _read_texts(folder: Path, name: str, dropped: Counter[str]) -> dict[str, str]:
+def _read_texts(
+    folder: Path,
+    name: str,
+    dropped_counts: Counter[str],
+) -> dict[str, str]:
     """Title and text of each row, by its ``_id``."""
-    path = _table_in(folder, name)
-    if path is None:
+    file_path = _table_in(folder, name)
+    if file_path is None:
         raise ValueError(f"{folder}: there is no {name}.jsonl, as a folder in BEIR's layout has.")
-    table = read_table(path)
+    table = read_table(file_path)
     for column in ("_id", "text"):
         if column not in table.columns:
             columns = ", ".join(map(str, table.columns))
-            raise ValueError(f"{path}: no row has {column!r}, but {columns or 'nothing'}. Rename its column.")
+            raise ValueError(f"{file_path}: no row has {column!r}, but {columns or 'nothing'}. Rename its column.")
     texts: dict[str, str] = {}
     for row_number, row in enumerate(table.fillna("").to_dict("records"), 1):
         row_id = str(row["_id"])
         if not row_id:
-            raise ValueError(f"{path}, row {row_number}: the _id is missing.")
+            raise ValueError(f"{file_path}, row {row_number}: the _id is missing.")
         if row_id in texts:
-            dropped[f"rows of {path.name} whose _id comes again"] += 1
+            dropped_counts[f"rows of {file_path.name} whose _id comes again"] += 1
         texts[row_id] = f"{row.get('title', '')} {row['text']}".strip()
     return texts
 
@@ -135,16 +139,16 @@ def _qrels_file(folder: Path) -> Path:
     paths = sorted(folder.glob("qrels/*.tsv")) + sorted(folder.glob("qrels/*.tsv.gz"))
     if not paths:
         raise ValueError(f"{folder}: there is no qrels/*.tsv.")
-    for path in paths:
-        if path.name.startswith("test."):
-            return path
+    for file_path in paths:
+        if file_path.name.startswith("test."):
+            return file_path
     return paths[0]
 
 
-def _read_judgements(path: Path) -> Iterator[Judgement]:
+def _read_judgements(file_path: Path) -> Iterator[Judgement]:
     """Read the three columns of BEIR, with or without their names, or the four of TREC."""
     columns: QrelsColumns | None = None
-    for line_number, line in enumerate(_read_lines(path), 1):
+    for line_number, line in enumerate(_read_lines(file_path), 1):
         if not line.strip():
             continue
         cells = _split_cells(line)
@@ -154,10 +158,10 @@ def _read_judgements(path: Path) -> Iterator[Judgement]:
                 continue
         if len(cells) <= max(columns):
             needed = f"{max(columns) + 1} columns are needed: query, document, grade."
-            raise ValueError(f"{path}, line {line_number}: {needed}")
+            raise ValueError(f"{file_path}, line {line_number}: {needed}")
         grade = cells[columns.grade]
         if not is_number(grade):
-            raise ValueError(f"{path}, line {line_number}: the grade {grade!r:.60} is no number.")
+            raise ValueError(f"{file_path}, line {line_number}: the grade {grade!r:.60} is no number.")
         yield Judgement(cells[columns.query], cells[columns.document], float(grade))
 
 
@@ -176,19 +180,23 @@ def _find_columns(first_cells: Sequence[str]) -> QrelsColumns:
     )
 
 
-def _column_named(names: Sequence[str], first_cells: Sequence[str], usual_column: int) -> int:
+def _column_named(
+    names: Sequence[str],
+    first_cells: Sequence[str],
+    usual_column: int,
+) -> int:
     for column, cell in enumerate(first_cells):
         if cell.lower() in names:
             return column
     return usual_column
 
 
-def _read_lines(path: Path) -> Iterator[str]:
+def _read_lines(file_path: Path) -> Iterator[str]:
     try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
+        content = file_path.read_bytes()
+        if file_path.suffix == ".gz":
             content = gzip.decompress(content)
         lines = content.decode("utf-8-sig").split("\n")
     except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: cannot be read as UTF-8 lines: {error}") from None
+        raise ValueError(f"{file_path}: cannot be read as UTF-8 lines: {error}") from None
     yield from lines

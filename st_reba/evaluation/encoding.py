@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,110 +12,210 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
+from ..encode import Task as Role
 from ..encode import computed_positions, encode_texts
 from ..methods import Method
 from ..words import encode_words, tokens_of_span
-from . import readouts
 from .instructions import Instructions
-from .readouts import Vectors
-from .tasks import Task
-from .words import tagged_words
+from .readouts import build_on, depth_of, encode_methods, group_by_pass, readout_of
+from .shared_pass import TokenRange, transformer_of
+from .statistics import Evidence
+from .task import Task
+from .vectors import Vectors
+
+
+@dataclass(frozen=True)
+class PlannedPass:
+    """Methods that are read from one pass, the texts, and the arguments of ``preprocess``."""
+
+    methods: Sequence[Method]
+    texts: Sequence[str]
+    input_options: dict[str, Any]
 
 
 def shared_vectors(
-    base: SentenceTransformer,
+    base_model: SentenceTransformer,
     task: Task,
     methods: Sequence[Method],
     instructions: Instructions,
     batch_tokens: int,
-    show: bool | None,
+    show_progress_bar: bool | None,
 ) -> dict[Method, Vectors]:
     """The vectors of a task's texts by each method, from as few passes as there are inputs and masks."""
-    transformer: Any = base[0]
-    words, as_run, alone = token_spans(base, task), dict[Method, Method](), dict[Method, Vectors]()
-    for each in methods:
-        # A word's vector is the mean over its tokens, whatever the pooling, and not scaled.
-        pooled = words is not None and each.name != "prompteol"
-        as_run[each] = replace(each, pooling="mean", normalize=False, filter=None) if pooled else each
-        unread = words is not None and (not pooled or readouts.readout_of(as_run[each], transformer.depth) is None)
-        if task.kind == "NER" or unread:
-            alone[each] = model_vectors(readouts.of_base(base, each), task, instructions, batch_tokens, show)
-    passes: list[tuple[list[Method], list[str], dict[str, Any]]] = []
-    total = 0
-    together = readouts.shared([as_run[each] for each in methods if each not in alone], transformer.depth)
-    for first, group in together.items():
-        model: Any = readouts.of_base(base, replace(first, filter=None), check=False)
-        named = has_field(model, None)
-        for texts, role in _parts(task):
-            layout = {"task": role, "prompt": instructions.before(task.name, role, named)}
-            passes.append((group, list(texts), layout))
-            total += sum(computed_positions(model[0], texts, layout))
-    found: dict[Method, list[Vectors]] = {}
-    with progress_bar(total, show) as bar:
-        options: dict[str, Any] = {"parts": words, "batch_tokens": batch_tokens, "progress": bar.update}
-        for group, mine, layout in passes:
-            for method, rows in readouts.vectors(base, group, mine, **layout, **options).items():
-                found.setdefault(method, []).append(rows)
-    return {each: alone[each] if each in alone else np.concatenate(found[as_run[each]]) for each in methods}
+    vectors_by_method: dict[Method, Vectors] = {}
+    shared_methods: dict[Method, Method] = {}
+    for method in methods:
+        shared_method = _shared_method(task, method, depth_of(base_model))
+        if shared_method is not None:
+            shared_methods[method] = shared_method
+            continue
+        model = build_on(base_model, method)
+        vectors_by_method[method] = model_vectors(model, task, instructions, batch_tokens, show_progress_bar)
+    passes: list[PlannedPass] = []
+    total_positions = 0
+    for pass_method, method_group in group_by_pass(list(shared_methods.values()), depth_of(base_model)).items():
+        model = build_on(base_model, replace(pass_method, filter=None), check=False)
+        has_field = has_instruction_field(model, None)
+        for texts, role in _texts_by_role(task):
+            input_options = {
+                "task": role,
+                "prompt": instructions.before(task.name, role, has_field),
+            }
+            passes.append(PlannedPass(method_group, texts, input_options))
+            total_positions += sum(computed_positions(model[0], texts, input_options))
+    token_ranges = find_token_ranges(base_model, task)
+    rows_by_method: dict[Method, list[Vectors]] = {method: [] for method in shared_methods.values()}
+    with progress_bar(total_positions, show_progress_bar) as bar:
+        for planned_pass in passes:
+            pass_vectors = encode_methods(
+                base_model,
+                planned_pass.methods,
+                planned_pass.texts,
+                token_ranges=token_ranges,
+                batch_tokens=batch_tokens,
+                progress=bar.update,
+                **planned_pass.input_options,
+            )
+            for method, vector_rows in pass_vectors.items():
+                rows_by_method[method].append(vector_rows)
+    for method, shared_method in shared_methods.items():
+        vectors_by_method[method] = np.concatenate(rows_by_method[shared_method])
+    return vectors_by_method
+
+
+def _shared_method(
+    task: Task,
+    method: Method,
+    depth: int,
+) -> Method | None:
+    """The method whose vectors from a shared pass are those of a task's texts or words; None: there is none."""
+    if not task.task_kind.list_words(task):
+        return method
+    # Several words of a text, or the word that a prompt asks for.
+    if not task.spans or method.name == "prompteol":
+        return None
+    # The vector of a word is the mean over its tokens, whatever the pooling, and not scaled.
+    word_method = replace(method, pooling="mean", normalize=False, filter=None)
+    return None if readout_of(word_method, depth) is None else word_method
 
 
 def model_vectors(
-    model: SentenceTransformer, task: Task, instructions: Instructions, batch_tokens: int | None, show: bool | None
+    model: SentenceTransformer,
+    task: Task,
+    instructions: Instructions,
+    batch_tokens: int | None,
+    show_progress_bar: bool | None,
 ) -> Vectors:
-    """The vectors of a task's texts by one model: a row a text, or a word; of entities, every word of each text."""
-    if task.kind == "NER" or task.spans:
-        items = tagged_words(task) if task.kind == "NER" else list(zip(task.texts, task.spans, strict=True))
-        prompt = instructions.before(task.name, None, has_field(model, None))
-        return encode_words(model, items, prompt=prompt, batch_tokens=batch_tokens, show_progress_bar=bool(show))
-    found = []
-    with progress_bar(len(task.texts), show, "texts") as bar:
-        for texts, role in _parts(task):
-            prompt = instructions.before(task.name, role, has_field(model, role))
-            given: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
-            options: dict[str, Any] = {"task": role, "batch_tokens": batch_tokens, "progress": bar.update, **given}
-            found.append(encode_texts(model, texts, **options))
-    return np.concatenate(found)
+    """The vectors of a task's texts by one model, a row a text; or of its words."""
+    words = task.task_kind.list_words(task)
+    if words:
+        return encode_words(
+            model,
+            words,
+            prompt=instructions.before(
+                task.name,
+                None,
+                has_instruction_field(model, None),
+            ),
+            batch_tokens=batch_tokens,
+            show_progress_bar=bool(show_progress_bar),
+        )
+    vectors: list[Vectors] = []
+    with progress_bar(len(task.texts), show_progress_bar, "texts") as bar:
+        for texts, role in _texts_by_role(task):
+            input_options: dict[str, Any] = {"task": role}
+            prompt = instructions.before(task.name, role, has_instruction_field(model, role))
+            if prompt is not None:
+                input_options["prompt"] = prompt
+            vectors.append(
+                encode_texts(
+                    model,
+                    texts,
+                    batch_tokens=batch_tokens,
+                    progress=bar.update,
+                    **input_options,
+                )
+            )
+    return np.concatenate(vectors)
 
 
-def token_spans(base: SentenceTransformer, task: Task) -> list[tuple[int, int]] | None:
-    """The content tokens (first, end) of each text's word; None: the task is about whole texts."""
+def find_token_ranges(base_model: SentenceTransformer, task: Task) -> list[TokenRange] | None:
+    """The content tokens of each text's word; None: the task is about whole texts."""
     if not task.spans:
         return None
-    transformer: Any = base[0]
-    offsets = transformer.content(list(task.texts), offsets=True)["offset_mapping"]
-    words = enumerate(zip(task.texts, task.spans, offsets, strict=True))
-    found = [tokens_of_span(number, text, span, each, len(each)) for number, (text, span, each) in words]
-    return [(tokens[0], tokens[-1] + 1) for tokens in found]
+    all_offsets = transformer_of(base_model).content(list(task.texts), offsets=True)["offset_mapping"]
+    token_ranges: list[TokenRange] = []
+    for index, offsets in enumerate(all_offsets):
+        tokens = tokens_of_span(
+            index,
+            task.texts[index],
+            task.spans[index],
+            offsets,
+            len(offsets),
+        )
+        token_ranges.append((tokens[0], tokens[-1] + 1))
+    return token_ranges
 
 
-def usable(vectors: Vectors, task: Task, label: str) -> Vectors:
-    """The vectors, if all are finite and none is zero; else a ValueError that names the first one's text."""
-    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1))
-    if len(bad):
-        text = f"; the first is of {task.texts[bad[0]]!r:.80}" if len(vectors) == len(task.texts) else ""
-        raise ValueError(f"{label}: {len(bad)} of {len(vectors)} vectors are zero or not finite{text}.")
-    return vectors
+def compute_evidence(
+    task: Task,
+    vectors: Vectors,
+    label: str,
+) -> Evidence:
+    """The evidence of vectors of a method or model (``label``).
+
+    Raises:
+        ValueError: Some vectors are zero or not finite.
+    """
+    is_unusable = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
+    unusable_rows = np.flatnonzero(is_unusable)
+    if len(unusable_rows):
+        example = ""
+        if len(vectors) == len(task.texts):
+            example = f"; the first is of {task.texts[unusable_rows[0]]!r:.80}"
+        count = f"{len(unusable_rows)} of {len(vectors)} vectors"
+        raise ValueError(f"{label}: {count} are zero or not finite{example}.")
+    return task.task_kind.evidence(task, vectors)
 
 
-def name_of(model: Any) -> str:
-    """A model's name: of the base that it was made from."""
-    name = getattr(model[0].model.config, "_name_or_path", "") if hasattr(model[0], "model") else ""
-    return Path(name).name if os.path.isdir(name) else name or type(model).__name__
+def name_of(model: SentenceTransformer) -> str:
+    """Name of the model's base."""
+    inner_model = getattr(model[0], "model", None)
+    name = getattr(getattr(inner_model, "config", None), "_name_or_path", "")
+    if os.path.isdir(name):
+        return Path(name).name
+    return name or type(model).__name__
 
 
-def has_field(model: SentenceTransformer, role: str | None) -> bool:
+def has_instruction_field(model: SentenceTransformer, role: str | None) -> bool:
     """The model's template has a field for the instruction; without a role, a query's template counts too."""
-    fields = getattr(model[0], "fields", None)
-    return fields is not None and any("instruction" in fields(each) for each in ([role] if role else [None, "query"]))
+    fields_of = getattr(model[0], "fields", None)
+    if fields_of is None:
+        return False
+    if role is None and "instruction" in fields_of("query"):
+        return True
+    return "instruction" in fields_of(role)
 
 
-def progress_bar(total: int, show: bool | None, unit: str = "positions") -> Any:
+def progress_bar(
+    total: int,
+    is_shown: bool | None,
+    unit: str = "positions",
+) -> Any:
     """A bar; the time left is by the plain average, as batches differ in length."""
-    hide = None if show is None else not show
-    return tqdm(total=total, unit=f" {unit}", unit_scale=True, smoothing=0, disable=hide)
+    is_hidden = None if is_shown is None else not is_shown
+    return tqdm(
+        total=total,
+        unit=f" {unit}",
+        unit_scale=True,
+        smoothing=0,
+        disable=is_hidden,
+    )
 
 
-def _parts(task: Task) -> list[tuple[Sequence[str], Any]]:
+def _texts_by_role(task: Task) -> list[tuple[list[str], Role | None]]:
     if not task.queries:
-        return [(task.texts, None)]
-    return [(task.texts[: task.queries], "query"), (task.texts[task.queries :], "document")]
+        return [(list(task.texts), None)]
+    queries = list(task.texts[: task.queries])
+    documents = list(task.texts[task.queries :])
+    return [(queries, "query"), (documents, "document")]

@@ -1,14 +1,15 @@
-"""Instructions that stand before a task's texts, as the papers list them or as a file says."""
+"""Instructions before a task's texts, as the papers list them or as a file gives them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..recipe import read_yaml
 
+TaskInstructions = Mapping[str, str | Mapping[str, str]]
 _FOLDER = Path(__file__).with_name("prompts")
 _FIELD = "{instruction}"
 
@@ -23,6 +24,9 @@ class Instructions:
             document; or a mapping with ``query`` and ``document``.
         query, document: How an instruction is written before such a text, unless the template has a field for it.
 
+    Raises:
+        ValueError: There are no instructions, or no field for them.
+
     Example:
         >>> instructions = Instructions("mine", {"STSB": "Say it."}, query="Instruct: {instruction}")
         >>> [instructions.before("STSB", role, has_field=False) for role in (None, "document")]
@@ -30,27 +34,44 @@ class Instructions:
     """
 
     name: str = "none"
-    tasks: Mapping[str, str | Mapping[str, str]] = field(default_factory=dict)
+    tasks: TaskInstructions = field(default_factory=dict)
     query: str = _FIELD
     document: str = _FIELD
 
-    def before(self, task: str, role: str | None, has_field: bool) -> str | None:
+    def __post_init__(self) -> None:
+        for wording in (self.query, self.document):
+            if _FIELD not in str(wording):
+                raise ValueError(f"prompts={self.name!r}: query and document are texts with {_FIELD}.")
+        for instruction in self.tasks.values():
+            texts = list(instruction.values()) if isinstance(instruction, Mapping) else [instruction]
+            if not texts or not all(isinstance(text, str) and text for text in texts):
+                example = "STSB: Retrieve semantically similar text."
+                raise ValueError(f"prompts={self.name!r} must hold tasks and texts, as {example}")
+
+    def before(
+        self,
+        task: str,
+        role: str | None,
+        has_field: bool,
+    ) -> str | None:
         """The instruction before a task's texts: as written, or alone where the template has a field for it."""
-        found = self.tasks.get(task, self.tasks.get("*"))
-        if isinstance(found, Mapping):
-            found = found.get(role or "query")
+        instruction = self.tasks.get(task, self.tasks.get("*"))
+        if isinstance(instruction, Mapping):
+            instruction = instruction.get(role or "query")
         elif role == "document":
-            found = None
-        written = self.document if role == "document" else self.query
-        return found if found is None or has_field else written.replace(_FIELD, found)
+            return None
+        if instruction is None or has_field:
+            return instruction
+        wording = self.document if role == "document" else self.query
+        return wording.replace(_FIELD, instruction)
 
 
-def read_instructions(source: Any) -> Instructions:
+def read_instructions(source: Instructions | TaskInstructions | str | os.PathLike[str] | None) -> Instructions:
     """Read instructions.
 
     Args:
         source: ``"nosink"`` (table 3), ``"echo"`` (table 16), None or ``"none"``; or a YAML file or mapping of tasks
-            and what stands before their texts, as ``STSB: …`` or ``STSB: {query: …, document: …}``. With the key
+            and the instructions before their texts, as ``STSB: …`` or ``STSB: {query: …, document: …}``. With the key
             ``tasks`` for these, ``query`` and ``document`` say how an instruction is written.
 
     Raises:
@@ -61,17 +82,22 @@ def read_instructions(source: Any) -> Instructions:
         return source
     if source is None or source == "none":
         return Instructions()
-    name = "own"
-    if not isinstance(source, Mapping):
-        name, path = Path(source).stem, _FOLDER / f"{source}.yaml" if source in ("nosink", "echo") else Path(source)
-        if not path.is_file():
-            raise FileNotFoundError(f"prompts={str(source)!r} is neither nosink, echo or none, nor a YAML file.")
-        source = read_yaml(path)
-    whole = dict(source) if isinstance(source, Mapping) else {}
-    ways, tasks = (whole, whole.pop("tasks")) if isinstance(whole.get("tasks"), Mapping) else ({}, whole)
-    if not {*ways} <= {"query", "document"} or not all(_FIELD in str(each) for each in ways.values()):
-        raise ValueError(f"prompts={name!r}: beside tasks stand query and document alone, texts with {_FIELD}.")
-    texts = [one for each in tasks.values() for one in (each.values() if isinstance(each, Mapping) else [each])]
-    if not texts or not all(isinstance(each, str) and each for each in texts):
+    if isinstance(source, Mapping):
+        return _parse_instructions("own", source)
+    path = Path(source)
+    if source in ("nosink", "echo"):
+        path = _FOLDER / f"{source}.yaml"
+    if not path.is_file():
+        raise FileNotFoundError(f"prompts={str(source)!r} is neither nosink, echo or none, nor a YAML file.")
+    return _parse_instructions(path.stem, read_yaml(path))
+
+
+def _parse_instructions(name: str, content: object) -> Instructions:
+    if not isinstance(content, Mapping) or not content:
         raise ValueError(f"prompts={name!r} must hold tasks and texts, as STSB: Retrieve semantically similar text.")
-    return Instructions(name, tasks, **ways)
+    if not isinstance(content.get("tasks"), Mapping):
+        return Instructions(name, content)
+    unknown_keys = content.keys() - {"tasks", "query", "document"}
+    if unknown_keys or not content["tasks"]:
+        raise ValueError(f"prompts={name!r}: beside tasks are query and document alone, texts with {_FIELD}.")
+    return Instructions(name, **content)

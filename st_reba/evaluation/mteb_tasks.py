@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -10,51 +10,69 @@ from typing import Any
 
 import pandas as pd
 import yaml
+from sentence_transformers import SentenceTransformer
 
 from ..optional import required
-from .encoding import has_field
+from .encoding import has_instruction_field
 from .instructions import Instructions
 
 
 @cache
 def suites() -> dict[str, dict[str, Any]]:
     """The papers' sets of tasks, by name; ``suites.yaml`` says what each holds."""
-    found: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("suites.yaml").read_text("utf-8"))
-    return found
+    text = Path(__file__).with_name("suites.yaml").read_text("utf-8")
+    suite_of_name: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return suite_of_name
 
 
-def find_tasks(word: Any) -> list[tuple[Any, str | None]]:
-    """mteb's task objects of a name, each with the name of the instructions that its set puts in front.
+def find_tasks(name: Any) -> list[tuple[Any, str | None]]:
+    """mteb's task objects of a name, each with the name of the instructions of its set.
 
     Args:
-        word: One of the papers' sets, of mteb's tasks or benchmarks; or mteb's own object.
+        name: One of the papers' sets, of mteb's tasks or benchmarks; or mteb's own object.
 
     Raises:
         ValueError: The name is not known.
     """
-    if not isinstance(word, str):
-        return [(word, None)]
-    mteb: Any = required("mteb", "mteb", f"{word!r} is no file, and as a task needs mteb")
-    if suite := {name.casefold(): each for name, each in suites().items()}.get(word.casefold()):
-        splits, subsets = suite.get("splits", {}), suite.get("subsets", {})
-        return [
-            (mteb.get_task(name, eval_splits=splits.get(name), hf_subsets=subsets.get(name)), suite.get("prompts"))
-            for names in suite["tasks"].values()
-            for name in names
-        ]
-    for find in (lambda: [mteb.get_task(word)], lambda: mteb.get_benchmark(word).tasks):
-        try:
-            return [(task, None) for task in find()]
-        except KeyError:
-            continue
-    raise ValueError(
-        f"tasks: {word!r} is neither a file, nor one of {', '.join(suites())}, nor a task or benchmark of mteb. "
-        "A file: its path, or KIND=PATH, as STS=pairs.tsv."
-    )
+    if not isinstance(name, str):
+        return [(name, None)]
+    mteb = required("mteb", "mteb", f"{name!r} is no file, and as a task needs mteb")
+    for suite_name, suite in suites().items():
+        if suite_name.casefold() == name.casefold():
+            return _open_suite(mteb, suite)
+    try:
+        return [(mteb.get_task(name), None)]
+    except KeyError:
+        pass
+    try:
+        return [(task, None) for task in mteb.get_benchmark(name).tasks]
+    except KeyError:
+        choices = f"a file, nor one of {', '.join(suites())}, nor a task or benchmark of mteb"
+        remedy = "A file: its path, or KIND=PATH, as STS=pairs.tsv."
+        raise ValueError(f"tasks: {name!r} is neither {choices}. {remedy}") from None
+
+
+def _open_suite(mteb: Any, suite: dict[str, Any]) -> list[tuple[Any, str | None]]:
+    splits = suite.get("splits", {})
+    subsets = suite.get("subsets", {})
+    tasks: list[tuple[Any, str | None]] = []
+    for task_names in suite["tasks"].values():
+        for name in task_names:
+            task = mteb.get_task(
+                name,
+                eval_splits=splits.get(name),
+                hf_subsets=subsets.get(name),
+            )
+            tasks.append((task, suite.get("prompts")))
+    return tasks
 
 
 def scores_of(
-    model: Any, task: Any, instructions: Instructions | None = None, *, show_progress_bar: bool = False
+    model: SentenceTransformer,
+    task: Any,
+    instructions: Instructions | None = None,
+    *,
+    show_progress_bar: bool = False,
 ) -> dict[str, float]:
     """Run one task by ``mteb.evaluate`` and average its metrics over splits and subsets.
 
@@ -69,30 +87,52 @@ def scores_of(
     """
     import mteb
 
-    with _prompted(model, task, instructions or Instructions()):
-        shown: Any = {"show_progress_bar": show_progress_bar}
-        answer = mteb.evaluate(model, task, cache=None, co2_tracker=False, encode_kwargs=shown, **shown)
-    if not answer.task_results:
-        raise ValueError("; ".join(each.exception for each in answer.exceptions or ()) or "mteb gave no result.")
-    rows = pd.DataFrame([row for split in answer.task_results[0].scores.values() for row in split])
-    scores: dict[str, float] = rows.select_dtypes("number").mean(skipna=False).dropna().to_dict()
-    if task.metadata.main_score not in scores:
-        raise ValueError(f"{task.metadata.name}: its main score {task.metadata.main_score!r} is not finite.")
+    with _task_prompts(model, task, instructions or Instructions()):
+        results = mteb.evaluate(
+            model,
+            task,
+            cache=None,
+            co2_tracker=False,
+            encode_kwargs={"show_progress_bar": show_progress_bar},
+            show_progress_bar=show_progress_bar,
+        )
+    if not results.task_results:
+        problems = [error.exception for error in results.exceptions or ()]
+        raise ValueError("; ".join(problems) or "mteb gave no result.")
+    score_rows: list[Mapping[str, Any]] = []
+    for split_rows in results.task_results[0].scores.values():
+        score_rows += split_rows
+    means = pd.DataFrame(score_rows).select_dtypes("number").mean(skipna=False)
+    scores: dict[str, float] = means.dropna().to_dict()
+    main_score = task.metadata.main_score
+    if main_score not in scores:
+        raise ValueError(f"{task.metadata.name}: its main score {main_score!r} is not finite.")
     return scores
 
 
 @contextmanager
-def _prompted(model: Any, task: Any, instructions: Instructions) -> Iterator[None]:
-    """Make the instructions of the task (and of its parts, where it averages several) the model's prompts."""
-    prompts = {}
-    for name in [each.metadata.name for each in (task, *getattr(task.metadata, "tasks", ()))]:
-        for role, ending in ((None, ""), ("query", "-query"), ("document", "-document")):
-            found = instructions.before(name, role, has_field(model, role))
-            # A document without an instruction must not get that of its query.
-            if found is not None or (role and name in prompts):
-                prompts[name + ending] = found or ""
-    before, model.prompts = model.prompts, {**model.prompts, **prompts}
+def _task_prompts(
+    model: SentenceTransformer,
+    task: Any,
+    instructions: Instructions,
+) -> Iterator[None]:
+    """Make the instructions of the task, or of those that it averages, the model's prompts."""
+    prompts: dict[str, str] = {}
+    for subtask in (
+        task,
+        *getattr(task.metadata, "tasks", ()),
+    ):
+        name = subtask.metadata.name
+        for role, prompt_name in ((None, name), ("query", f"{name}-query"), ("document", f"{name}-document")):
+            instruction = instructions.before(name, role, has_instruction_field(model, role))
+            if instruction is not None:
+                prompts[prompt_name] = instruction
+            elif role is not None and name in prompts:
+                # A document without an instruction must not get that of its query.
+                prompts[prompt_name] = ""
+    model_prompts = model.prompts
+    model.prompts = {**model_prompts, **prompts}
     try:
         yield
     finally:
-        model.prompts = before
+        model.prompts = model_prompts

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
+from sentence_transformers import SentenceTransformer
 
 from ..methods import Method
 from ..modules.settings import SETTINGS
-from .run import compare, loaded_base
+from .readouts import depth_of
+from .run import compare, open_base
+from .tables import Location
+from .task import Task
 from .tasks import read_task
 
 
 def choose_k(
     base: Any,
-    table: Any,
+    table: Task | Location,
     *,
     pooling: str = "mean",
     m: int = 1,
     loading: Mapping[str, Any] | None = None,
-    **reading: Any,
+    **reading_options: Any,
 ) -> tuple[Method, pd.DataFrame]:
     """Choose k and k0 on a labelled table by the paper's rule.
 
@@ -32,7 +37,7 @@ def choose_k(
         table: The task that chooses, or what ``read_task`` reads.
         pooling: ``"mean"`` or ``"last"``.
         m: Sink tokens that are hidden.
-        **reading: Arguments of ``read_task``.
+        **reading_options: Arguments of ``read_task``.
 
     Returns:
         The best method, and a table: a row for each that was tried, with its setting, k, k0 and score.
@@ -48,29 +53,58 @@ def choose_k(
         >>> method.name, table["setting"].unique().tolist()[:2]
         ('nosink', ['baseline', 'inplace-bidir'])
     """
-    model = loaded_base(base, loading)
-    transformer: Any = model[0]
-    task, scores = read_task(table, **reading), dict[Method, float]()
+    model = open_base(base, loading)
+    trial = SettingTrial(model, read_task(table, **reading_options), pooling, m)
+    layer_counts = range(1, depth_of(model) + 1)
+    baseline = Method("nosink", pooling=pooling, setting="baseline")
+    bidirectional_methods = [trial.make_method("inplace-bidir", k) for k in layer_counts]
+    k_bidirectional = trial.best_of([baseline, *bidirectional_methods]).k or 0
+    k_masked = trial.best_of([trial.make_method("mask0-bidir", k) for k in layer_counts]).k or 0
+    for k0 in sorted({k_masked, k_masked // 2}):
+        if 0 < k0 <= k_bidirectional:
+            trial.best_of([trial.make_method("mask0&bidir", k_bidirectional, k0)])
+    table_rows = [(method.setting, method.k or 0, method.k0, score) for method, score in trial.scores.items()]
+    return min(trial.scores, key=trial.rank), pd.DataFrame(table_rows, columns=["setting", "k", "k0", "score"])
 
-    def method(setting: str, k: int, k0: int | None = None) -> Method:
-        if k == 0:
-            return Method("nosink", pooling=pooling, setting="baseline")
+
+@dataclass
+class SettingTrial:
+    """NoSink's settings on a task, and the scores of those that were tried."""
+
+    model: SentenceTransformer
+    task: Task
+    pooling: str
+    m: int
+    scores: dict[Method, float] = field(default_factory=dict)
+
+    def make_method(
+        self,
+        setting: str,
+        k: int,
+        k0: int | None = None,
+    ) -> Method:
+        """A setting, with m where it hides the sink."""
+        m = self.m if SETTINGS[setting].hides_sink else 1
         return Method(
-            "nosink", pooling=pooling, setting=setting, k=k, k0=k0, m=m if SETTINGS[setting].hides_sink else 1
+            "nosink",
+            pooling=self.pooling,
+            setting=setting,
+            k=k,
+            k0=k0,
+            m=m,
         )
 
-    def rank(each: Method) -> tuple[float, int]:
-        return -scores[each], each.k or 0  # of equal ones the first: the smaller k0
+    def best_of(self, methods: Sequence[Method]) -> Method:
+        """Score methods; the best of them."""
+        for result in compare(
+            self.model,
+            self.task,
+            methods,
+            draws=0,
+        ).results:
+            self.scores[Method.parse(result.method)] = result.score
+        return min(methods, key=self.rank)
 
-    def best(methods: Sequence[Method]) -> Method:
-        found = compare(model, task, methods, draws=0).results
-        scores.update((Method.parse(each.method), each.score) for each in found)
-        return min(methods, key=rank)
-
-    numbers = range(1, transformer.depth + 1)
-    bidirectional = best([method("inplace-bidir", k) for k in (0, *numbers)])
-    masked = best([method("mask0-bidir", k) for k in numbers])
-    for k0 in sorted({masked.k, masked.k // 2} & {*range(1, 1 + (bidirectional.k or 0))}):
-        best([method("mask0&bidir", bidirectional.k, k0)])
-    rows = [(each.setting, each.k or 0, each.k0, score) for each, score in scores.items()]
-    return min(scores, key=rank), pd.DataFrame(rows, columns=["setting", "k", "k0", "score"])
+    def rank(self, method: Method) -> tuple[float, int]:
+        """Sorts the best first; of equal ones the smaller k, and then the one that was tried first."""
+        return -self.scores[method], method.k or 0

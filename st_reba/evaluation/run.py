@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,70 +15,18 @@ from sentence_transformers import SentenceTransformer
 from ..encode import DEFAULT_BATCH_TOKENS
 from ..methods import OPTIONS, Method, method_of
 from ..safety import load
-from . import mteb_tasks, readouts
-from .encoding import model_vectors, name_of, shared_vectors, usable
-from .figures import check_figure, check_writable, draw_curve, draw_results, save_figure
-from .instructions import read_instructions
-from .scores import SCORINGS
-from .statistics import DRAWS, Difference, Evidence, check_seed, paired_bootstrap
-from .tasks import KINDS, Task, read_task, warn_of_dropped
+from . import mteb_tasks
+from .encoding import compute_evidence, model_vectors, name_of, shared_vectors
+from .figures import FilePath, check_figure, draw_curve, save_figure
+from .instructions import Instructions, read_instructions
+from .outputs import OutputFiles
+from .readouts import build_on, load_base
+from .results import Comparison, Result, Scorer
+from .shared_pass import transformer_of
+from .statistics import DRAWS, check_seed
+from .task import KINDS, Task
+from .tasks import read_task, warn_of_dropped
 from .toy import toy_tasks_named
-
-Path_ = str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class Result:
-    """The scores of one method, or model, on one task.
-
-    Args:
-        task, kind: The task's.
-        model: The base, or the model.
-        method: The method, in the short form; empty: a model of another package.
-        metric, score, interval: The metric, its value (more is better) and 95 % interval; None: not known.
-        scores: All metrics.
-        items: How many were scored; None: mteb's.
-        seconds: To compute the vectors; methods that share a pass are measured together.
-        prompts: Name of the instructions before the texts.
-    """
-
-    task: str
-    kind: str
-    model: str
-    method: str
-    metric: str
-    score: float
-    interval: tuple[float, float] | None = None
-    scores: Mapping[str, float] = field(default_factory=dict)
-    items: int | None = None
-    seconds: float | None = None
-    prompts: str = "none"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Methods on one task: a result each, and the differences of all pairs, whose intervals hold together."""
-
-    task: str  # with its kind, the number of items, and the rows that were dropped
-    results: Sequence[Result]
-    differences: Sequence[Difference]
-
-    def table(self) -> pd.DataFrame:
-        """A row a method: score, 95 % interval, and how many of the others it is significantly above and below."""
-        certain = [each for each in self.differences if each.significant]
-        winners = [each.first if each.value > 0 else each.second for each in certain]
-        losers = [each.second if each.value > 0 else each.first for each in certain]
-        rows = {}
-        for each in self.results:
-            low, high = each.interval or (None, None)
-            counts = {"better": winners.count(each.method), "worse": losers.count(each.method)}
-            rows[each.method] = {each.metric: each.score, "low": low, "high": high, **counts}
-        return pd.DataFrame.from_dict(rows, orient="index")
-
-    def __str__(self) -> str:
-        first = self.results[0]
-        legend = "better, worse: than how many of the other methods it is, for certain (95 %, corrected for all pairs)"
-        return f"{first.model}, {self.task}, {first.seconds:.1f} seconds\n\n{markdown(self.table())}\n\n{legend}"
 
 
 def compare(
@@ -90,19 +36,19 @@ def compare(
     *,
     metric: str | None = None,
     prompts: Any = None,
-    out: Path_ | None = None,
-    figure: Path_ | None = None,
+    out: FilePath | None = None,
+    figure: FilePath | None = None,
     batch_tokens: int = DEFAULT_BATCH_TOKENS,
     draws: int = DRAWS,
     seed: int = 0,
     show_progress_bar: bool | None = None,
     loading: Mapping[str, Any] | None = None,
-    **reading: Any,
+    **reading_options: Any,
 ) -> Comparison:
     """Compare methods on a labelled table; methods with the same input and masks share their forward passes.
 
     Args:
-        base: What ``build`` takes, or a model of ``readouts.opened``.
+        base: As for ``build``; or a model of ``readouts.load_base``.
         table: A task, or what :func:`~st_reba.evaluation.tasks.read_task` reads.
         methods: ``Method`` objects or their short form, such as ``"echo:pooling=mean"``. A word's vector is the mean
             over its tokens, whatever the pooling.
@@ -114,7 +60,7 @@ def compare(
         seed: Seed of the bootstrap, and of a draw of items.
         show_progress_bar: Show one, with the time that is left; None: on a terminal.
         loading: Arguments of ``build`` for the base, such as ``{"dtype": "bfloat16"}``.
-        **reading: Arguments of ``read_task``.
+        **reading_options: Arguments of ``read_task``.
 
     Raises:
         ValueError: A table or a method that cannot be used.
@@ -123,32 +69,39 @@ def compare(
         >>> import pandas as pd
         >>> words = ["cat", "tiger", "lion", "dog", "wolf", "fox", "rain", "snow", "hail", "storm", "fog"]
         >>> pairs = pd.DataFrame({"text1": words, "text2": words[::-1], "score": range(11)})
-        >>> found = compare("mini", pairs, ["classical:pooling=mean", "echo:pooling=mean"])
-        >>> [each.method for each in found.results], len(found.differences)
+        >>> comparison = compare("mini", pairs, ["classical:pooling=mean", "echo:pooling=mean"])
+        >>> [result.method for result in comparison.results], len(comparison.differences)
         (['classical:pooling=mean', 'echo:pooling=mean'], 1)
     """
     check_seed(seed)
-    task = read_task(table, seed=seed, **reading)
+    task = read_task(table, seed=seed, **reading_options)
     warn_of_dropped(task)
-    chosen = list(dict.fromkeys(Method.parse(str(each)) for each in methods))
-    if not chosen:
-        raise ValueError("methods: name one at least, such as 'classical' or 'echo:pooling=mean'.")
-    scoring = SCORINGS[task.kind]
-    name = scoring.main if metric is None else metric
-    if metric == "paper":
-        name = scoring.paper or scoring.main
-    if name not in scoring.metrics:
-        raise ValueError(f"metric={metric!r}: {task.kind} has {', '.join(scoring.metrics)}.")
-    _keep((), out, figure)  # what cannot be written is an error now
-    model, instructions = loaded_base(base, loading), read_instructions(prompts)
-    began = time.perf_counter()
-    vectors = shared_vectors(model, task, chosen, instructions, batch_tokens, show_progress_bar)
-    about: dict[str, Any] = {"model": str(base) if isinstance(base, (str, os.PathLike)) else name_of(model)}
-    about |= {"seconds": time.perf_counter() - began, "prompts": instructions.name}
-    evidences = {str(each): scoring.evidence(task, usable(vectors[each], task, str(each))) for each in chosen}
-    results, differences = _scored(task, evidences, name, draws, seed, about)
-    _keep(results, out, figure)
+    parsed_methods = _parse_methods(methods)
+    scorer = Scorer(task, metric, draws, seed)
+    files = OutputFiles(out, figure)
+    model = open_base(base, loading)
+    instructions = read_instructions(prompts)
+    start_time = time.perf_counter()
+    vectors = shared_vectors(model, task, parsed_methods, instructions, batch_tokens, show_progress_bar)
+    seconds = time.perf_counter() - start_time
+    evidences = {str(method): compute_evidence(task, vectors[method], str(method)) for method in parsed_methods}
+    model_name = str(base) if isinstance(base, (str, os.PathLike)) else name_of(model)
+    results, differences = scorer.score(
+        evidences,
+        model=model_name,
+        prompts=instructions.name,
+        seconds=seconds,
+    )
+    files.append(results)
+    files.draw(results)
     return Comparison(str(task), results, differences)
+
+
+def _parse_methods(methods: Sequence[str | Method]) -> list[Method]:
+    parsed_methods = [Method.parse(str(method)) for method in methods]
+    if not parsed_methods:
+        raise ValueError("methods: name one at least, such as 'classical' or 'echo:pooling=mean'.")
+    return list(dict.fromkeys(parsed_methods))
 
 
 def curve(
@@ -158,7 +111,7 @@ def curve(
     option: str,
     values: Sequence[Any],
     *,
-    figure: Path_ | None = None,
+    figure: FilePath | None = None,
     loading: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> pd.DataFrame:
@@ -183,29 +136,41 @@ def curve(
         raise ValueError(f"{option} (--vary): give one value at least.")
     if figure is not None:
         check_figure(figure)
-    model, asked = loaded_base(base, loading), [Method.parse(str(each)) for each in methods]
-    names = list(dict.fromkeys(map(str, values)))
-    frame = pd.DataFrame(index=list(dict.fromkeys(map(str, asked))), columns=names, dtype=object)
-    reasons: dict[str, str] = {}
-    for method, value in product(asked, values):
-        try:
-            varied_method = replace(method, **{option: value})
-            transformer: Any = readouts.of_base(model, varied_method, check=False)[0]
-            transformer.budget()
-        except (ValueError, TypeError) as error:
-            reasons.setdefault(str(value), str(error))
-            continue
-        frame.loc[str(method), str(value)] = str(varied_method)
-    for name in names:
-        if frame[name].isna().all():
-            raise ValueError(f"{option}={name} (--vary): no method takes this value. {reasons[name]}")
-    varied = [cell for cell in frame.to_numpy().ravel() if isinstance(cell, str)]
-    results = compare(model, table, varied, draws=0, **options).results
-    scores = {each.method: each.score for each in results}
+    model = open_base(base, loading)
+    frame = _vary_methods(model, _parse_methods(methods), option, values)
+    varied_methods = frame.stack().dropna().tolist()
+    results = compare(model, table, varied_methods, draws=0, **options).results
+    scores = {result.method: result.score for result in results}
     frame = frame.map(scores.get).astype(float)
     if figure is not None:
         save_figure(draw_curve(frame, option, results[0].metric), figure)
     return frame
+
+
+def _vary_methods(
+    base: SentenceTransformer,
+    methods: Sequence[Method],
+    option: str,
+    values: Sequence[Any],
+) -> pd.DataFrame:
+    """Short forms of the methods with each value; None where a method cannot have it."""
+    columns: dict[str, list[str | None]] = {}
+    for value in values:
+        column: list[str | None] = []
+        reasons: list[str] = []
+        for method in methods:
+            try:
+                varied_method = replace(method, **{option: value})
+                transformer_of(build_on(base, varied_method, check=False)).budget()
+            except (ValueError, TypeError) as error:
+                reasons.append(str(error))
+                column.append(None)
+            else:
+                column.append(str(varied_method))
+        if len(reasons) == len(methods):
+            raise ValueError(f"{option}={value} (--vary): no method takes this value. {reasons[0]}")
+        columns[str(value)] = column
+    return pd.DataFrame(columns, index=list(map(str, methods)), dtype=object)
 
 
 def evaluate(
@@ -213,12 +178,12 @@ def evaluate(
     tasks: Any,
     *,
     prompts: Any = None,
-    out: Path_ | None = None,
-    figure: Path_ | None = None,
+    out: FilePath | None = None,
+    figure: FilePath | None = None,
     batch_tokens: int | None = None,
     seed: int = 0,
     show_progress_bar: bool | None = None,
-    **reading: Any,
+    **reading_options: Any,
 ) -> list[Result]:
     """Score a model on tasks.
 
@@ -230,96 +195,108 @@ def evaluate(
         prompts: Instructions before the texts; None: those of the papers' set, or the model's own prompts.
         out: Append a JSON line a task to this file, as soon as it is scored.
         figure, batch_tokens, seed, show_progress_bar: As for `compare`.
-        **reading: As for `compare`.
+        **reading_options: As for `compare`.
 
     Example:
         >>> import st_reba
         >>> model = st_reba.build("mini", "echo", pooling="mean")
-        >>> [(each.task, each.items) for each in evaluate(model, "toy:S1,en", limit=20)]
+        >>> [(result.task, result.items) for result in evaluate(model, "toy:S1,en", limit=20)]
         [('S1 en', 20)]
     """
     check_seed(seed)
     if isinstance(model, (str, os.PathLike)):
         model = load(model)
-    label, method, results = name_of(model), str(method_of(model) or ""), list[Result]()
-    _keep((), out, figure)
+    files = OutputFiles(out, figure)
+    results: list[Result] = []
     # All are read before the first one is scored: a table that cannot be used is an error now.
-    for task, named in list(_tasks(tasks, seed, reading)):
-        instructions = read_instructions(prompts if prompts is not None else named)
-        about: dict[str, Any] = {"model": label, "prompts": instructions.name}
-        began = time.perf_counter()
+    for task, task_prompts in list(_find_tasks(tasks, seed, reading_options)):
+        instructions = read_instructions(task_prompts if prompts is None else prompts)
         if isinstance(task, Task):
-            warn_of_dropped(task)
-            vectors = model_vectors(model, task, instructions, batch_tokens, show_progress_bar)
-            about["seconds"] = time.perf_counter() - began
-            scoring = SCORINGS[task.kind]
-            evidence = scoring.evidence(task, usable(vectors, task, label))
-            results += _scored(task, {method: evidence}, scoring.main, DRAWS, seed, about)[0]
+            result = _score_task(model, task, instructions, batch_tokens, show_progress_bar)
         else:
-            scores = mteb_tasks.scores_of(model, task, instructions, show_progress_bar=bool(show_progress_bar))
-            about |= {"seconds": time.perf_counter() - began, "scores": scores}
-            name, kind, metric = task.metadata.name, task.metadata.type, task.metadata.main_score
-            results.append(Result(name, kind, method=method, metric=metric, score=scores[metric], **about))
-        _keep(results[-1:], out)
-    _keep(results, None, figure)
+            result = _score_mteb_task(model, task, instructions, show_progress_bar)
+        files.append([result])
+        results.append(result)
+    files.draw(results)
     return results
 
 
-def markdown(frame: pd.DataFrame) -> str:
-    """A table in Markdown, numbers to three digits."""
-
-    def shown(value: Any) -> str:
-        if isinstance(value, float):
-            return "" if value != value else f"{value:.3f}"
-        return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
-
-    rows = [["", *map(shown, frame.columns)], ["---"] * (len(frame.columns) + 1)]
-    rows += [[shown(name), *map(shown, values)] for name, *values in frame.itertuples(name=None)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def loaded_base(base: Any, loading: Mapping[str, Any] | None) -> Any:
-    """The base, loaded unless it is a model of ``readouts.opened``."""
-    return base if isinstance(base, SentenceTransformer) else readouts.opened(base, **(loading or {}))
-
-
-def _scored(
-    task: Task, evidences: Mapping[str, Evidence], metric: str, draws: int, seed: int, about: Mapping[str, Any]
-) -> tuple[list[Result], list[Difference]]:
-    scoring, intervals, differences = SCORINGS[task.kind], dict[str, tuple[float, float]](), list[Difference]()
-    if draws:
-        options: dict[str, Any] = {"groups": task.groups, "recentred": scoring.recentred, "draws": draws, "seed": seed}
-        intervals, differences = paired_bootstrap(evidences, scoring.metrics[metric], **options)
-    results = []
-    for method, evidence in evidences.items():
-        scores = {name: score(evidence) for name, score in scoring.metrics.items()}
-        shown: dict[str, Any] = {"interval": intervals.get(method), "scores": scores, "items": len(task.items), **about}
-        results.append(Result(task.name, task.kind, method=method, metric=metric, score=scores[metric], **shown))
-    return results, differences
+def _score_task(
+    model: SentenceTransformer,
+    task: Task,
+    instructions: Instructions,
+    batch_tokens: int | None,
+    show_progress_bar: bool | None,
+) -> Result:
+    warn_of_dropped(task)
+    model_name = name_of(model)
+    start_time = time.perf_counter()
+    vectors = model_vectors(model, task, instructions, batch_tokens, show_progress_bar)
+    seconds = time.perf_counter() - start_time
+    evidences = {_method_name(model): compute_evidence(task, vectors, model_name)}
+    results, _ = Scorer(task).score(
+        evidences,
+        model=model_name,
+        prompts=instructions.name,
+        seconds=seconds,
+    )
+    return results[0]
 
 
-def _keep(results: Sequence[Result], out: Path_ | None, figure: Path_ | None = None) -> None:
-    if out is not None:
-        check_writable(out, "out (--out)")
-        lines = [json.dumps(asdict(result), ensure_ascii=False) + "\n" for result in results]
-        try:
-            with open(out, "a", encoding="utf-8") as stream:
-                stream.writelines(lines)
-        except OSError as error:
-            raise OSError(f"out (--out): {str(out)!r} cannot be written ({error.strerror}).") from None
-    if figure is not None:
-        save_figure(draw_results(results), figure) if results else check_figure(figure)
+def _score_mteb_task(
+    model: SentenceTransformer,
+    task: Any,
+    instructions: Instructions,
+    show_progress_bar: bool | None,
+) -> Result:
+    start_time = time.perf_counter()
+    scores = mteb_tasks.scores_of(model, task, instructions, show_progress_bar=bool(show_progress_bar))
+    return Result(
+        task=task.metadata.name,
+        kind=task.metadata.type,
+        model=name_of(model),
+        method=_method_name(model),
+        metric=task.metadata.main_score,
+        score=scores[task.metadata.main_score],
+        scores=scores,
+        seconds=time.perf_counter() - start_time,
+        prompts=instructions.name,
+    )
 
 
-def _tasks(tasks: Any, seed: int, reading: Mapping[str, Any]) -> Iterator[tuple[Any, str | None]]:
-    for each in tasks if isinstance(tasks, (list, tuple)) else [tasks]:
-        word = str(each) if isinstance(each, (str, os.PathLike)) else ""
-        kind, equals, rest = word.partition("=")
+def _method_name(model: SentenceTransformer) -> str:
+    return str(method_of(model) or "")
+
+
+def open_base(base: Any, loading: Mapping[str, Any] | None) -> SentenceTransformer:
+    """The base, loaded unless it is a model of ``readouts.load_base``."""
+    if isinstance(base, SentenceTransformer):
+        return base
+    return load_base(base, **(loading or {}))
+
+
+def _find_tasks(
+    tasks: Any,
+    seed: int,
+    reading_options: Mapping[str, Any],
+) -> Iterator[tuple[Any, str | None]]:
+    """Tasks, or mteb's objects, each with the name of its instructions."""
+    if not isinstance(tasks, (list, tuple)):
+        tasks = [tasks]
+    kind_names = set(map(str.casefold, KINDS))
+    for task in tasks:
+        word = str(task) if isinstance(task, (str, os.PathLike)) else ""
+        kind, _, path = word.partition("=")
+        is_name = word and Path(word).name == word and not Path(word).exists()
         if word.partition(":")[0] == "toy":
-            yield from ((task, None) for task in toy_tasks_named(word, reading.get("limit"), seed))
-        elif equals and kind.casefold() in map(str.casefold, KINDS):
-            yield read_task(rest, **{**reading, "kind": kind, "seed": seed}), None
-        elif hasattr(each, "metadata") or (word and not Path(word).exists() and Path(word).name == word):
-            yield from mteb_tasks.find_tasks(each)
+            for toy_task in toy_tasks_named(word, reading_options.get("limit"), seed):
+                yield toy_task, None
+        elif path and kind.casefold() in kind_names:
+            yield (
+                read_task(path, **{**reading_options, "kind": kind}, seed=seed),
+                None,
+            )
+        elif is_name or hasattr(task, "metadata"):
+            yield from mteb_tasks.find_tasks(task)
         else:
-            yield read_task(each, **{**reading, "seed": seed}), None
+            yield read_task(task, **reading_options, seed=seed), None

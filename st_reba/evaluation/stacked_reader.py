@@ -42,32 +42,20 @@ class StackedReader:
         self.depth = depth
         self.keep_backward = keep_backward
 
-    def states_of(
-        self,
-        hidden: Tensor,
-        layer: int,
-    ) -> Tensor:
+    def states_of(self, hidden_states: Tensor, layer: int) -> Tensor:
         """States [B, T, d] of a layer, of what a pass gave."""
         block_index = self.layers.index(layer)
-        return self._block(hidden, block_index)
+        return self._block(hidden_states, block_index)
 
-    def outputs_of(
-        self,
-        hidden: Tensor,
-        layer_range: LayerRange,
-    ) -> Tensor:
+    def outputs_of(self, hidden_states: Tensor, layer_range: LayerRange) -> Tensor:
         """A mean of attention outputs [B, T, d], of what a pass gave."""
         block_index = len(self.layers)
         block_index += self.outputs.index(layer_range)
-        return self._block(hidden, block_index)
+        return self._block(hidden_states, block_index)
 
-    def _block(
-        self,
-        hidden: Tensor,
-        block_index: int,
-    ) -> Tensor:
+    def _block(self, hidden_states: Tensor, block_index: int) -> Tensor:
         block_count = len(self.layers) + len(self.outputs)
-        blocks = hidden.chunk(block_count, dim=2)
+        blocks = hidden_states.chunk(block_count, dim=2)
         return blocks[block_index]
 
     def before_layers(self, state: ForwardPass) -> None:
@@ -79,31 +67,31 @@ class StackedReader:
         def keep_states(
             index: int,
             layer_call: ModuleCall,
-            hidden: Tensor,
+            hidden_states: Tensor,
         ) -> Tensor:
             layer = index + 1
             if layer in self.layers:
-                layer_states.append(hidden)
+                layer_states.append(hidden_states)
                 if isinstance(state.attention_reader, BackwardAttention):
                     self.keep_backward(layer, state.attention_reader)
             if layer == self.depth and layer_states:
                 # All pass what follows the layers, the final norm, as rows of one batch.
                 return torch.cat(layer_states)
-            return hidden
+            return hidden_states
 
         state.after_layer.append(keep_states)
         if self.outputs:
             state.after_attention.append(output_means.add)
 
-    def after_layers(self, state: ForwardPass, hidden: Tensor) -> Tensor:
+    def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
         """What is read, [B, T, d · readings], in place of the hidden states."""
         layer_states, output_means = state.hook_data[self]
         blocks: list[Tensor] = []
         if layer_states:
-            blocks += hidden.chunk(len(layer_states))
+            blocks += hidden_states.chunk(len(layer_states))
         for layer_range in self.outputs:
             output_mean = output_means.means[layer_range]
-            blocks.append(output_mean.to(hidden))
+            blocks.append(output_mean.to(hidden_states))
         return torch.cat(blocks, dim=2)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Evidence = NDArray[np.float64]
-DRAWS, LEVEL = 1000, 0.95
+Samples = dict[str, NDArray[np.float64]]
+DRAWS = 1000
+LEVEL = 0.95
 _ROUNDING = 1e-12
 
 
@@ -49,11 +50,11 @@ def paired_bootstrap(
     """Draw items with replacement, the same for all methods.
 
     Args:
-        evidences: By method, [items, numbers]: what is known of each item.
+        evidences: By method, [items, numbers].
         metric: Makes a score of items' evidence.
         groups: A group an item; items of one group are drawn together. Empty: each by itself.
         recentred: Move the values to the score of all items: of metrics that rise when items are drawn twice.
-        draws, seed: How often, and of the draws.
+        draws, seed: Number of draws, and their seed.
 
     Returns:
         The 95 % interval of each method's score, and the difference of each pair. Corrected intervals are as many
@@ -64,32 +65,69 @@ def paired_bootstrap(
 
     Example:
         >>> one, other = (np.array([[1.0]] * right + [[0.0]] * (100 - right)) for right in (60, 30))
-        >>> intervals, (found,) = paired_bootstrap({"one": one, "other": other}, lambda rows: float(rows.mean()))
-        >>> round(found.value, 2), found.significant
+        >>> intervals, (difference,) = paired_bootstrap({"one": one, "other": other}, lambda rows: float(rows.mean()))
+        >>> round(difference.value, 2), difference.significant
         (0.3, True)
     """
-    generator, scores = np.random.default_rng(seed), {name: metric(each) for name, each in evidences.items()}
-    members: dict[object, list[int]] = {}
-    for place, group in enumerate(groups or range(len(next(iter(evidences.values()))))):
-        members.setdefault(group, []).append(place)
-    units = list(map(np.array, members.values()))
-    samples = {name: np.empty(draws) for name in evidences}
-    for number in range(draws):
-        chosen = np.concatenate([units[unit] for unit in generator.integers(len(units), size=len(units))])
+    scores = {name: metric(evidence) for name, evidence in evidences.items()}
+    samples: Samples = {name: np.empty(draws) for name in evidences}
+    item_count = len(next(iter(evidences.values())))
+    for draw, item_indices in enumerate(_draw_items(item_count, groups, draws, seed)):
         for name, evidence in evidences.items():
-            samples[name][number] = metric(evidence[chosen])
-    if recentred:
-        samples = {name: each - each.mean() + scores[name] for name, each in samples.items()}
-    ends = 100 * (1 - LEVEL) / 2, 100 * (1 + LEVEL) / 2
-    intervals: dict[str, Any] = {name: tuple(np.percentile(each, ends).tolist()) for name, each in samples.items()}
-    pairs = list(combinations(evidences, 2))
+            samples[name][draw] = metric(evidence[item_indices])
+    intervals: dict[str, tuple[float, float]] = {}
+    for name, sample in samples.items():
+        if recentred:
+            sample += scores[name] - sample.mean()
+        low, high = np.quantile(sample, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+        intervals[name] = (low, high)
+    return intervals, _compare_pairs(scores, samples)
+
+
+def _draw_items(
+    item_count: int,
+    groups: Sequence[object],
+    draws: int,
+    seed: int,
+) -> Iterator[NDArray[np.int64]]:
+    """Indices of the items of each draw, whose groups are drawn whole."""
+    generator = np.random.default_rng(seed)
+    members: dict[object, list[int]] = {}
+    for item_index, group in enumerate(groups or range(item_count)):
+        members.setdefault(group, []).append(item_index)
+    group_indices = list(map(np.array, members.values()))
+    for _ in range(draws):
+        drawn_groups = generator.integers(len(group_indices), size=len(group_indices))
+        yield np.concatenate([group_indices[group] for group in drawn_groups])
+
+
+def _compare_pairs(scores: Mapping[str, float], samples: Samples) -> list[Difference]:
+    pairs = list(combinations(scores, 2))
     if not pairs:
-        return intervals, []
+        return []
     values = np.array([scores[first] - scores[second] for first, second in pairs])
-    spread = np.stack([samples[first] - samples[second] for first, second in pairs]) - values[:, None]
-    errors = spread.std(axis=1)
+    sampled_values = np.stack([samples[first] - samples[second] for first, second in pairs])
+    deviations = sampled_values - values[:, None]
+    errors = deviations.std(axis=1)
     errors[errors < _ROUNDING] = 0.0
-    moved = np.divide(np.abs(spread), errors[:, None], out=np.zeros_like(spread), where=errors[:, None] > 0)
-    half = np.percentile(moved.max(axis=0), 100 * LEVEL) * errors
-    rows = zip(pairs, values.tolist(), (values - half).tolist(), (values + half).tolist(), strict=True)
-    return intervals, [Difference(*pair, value, low, high) for pair, value, low, high in rows]
+    # Where all draws agree, the standardized difference is 0.
+    divisors = np.where(errors > 0, errors, np.inf)
+    largest_deviations = np.abs(deviations / divisors[:, None]).max(axis=0)
+    half_widths = np.quantile(largest_deviations, LEVEL) * errors
+    differences: list[Difference] = []
+    for (first, second), value, half_width in zip(
+        pairs,
+        values.tolist(),
+        half_widths.tolist(),
+        strict=True,
+    ):
+        differences.append(
+            Difference(
+                first,
+                second,
+                value,
+                value - half_width,
+                value + half_width,
+            )
+        )
+    return differences

@@ -1,16 +1,18 @@
-"""Echo's toy structures: does an embedding see what is said early in a sentence, and what is said late?"""
+"""Echo's toy structures: does an embedding tell what comes early in a sentence, and what comes late?"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from .tasks import Task, drawn
+from .task import Task, TextIndex, TextSpan
+from .task_source import subsample
 
 LANGUAGES = ("zh", "en")
 PARTS = ("whole", "early", "late")
@@ -26,11 +28,23 @@ class Sentence(NamedTuple):
     late: str
     joiner: str = ""
 
-    def span(self, part: str) -> tuple[str, tuple[int, int]]:
-        """The text, and where a part stands in it, in characters."""
+    def span(self, part: str) -> TextSpan:
+        """The text, and where a part of it is, in characters."""
         text = self.early + self.joiner + self.late
-        start, end = len(text) - len(self.late), len(text)
-        return text, {"early": (0, len(self.early)), "late": (start, end), "whole": (0, end)}[part]
+        if part == "early":
+            return text, (0, len(self.early))
+        if part == "late":
+            return text, (len(text) - len(self.late), len(text))
+        return text, (0, len(text))
+
+
+class Triple(NamedTuple):
+    """A sentence, another one with the same meaning, and one with another meaning; and their topic."""
+
+    topic: str
+    anchor: Sentence
+    positive: Sentence
+    negative: Sentence
 
 
 def toy_tasks(
@@ -45,9 +59,9 @@ def toy_tasks(
     Args:
         structures, languages: Some of ``STRUCTURES``, numbered as in the paper's section 3.1, and of ``LANGUAGES``.
         part: Vector of a sentence: ``"whole"``: its embedding; ``"early"`` or ``"late"``: the words of its part A
-            or B alone, where they stand. ``"early"`` in S3 shows whether early tokens hold what is said later: A is the
-            same in all three sentences.
-        limit: Use so many of the 120 triples of each structure and language.
+            or B alone. ``"early"`` in S3 shows whether early tokens hold the meaning of later ones: A is the same in
+            all three sentences.
+        limit: Number of triples of each structure and language to draw, of 120.
         seed: Seed of the people and times that go with a topic, and of the limit's draw.
 
     Returns:
@@ -60,61 +74,141 @@ def toy_tasks(
         >>> [task.name for task in toy_tasks(["S1", "S3"], ["en"], "early")]
         ['S1 en early', 'S3 en early']
     """
-    tasks = []
+    tasks: list[Task] = []
     for language, structure in product(languages, structures):
-        place: dict[tuple[str, tuple[int, int]], int] = {}
-        items, topics = [], []
-        for topic, sentences in drawn(triples(structure, language, seed=seed), limit, seed):
-            items.append(tuple(place.setdefault(each.span(part), len(place)) for each in sentences))
+        sentences: TextIndex[TextSpan] = TextIndex()
+        triple_items: list[tuple[int, ...]] = []
+        topics: list[str] = []
+        for topic, *triple in subsample(
+            triples(structure, language, seed=seed),
+            limit,
+            seed,
+        ):
+            triple_items.append(tuple(sentences.add(sentence.span(part)) for sentence in triple))
             topics.append(topic)
-        name = f"{structure} {language}" + (f" {part}" if part != "whole" else "")
-        texts, spans = zip(*place, strict=True)
-        spans = () if part == "whole" else spans
-        tasks.append(Task(name, "Triples", texts, tuple(items), spans=spans, groups=tuple(topics)))
+        name = f"{structure} {language}"
+        texts, spans = zip(*sentences.texts, strict=True)
+        if part == "whole":
+            spans = ()
+        else:
+            name = f"{name} {part}"
+        tasks.append(
+            Task(
+                name,
+                "Triples",
+                texts,
+                tuple(triple_items),
+                spans=spans,
+                groups=tuple(topics),
+            )
+        )
     return tasks
 
 
-def toy_tasks_named(word: str, limit: int | None = None, seed: int = 0) -> list[Task]:
-    """The toy structures that a word names: ``"toy"``, ``"toy:S1"``, ``"toy:en"``, ``"toy:S3,early"``."""
-    named = [each for each in word.partition(":")[2].split(",") if each]
-    structures, languages, part = ([each for each in named if each in of] for of in (STRUCTURES, LANGUAGES, PARTS))
-    if len(part) > 1 or len(named) > len(structures) + len(languages) + len(part):
-        known = f"structures {', '.join(STRUCTURES)}, languages {', '.join(LANGUAGES)}, one of {', '.join(PARTS)}"
-        raise ValueError(f"{word!r}: name {known}.")
-    return toy_tasks(structures or STRUCTURES, languages or LANGUAGES, part[0] if part else "whole", limit, seed)
+def toy_tasks_named(
+    name: str,
+    limit: int | None = None,
+    seed: int = 0,
+) -> list[Task]:
+    """The toy structures that a name selects: ``"toy"``, ``"toy:S1"``, ``"toy:en"``, ``"toy:S3,early"``."""
+    _, _, selection = name.partition(":")
+    words = list(filter(None, selection.split(",")))
+    structures = [word for word in words if word in STRUCTURES]
+    languages = [word for word in words if word in LANGUAGES]
+    parts = [word for word in words if word in PARTS]
+    if len(parts) > 1 or len(words) > len(structures + languages + parts):
+        choices = f"structures {', '.join(STRUCTURES)}, languages {', '.join(LANGUAGES)}, one of {', '.join(PARTS)}"
+        raise ValueError(f"{name!r}: name {choices}.")
+    part = parts[0] if parts else "whole"
+    return toy_tasks(structures or STRUCTURES, languages or LANGUAGES, part, limit, seed)
 
 
-def triples(structure: str, language: str, *, seed: int = 0) -> list[tuple[str, tuple[Sentence, Sentence, Sentence]]]:
-    """The 120 triples (q, s+, s-) of a structure, each with its topic, four of each topic."""
-    words = yaml.safe_load(Path(__file__).with_name(f"toy_{language}.yaml").read_text(encoding="utf-8"))
-    return [
-        (f"{language}-{number:02}", _sentences(structure, words, topic, who, when))
-        for number, topic in enumerate(words["topics"], 1)
-        for who, when in _drawn(words, number, seed)
-    ]
+def triples(
+    structure: str,
+    language: str,
+    *,
+    seed: int = 0,
+) -> list[Triple]:
+    """The 120 triples (q, s+, s-) of a structure, four of each topic."""
+    path = Path(__file__).with_name(f"toy_{language}.yaml")
+    wordings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    all_triples: list[Triple] = []
+    for topic_number, topic in enumerate(wordings["topics"], 1):
+        for person, time in _draw_pairs(wordings, topic_number, seed):
+            writer = TripleWriter(wordings, topic, person, time)
+            all_triples.append(writer.write(f"{language}-{topic_number:02}", structure))
+    return all_triples
 
 
-def _drawn(words: Mapping[str, Any], topic: int, seed: int) -> list[tuple[Any, Any]]:
-    def rank(pair: Any) -> bytes:
-        return hashlib.sha256(f"{seed}:{topic}:{pair[0]['is']}:{pair[1]['is']}".encode()).digest()
-
-    chosen: dict[str, tuple[Any, Any]] = {}
-    for who, when in sorted(product(words["who"], words["when"]), key=rank):
-        chosen.setdefault(who["is"], (who, when))
-    return list(chosen.values())[:DRAWS]
+Words = Mapping[str, str]
 
 
-def _sentences(
-    structure: str, words: Any, topic: Mapping[str, str], who: Mapping[str, str], when: Mapping[str, str]
-) -> tuple[Sentence, Sentence, Sentence]:
-    last, layouts = structure == "S1", words["layouts"]
-    act_layout, detail_layout = ("act_last", "detail_first") if last else ("act_first", "detail_last")
-    act = layouts[act_layout].format(who=who["is"], act=topic["act"], when=when["is"])
-    again = layouts[f"{act_layout}_again"].format(who=who["again"], act=topic["act_again"], when=when["again"])
+def _draw_pairs(
+    wordings: Mapping[str, Any],
+    topic_number: int,
+    seed: int,
+) -> list[tuple[Words, Words]]:
+    """Pairs of a person and a time, of different persons."""
 
-    def sentence(act: str, name: str) -> Sentence:
-        detail = layouts[detail_layout].format(detail=topic[name].format(their=who.get("their", "")))
-        early, late = (detail, act) if last else (act, detail)
-        return Sentence(early[:1].upper() + early[1:], late, words["joiner"])
+    def rank(pair: tuple[Words, Words]) -> bytes:
+        person, time = pair
+        return hashlib.sha256(f"{seed}:{topic_number}:{person['is']}:{time['is']}".encode()).digest()
 
-    return sentence(act, "detail"), sentence(act if structure == "S3" else again, "again"), sentence(act, "opposite")
+    pair_of_person: dict[str, tuple[Words, Words]] = {}
+    for person, time in sorted(product(wordings["who"], wordings["when"]), key=rank):
+        pair_of_person.setdefault(person["is"], (person, time))
+    return list(pair_of_person.values())[:DRAWS]
+
+
+@dataclass(frozen=True)
+class TripleWriter:
+    """Writes the sentences of a topic about a person and a time."""
+
+    wordings: Mapping[str, Any]
+    topic: Words
+    person: Words
+    time: Words
+
+    def write(self, topic_name: str, structure: str) -> Triple:
+        """The triple of a structure: in S1 the act comes last, and in S3 all three begin alike."""
+        is_act_last = structure == "S1"
+        act_layout = "act_last" if is_act_last else "act_first"
+        act = self._fill(
+            act_layout,
+            who=self.person["is"],
+            act=self.topic["act"],
+            when=self.time["is"],
+        )
+        paraphrase = act
+        if structure != "S3":
+            paraphrase = self._fill(
+                f"{act_layout}_again",
+                who=self.person["again"],
+                act=self.topic["act_again"],
+                when=self.time["again"],
+            )
+        return Triple(
+            topic_name,
+            self._join(act, "detail", is_act_last),
+            self._join(paraphrase, "again", is_act_last),
+            self._join(act, "opposite", is_act_last),
+        )
+
+    def _fill(self, layout: str, **words: str) -> str:
+        text: str = self.wordings["layouts"][layout].format(**words)
+        return text
+
+    def _join(
+        self,
+        act: str,
+        detail_name: str,
+        is_act_last: bool,
+    ) -> Sentence:
+        detail = self.topic[detail_name].format(their=self.person.get("their", ""))
+        if is_act_last:
+            early = self._fill("detail_first", detail=detail)
+            late = act
+        else:
+            early = act
+            late = self._fill("detail_last", detail=detail)
+        return Sentence(early[:1].upper() + early[1:], late, self.wordings["joiner"])

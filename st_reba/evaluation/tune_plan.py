@@ -1,177 +1,365 @@
-"""What every purpose of tune has in common: the steps that a plan fills, and the report with the files beside it."""
+"""What tune does for each purpose: the items, the passes, the filter, and what the choice is compared with."""
 
 from __future__ import annotations
 
-import json
-import os
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal, TypeVar
 
-from ..hub.save import save
-from ..methods import Method
-from ..recipe import LOADING, save_recipe
+import torch
+from sentence_transformers import SentenceTransformer
 
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from ..filters import Filter
-    from .search import Pass, Scored, Search
+from ..encode import encode_texts
+from ..filters import Filter
+from ..methods import DEFAULT, Method
+from ..sentences import QUERY_SAMPLE, sample_sentences
+from .items import TaskItems
+from .kinds.views import views_of
+from .passes import Pass, published_methods, search_passes, similarity_passes
+from .readouts import build_on, depth_of
+from .retrieval_items import RetrievalItems, draw_documents, labelled_items, relevant_documents, retrieval_views
+from .search import Candidate
+from .task import KINDS, Task, TextIndex
+from .texts import draw_texts, script_of
+from .tune_report import ReportEntry, TuneRow, report_rows
+from .vectors import REMOVED_DIRECTIONS, search_filter_kinds
+from .word_scores import word_scores
 
 Purpose = Literal["similarity", "search"]
-# Of the items, this share chooses and the others report, each up to so many.
+Item = TypeVar("Item")
+# Share of the items that choose; the others report. Upper limits of both.
 CHOOSING_SHARE = 2 / 3
-MOST_CHOOSING = 400
-MOST_REPORTING = 300
+MAX_CHOOSING = 400
+MAX_REPORTING = 300
+# Of fewer labels a choice is chance.
+FEWEST_LABELS = 30
+# Below, a report doubts the choice.
+STEADY_COUNT = 200
+# Texts that a filter for similarity needs; and one more for each dimension.
+_FEWEST_FILTER_TEXTS = 100
+# For ``build(base_model, "auto")``: texts that are drawn, and how many of them choose.
+AUTO_SAMPLE = 1000
+AUTO_CHOOSING: Mapping[str, int] = {"similarity": 300, "search": 200}
 
-_ITEM_NAMES = {
-    "Views": "texts",
-    "SearchViews": "documents",
-    "Classification": "labelled texts",
-    "Reranking": "labelled queries",
-    "Retrieval": "labelled queries",
-}
-_TABLE_HEAD = (
-    "| method | score | standard error | work | seconds per 1,000 texts | MB |",
-    "|---|--:|--:|--:|--:|--:|",
+_VIEWS_NOTE = "A score (0 to 1) says how well parts of a text find each other. It only compares methods."
+_SEARCH_VIEWS_NOTE = (
+    "A score (0 to 1) says how early a search for a sentence of a document finds the rest of the document, "
+    "among those of all others. It only compares methods."
 )
-_WHAT_WORK_IS = (
-    "\nWork: positions that are computed, times layers, as a multiple of one pass of the text through the whole base."
+_SEARCH_LABELS_NOTE = "Scores are nDCG@10 of the labelled queries."
+_WHITENED_NOTE = "Whitened: half-whitened as an index does by default (whiten=True); the choice brings its own filter."
+_NO_FILTER_NOTE = (
+    "No filter was best. An index whitens such a model by default: build it with whiten=False (--no-whiten)."
 )
+_SCRIPTS_NOTE = "The texts are in several scripts. Where languages are not compared, tune on each by itself."
 
 
-@dataclass(frozen=True)
-class TuneRow:
-    """A method on the items that report.
-
-    Args:
-        name: Its name in the report.
-        method: The method, with its filter's file; None: it needs no model.
-        score: The mean over the items.
-        error: The standard error of the score.
-        cost: Positions that are computed, times layers, as a multiple of one pass of the text through the base.
-        seconds: For 1,000 of the texts that were run, as measured.
-        megabytes: Size of the model's weights.
-    """
-
-    name: str
-    method: Method | None
-    score: float
-    error: float
-    cost: float
-    seconds: float
-    megabytes: float
-
-
-@dataclass(frozen=True)
-class TuneReport:
-    """The choice, and beside it what else could be taken, on items that did not choose.
+@dataclass(frozen=True, eq=False)
+class SimilarityPlan:
+    """Choose by parts of texts, or by labelled items.
 
     Args:
-        method: The choice.
-        rows: A row a method, the choice first.
-        kind: ``"Views"``, ``"SearchViews"``, or the kind of the labelled items.
-        counts: Items that chose, and that report.
-        tried: Number of methods and layers that were scored.
-        seconds, passes: Seconds in all, and in the search's forward passes alone.
-        folder: Where recipe, filter, model and this report are.
-        notes: How to read the scores, and reasons to doubt the choice.
+        choosing_items, reporting_items: The items that choose, and that report.
+        filter_texts: Texts that filters are fitted on; none of them reports.
+        texts: All texts.
     """
 
-    method: Method
-    rows: tuple[TuneRow, ...]
-    kind: str
-    counts: tuple[int, int]
-    tried: int
-    seconds: float
-    passes: float
-    folder: str
-    notes: tuple[str, ...] = ()
+    choosing_items: TaskItems
+    reporting_items: TaskItems
+    filter_texts: Sequence[str]
+    texts: Sequence[str]
 
-    def __str__(self) -> str:
-        item_name = _ITEM_NAMES.get(self.kind, "labelled pairs")
-        choosing_count, reporting_count = self.counts
-        report_lines = [
-            f"Chosen: {self.method}\n",
-            f"{choosing_count} {item_name} chose it from {self.tried} methods and layers, "
-            f"in {self.seconds:.0f} seconds, {self.passes:.0f} of them in forward passes.",
-            f"Scores on {reporting_count} other {item_name}, which had no part in the choice:\n",
-            *_TABLE_HEAD,
-        ]
-        for row in self.rows:
-            score_cells = f"{row.score:.3f} | {row.error:.3f}"
-            cost_cells = f"{row.cost:.2f} | {row.seconds:.1f} | {row.megabytes:.0f}"
-            report_lines.append(f"| {row.name} | {score_cells} | {cost_cells} |")
-        return "\n".join([*report_lines, _WHAT_WORK_IS, *self.notes])
+    @property
+    def is_by_views(self) -> bool:
+        """Parts of texts choose."""
+        return self.choosing_items.kind == "Views"
 
+    @property
+    def script(self) -> str:
+        """The script of most texts."""
+        return script_of(" ".join(self.texts[:200]))
 
-class TuningPlan(ABC):
-    """What tune does for one purpose.
-
-    Args:
-        kind: See :class:`TuneReport`.
-        counts: Items that choose, and that report.
-    """
-
-    def __init__(self, kind: str, counts: tuple[int, int]) -> None:
-        self.kind = kind
-        self.counts = counts
-
-    @abstractmethod
-    def open_search(self, base: SentenceTransformer, passes_folder: Path | None) -> Search:
-        """The search over the items that choose, whose finished passes are kept in a folder."""
-
-    @abstractmethod
-    def passes(self, depth: int, *, small: bool = False) -> list[Pass]:
+    def passes(self, depth: int, *, is_small: bool = False) -> list[Pass]:
         """The inputs and masks that are tried, or the few that cover most, on a base of L layers (``depth``)."""
+        has_labels = not self.is_by_views
+        return similarity_passes(depth, self.script, is_small=is_small, has_labels=has_labels)
 
-    @abstractmethod
+    def filter_kinds(self, base_model: SentenceTransformer) -> list[str | None]:
+        """Kinds of filters that are tried, None for none.
+
+        Views judge vectors with a filter, as it helps nearly always; labels judge both.
+        """
+        if not sample_for_filter(self.filter_texts, base_model.get_embedding_dimension() or 0):
+            return [None]
+        if self.is_by_views:
+            return ["abtt"]
+        return [None, "abtt"]
+
     def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
-        """Fit a filter for a model without one, on texts that do not report."""
+        """Fit a filter for a model without one; there is one kind."""
+        sample = sample_for_filter(self.filter_texts, model.get_embedding_dimension() or 0)
+        sample_vectors = encode_texts(model, sample)
+        return Filter.fit(sample_vectors, "abtt", r=REMOVED_DIRECTIONS, model=model)
 
-    @abstractmethod
-    def rows(
+    def report(
         self,
-        base: SentenceTransformer,
-        method: Method,
-        candidates: Sequence[Scored],
+        base_model: SentenceTransformer,
+        choice: ReportEntry,
+        candidates: Sequence[Candidate],
     ) -> tuple[TuneRow, ...]:
-        """The choice, and what it is compared with, on the items that report."""
+        """The choice, and the papers' methods, on the items that report."""
+        entries = [choice]
+        scores = {candidate.method: candidate.score for candidate in candidates}
+        for name, method in published_methods(
+            depth_of(base_model),
+            self.script,
+            scores,
+        ).items():
+            entries.append(ReportEntry(name, method))
+        return report_rows(base_model, self.reporting_items, entries)
 
-    @abstractmethod
-    def notes(self, choice: Scored) -> tuple[str, ...]:
+    def notes(self, choice: Candidate) -> list[str]:
         """How to read the scores, and reasons to doubt the choice."""
+        notes = [_VIEWS_NOTE] if self.is_by_views else []
+        notes += note_few_items(self.choosing_items.item_count)
+        script_counts = Counter(map(script_of, self.texts))
+        rare_count = len(self.texts) / 20
+        if sum(count > rare_count for count in script_counts.values()) > 1:
+            notes.append(_SCRIPTS_NOTE)
+        return notes
 
 
-def write_report(
-    report: TuneReport,
-    base: object,
-    saved_model: SentenceTransformer,
-    loading_options: Mapping[str, Any],
-) -> None:
-    """Write recipe, report and model into the report's folder.
+def note_few_items(item_count: int) -> list[str]:
+    """A note where few items choose."""
+    if item_count >= STEADY_COUNT:
+        return []
+    return [f"Only {item_count} items chose: with {STEADY_COUNT} or more the choice is steadier."]
+
+
+def sample_for_filter(texts: Sequence[str], width: int) -> list[str]:
+    """Texts to fit a filter for d dimensions (``width``): with their views if too few, none if these are too few."""
+    fewest_texts = max(_FEWEST_FILTER_TEXTS, width)
+    if len(texts) >= fewest_texts:
+        return list(texts)
+    if not texts:
+        return []
+    distinct_texts = list(dict.fromkeys([*texts, *views_of(texts).texts]))
+    if len(distinct_texts) < fewest_texts:
+        return []
+    return distinct_texts[:fewest_texts]
+
+
+@dataclass(frozen=True, eq=False)
+class RetrievalPlan:
+    """Choose by queries and documents.
 
     Args:
-        report: The report; its method's filter is there already.
-        base: What ``build`` was given.
-        saved_model: The model of the choice.
-        loading_options: Further arguments of ``build``.
+        choosing_items, reporting_items: The items that choose, and that report.
+        documents: Documents that filters are fitted on.
     """
-    report_folder = Path(report.folder)
-    kept_loading: dict[str, Any] = {name: loading_options.get(name) for name in LOADING}
-    # Objects, where a loaded model is the base.
-    kept_loading["tokenizer"] = _as_name(loading_options.get("tokenizer"))
-    base_name = _as_name(base) or str(saved_model[0].base_model)
-    save_recipe(report_folder / "recipe.yaml", base_name, report.method, **kept_loading)
-    (report_folder / "report.md").write_text(f"{report}\n", encoding="utf-8")
-    report_json = json.dumps(asdict(report), indent=1, ensure_ascii=False)
-    (report_folder / "report.json").write_text(report_json, encoding="utf-8")
-    save(saved_model, report_folder / "model", overwrite=True)
+
+    choosing_items: RetrievalItems
+    reporting_items: RetrievalItems
+    documents: Sequence[str]
+
+    def passes(self, depth: int, *, is_small: bool = False) -> list[Pass]:
+        """As for :class:`SimilarityPlan`."""
+        script = script_of(" ".join(self.documents[:200]))
+        return search_passes(depth, script, is_small=is_small)
+
+    def filter_kinds(self, base_model: SentenceTransformer) -> list[str | None]:
+        """Kinds of filters that are tried, None for none."""
+        document_count = min(len(self.documents), len(self.choosing_items.documents))
+        return search_filter_kinds(document_count, len(self.choosing_items.query_sample))
+
+    def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
+        """Fit a filter on documents, and on sentences of them in place of queries, for a model without one."""
+        query_vectors = encode_texts(model, sample_sentences(self.documents, QUERY_SAMPLE), task="query")
+        document_vectors = encode_texts(model, self.documents, task="document")
+        if filter_kind == "center":
+            return Filter.fit(document_vectors, "center", query_vectors=query_vectors, model=model)
+        search_filter = Filter.fit_for_search(document_vectors, query_vectors, model=model)
+        assert search_filter is not None  # search_filter_kinds counts the vectors
+        return search_filter
+
+    def report(
+        self,
+        base_model: SentenceTransformer,
+        choice: ReportEntry,
+        candidates: Sequence[Candidate],
+    ) -> tuple[TuneRow, ...]:
+        """The choice; the default of ``build``, also as an index whitens it; papers' methods, and BM25."""
+        default = Method.parse(DEFAULT)
+        default_filter = self.fit_filter(build_on(base_model, default, check=False), "whiten")
+        entries = [
+            choice,
+            ReportEntry("default, whitened", default, default_filter),
+            ReportEntry("default", default),
+            ReportEntry("classical, mean", Method("classical", pooling="mean")),
+            ReportEntry("PromptEOL", Method("prompteol")),
+        ]
+        return (
+            *report_rows(base_model, self.reporting_items, entries),
+            self._score_words(),
+        )
+
+    def _score_words(self) -> TuneRow:
+        """The row of BM25."""
+        start_time = time.perf_counter()
+        similarities = word_scores(self.reporting_items.queries, self.reporting_items.documents)
+        scores = self.reporting_items.score_similarities(similarities)
+        seconds = time.perf_counter() - start_time
+        return TuneRow.of_scores(
+            "BM25",
+            None,
+            torch.from_numpy(scores),
+            seconds=1000 * seconds / self.reporting_items.text_count,
+        )
+
+    def notes(self, choice: Candidate) -> list[str]:
+        """How to read the scores, and reasons to doubt the choice."""
+        notes = [_SEARCH_VIEWS_NOTE]
+        if self.choosing_items.is_labelled:
+            notes = [_SEARCH_LABELS_NOTE]
+        notes.append(_WHITENED_NOTE)
+        notes += note_few_items(self.choosing_items.item_count)
+        if choice.filter_kind is None:
+            notes.append(_NO_FILTER_NOTE)
+        return notes
 
 
-def _as_name(base: object) -> str | None:
-    if isinstance(base, (str, os.PathLike)):
-        return os.fspath(base)
-    return None
+TuningPlan = SimilarityPlan | RetrievalPlan
+
+
+def divide(items: Iterable[Item], seed: int) -> tuple[list[Item], list[Item]]:
+    """The items that choose, and those that report."""
+    shuffled_items = list(items)
+    Random(seed).shuffle(shuffled_items)
+    choosing_count = round(CHOOSING_SHARE * len(shuffled_items))
+    return shuffled_items[:choosing_count], shuffled_items[choosing_count:]
+
+
+def plan_by_views(
+    texts: Iterable[str],
+    sample_size: int,
+    seed: int,
+) -> SimilarityPlan:
+    """Parts of texts find each other; no text both chooses and reports."""
+    drawn_texts = draw_texts(texts, sample_size, seed)
+    choosing_items, reporting_items = divide(sorted(drawn_texts), seed)
+    return SimilarityPlan(
+        TaskItems(views_of(choosing_items[:MAX_CHOOSING])),
+        TaskItems(views_of(reporting_items[:MAX_REPORTING])),
+        choosing_items,
+        drawn_texts,
+    )
+
+
+def plan_by_labels(
+    task: Task,
+    texts: Iterable[str] | None,
+    sample_size: int,
+    seed: int,
+) -> SimilarityPlan:
+    """Labelled items choose; a filter sees no text that reports.
+
+    Args:
+        task: The items.
+        texts: Texts that filters are fitted on; None: those of the task.
+        sample_size: Number of texts to draw.
+        seed: Seed of all draws.
+    """
+    if not task.task_kind.chooses_methods or task.train or len(task.items) < FEWEST_LABELS:
+        kinds = ", ".join(kind.name for kind in KINDS.values() if kind.chooses_methods)
+        raise ValueError(f"labels: {task}. Give {FEWEST_LABELS} or more items of {kinds}, without train.")
+    drawn_texts = draw_texts(task.texts if texts is None else texts, sample_size, seed)
+    choosing_items, reporting_items = divide(task.items, seed)
+    reporting_task = restrict_task(task, reporting_items[:MAX_REPORTING])
+    hidden_texts = set(reporting_task.texts)
+    return SimilarityPlan(
+        TaskItems(restrict_task(task, choosing_items[:MAX_CHOOSING])),
+        TaskItems(reporting_task),
+        [text for text in drawn_texts if text not in hidden_texts],
+        drawn_texts,
+    )
+
+
+def restrict_task(task: Task, items: Iterable[tuple[Any, ...]]) -> Task:
+    """A task of some items, over their texts alone."""
+    texts: TextIndex[str] = TextIndex()
+
+    def move_indices(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(move_indices, value))
+        return texts.add(task.texts[value])
+
+    moved_items: list[tuple[Any, ...]] = []
+    for *indices, label in items:
+        moved_items.append((*map(move_indices, indices), label))
+    return Task(
+        task.name,
+        task.kind,
+        texts.texts,
+        tuple(moved_items),
+    )
+
+
+def plan_search_by_views(
+    texts: Iterable[str],
+    sample_size: int,
+    seed: int,
+) -> RetrievalPlan:
+    """Sentences of documents look for the rest of them; no document both chooses and reports."""
+    choosing_items, reporting_items = divide(
+        sorted(draw_documents(texts, sample_size, seed)),
+        seed,
+    )
+    return RetrievalPlan(
+        retrieval_views(choosing_items[:MAX_CHOOSING], seed),
+        retrieval_views(reporting_items[:MAX_REPORTING], seed),
+        choosing_items,
+    )
+
+
+def plan_search_by_labels(
+    task: Task,
+    texts: Iterable[str] | None,
+    sample_size: int,
+    seed: int,
+) -> RetrievalPlan:
+    """Labelled queries look for their documents; no query both chooses and reports.
+
+    Args:
+        task: Of the kind Retrieval.
+        texts, sample_size, seed: As for `plan_by_labels`.
+    """
+    documents = draw_texts(
+        task.texts[task.queries :] if texts is None else texts,
+        sample_size,
+        seed,
+    )
+    choosing_items, reporting_items = divide(relevant_documents(task), seed)
+    return RetrievalPlan(
+        labelled_items(task, choosing_items[:MAX_CHOOSING], seed),
+        labelled_items(task, reporting_items[:MAX_REPORTING], seed),
+        documents,
+    )
+
+
+def plan_for_auto(
+    texts: Iterable[str],
+    purpose: str,
+    seed: int,
+) -> TuningPlan:
+    """Fewer texts that choose, and none that report."""
+    if purpose == "search":
+        documents = draw_documents(texts, AUTO_SAMPLE, seed)
+        views = retrieval_views(documents[: AUTO_CHOOSING[purpose]], seed)
+        return RetrievalPlan(views, views, documents)
+    drawn_texts = draw_texts(texts, AUTO_SAMPLE, seed)
+    Random(seed).shuffle(drawn_texts)
+    text_items = TaskItems(views_of(drawn_texts[: AUTO_CHOOSING[purpose]]))
+    return SimilarityPlan(text_items, text_items, drawn_texts, drawn_texts)

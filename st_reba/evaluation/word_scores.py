@@ -14,10 +14,7 @@ from ..index.terms import language_of, separated
 from ..index.words import create_words, insert_rows
 
 
-def word_scores(
-    queries: Sequence[str],
-    documents: Sequence[str],
-) -> Scores:
+def word_scores(queries: Sequence[str], documents: Sequence[str]) -> Scores:
     """BM25 as an index computes it, [queries, documents].
 
     Example:

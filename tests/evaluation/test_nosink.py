@@ -8,48 +8,68 @@ import pytest
 
 from st_reba.evaluation import nosink
 from st_reba.evaluation.nosink import choose_k
-from st_reba.evaluation.readouts import opened
-from st_reba.evaluation.run import Comparison, Result
+from st_reba.evaluation.readouts import load_base
+from st_reba.evaluation.results import Comparison, Result
 from st_reba.evaluation.toy import toy_tasks
 from st_reba.methods import Method
 
-# Scores by setting, k and k0: INPLACE-BIDIR is best at 4 (and 5), MASK0-BIDIR at 3.
+# By setting, k and k0: INPLACE-BIDIR is best at 4 (and 5), MASK0-BIDIR at 3.
 SCORES = {
-    ("inplace-bidir", 4, None): 5, ("inplace-bidir", 5, None): 5, ("mask0-bidir", 3, None): 4,
-    ("mask0&bidir", 4, 1): 6,
-}  # fmt: skip
+    ("inplace-bidir", 4, None): 5.0,
+    ("inplace-bidir", 5, None): 5.0,
+    ("mask0-bidir", 3, None): 4.0,
+    ("mask0&bidir", 4, 1): 6.0,
+}
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[Method]:
-    calls: list[Method] = []
+def tried_methods(monkeypatch: pytest.MonkeyPatch) -> list[Method]:
+    """The methods that are compared, which get the scores of the table."""
+    methods_so_far: list[Method] = []
 
-    def compare(model: Any, task: Any, methods: Any, **options: Any) -> Comparison:
-        calls.extend(methods)
-        scores = [float(SCORES.get((each.setting, each.k, each.k0), 0)) for each in methods]
-        found = [Result("", "", "", str(each), "m", score) for each, score in zip(methods, scores, strict=True)]
-        return Comparison("", found, [])
+    def compare_by_table(model: Any, task: Any, methods: list[Method], **options: Any) -> Comparison:
+        methods_so_far.extend(methods)
+        results = []
+        for method in methods:
+            score = SCORES.get((method.setting, method.k, method.k0), 0.0)
+            results.append(Result("", "", "", str(method), "m", score))
+        return Comparison("", results, [])
 
-    monkeypatch.setattr(nosink, "compare", compare)
-    return calls
+    monkeypatch.setattr(nosink, "compare", compare_by_table)
+    return methods_so_far
 
 
-def test_the_rule(ran: list[Method]) -> None:
-    best, table = choose_k("mini", toy_tasks(["S3"], ["en"])[0], pooling="last", m=2)
-    assert str(best) == "nosink:pooling=last,setting=mask0&bidir,k=4,k0=1,m=2"
-    assert [(each.setting, each.k, each.k0) for each in ran] == [
+def test_k0_is_chosen_for_the_best_k_of_both_settings(tried_methods: list[Method]) -> None:
+    best_method, table = choose_k(
+        "mini",
+        toy_tasks(["S3"], ["en"])[0],
+        pooling="last",
+        m=2,
+    )
+    assert str(best_method) == "nosink:pooling=last,setting=mask0&bidir,k=4,k0=1,m=2"
+    assert [(method.setting, method.k, method.k0) for method in tried_methods] == [
         ("baseline", None, None),
-        *((setting, k, None) for setting in ("inplace-bidir", "mask0-bidir") for k in range(1, 7)),
-        *(("mask0&bidir", 4, k0) for k0 in (1, 3)),
+        *(("inplace-bidir", k, None) for k in range(1, 7)),
+        *(("mask0-bidir", k, None) for k in range(1, 7)),
+        ("mask0&bidir", 4, 1),
+        ("mask0&bidir", 4, 3),
     ]
-    assert {each.m for each in ran if each.setting == "mask0-bidir"} == {2}
+    best_row = table.loc[table["score"].idxmax()].to_dict()
+    assert best_row == {"setting": "mask0&bidir", "k": 4, "k0": 1, "score": 6}
     assert table["k"].tolist()[:2] == [0, 1]
-    assert table.loc[table["score"].idxmax()].to_dict() == {"setting": "mask0&bidir", "k": 4, "k0": 1, "score": 6}
 
 
-def test_without_a_better_k_no_k0_fits(ran: list[Method], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_hide_the_sink_hide_m_tokens(tried_methods: list[Method]) -> None:
+    choose_k("mini", toy_tasks(["S3"], ["en"])[0], m=2)
+    hidden_tokens = {method.setting: method.m for method in tried_methods}
+    assert hidden_tokens["mask0-bidir"] == 2
+    assert hidden_tokens["inplace-bidir"] == 1
+
+
+def test_a_baseline_that_is_best_leaves_no_k0_to_try(
+    tried_methods: list[Method], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(SCORES, ("baseline", None, None), 9)
-    best, table = choose_k(opened("mini"), toy_tasks(["S3"], ["en"])[0])
-    assert best.setting == "baseline"
+    best_method, table = choose_k(load_base("mini"), toy_tasks(["S3"], ["en"])[0])
+    assert best_method.setting == "baseline"
     assert "mask0&bidir" not in set(table["setting"])
-    assert {each.m for each in ran} == {1}

@@ -4,100 +4,169 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from marks import slow_but
 from pipelines import counted_positions
+from sentence_transformers import SentenceTransformer
 
 from st_reba import Method
 from st_reba.encode import computed_positions, encode_texts
 from st_reba.evaluation.encoding import progress_bar
-from st_reba.evaluation.readouts import Readout, depth_of, of_base, opened, read, readout_of, shared, vectors
+from st_reba.evaluation.readouts import build_on, depth_of, encode_methods, group_by_pass, load_base, readout_of
+from st_reba.evaluation.shared_pass import Readout, run_pass, transformer_of
+from st_reba.evaluation.vectors import Vectors, normalize_rows
 
 TEXTS = ["Hello", "你好，世界", "a man plays the guitar on a quiet street", "x", "", "a man plays the guitar"]
-SHARED = [
-    "echo:pooling=mean", "echo", "reba", "reba:pooling=mean", "reba:pooling=mean,layer=1", "reba:layer=-2",
-    "echo:pooling=mean,layer=1", "classical", "classical:pooling=mean,layer=1", "prompteol", "prompteol:layer=1",
-    "nosink:setting=mask0-bidir,k=1", "nosink:setting=mask0-bidir,k=2", "nosink:setting=mask0-bidir,k=1,layer=2",
-    "echo:pooling=mean,setting=mask0-bidir,k=1", "reba:pooling=mean,setting=inplace-bidir,k=1",
-    "reba:normalize=false", "prompteol:read=attention", "prompteol:read=attention,layer=1",
-    "echo:read=attention,pooling=mean,layer=[1,2]", "prompteol:template=reverseol",
+TWO_TEMPLATES = '"{text} is","{text} means"'
+READ_FROM_A_SHARED_PASS = [
+    "echo:pooling=mean",
+    "echo",
+    "reba",
+    "reba:pooling=mean",
+    "reba:pooling=mean,layer=1",
+    "reba:layer=-2",
+    "echo:pooling=mean,layer=1",
+    "classical",
+    "classical:pooling=mean,layer=1",
+    "prompteol",
+    "prompteol:layer=1",
+    "nosink:setting=mask0-bidir,k=1",
+    "nosink:setting=mask0-bidir,k=2",
+    "nosink:setting=mask0-bidir,k=1,layer=2",
+    "echo:pooling=mean,setting=mask0-bidir,k=1",
+    "reba:pooling=mean,setting=inplace-bidir,k=1",
+    "reba:normalize=false",
+    "prompteol:read=attention",
+    "prompteol:read=attention,layer=1",
+    "echo:read=attention,pooling=mean,layer=[1,2]",
+    "prompteol:template=reverseol",
     "prompteol:template=reverseol,read=attention",
-    'prompteol:template=["{text} is","{text} means"],weights=[1,-0.5],equal_norms=false,layer=1',
-]  # fmt: skip
-ALONE = [
-    "nosink:setting=inter-bidir,k=1", "classical:pooling=cls", "classical:pooling=mean,layer=[0,1]",
-    "classical:pooling=mean,layer=0", "reba:implementation=authors", "reba:include_special=true",
-    "echo:pooled=repeats,pooling=mean", "echo:pooling=mean,layer=1,final_norm=false",
-]  # fmt: skip
+    f"prompteol:template=[{TWO_TEMPLATES}],weights=[1,-0.5],equal_norms=false,layer=1",
+]
+RUN_ALONE = [
+    "nosink:setting=inter-bidir,k=1",
+    "classical:pooling=cls",
+    "classical:pooling=mean,layer=[0,1]",
+    "classical:pooling=mean,layer=0",
+    "reba:implementation=authors",
+    "reba:include_special=true",
+    "echo:pooled=repeats,pooling=mean",
+    "echo:pooling=mean,layer=1,final_norm=false",
+]
 
 
-def _methods(names: list[str]) -> list[Method]:
+def parse_methods(names: list[str]) -> list[Method]:
     return [Method.parse(name) for name in names]
 
 
-@pytest.mark.parametrize("name", slow_but(["llama", "gpt2", "gemma2"], "llama", "gemma2"))
-def test_every_readout_is_what_its_model_gives(base: Callable[..., str], name: str) -> None:
-    methods, model = _methods(SHARED + (ALONE if name == "llama" else [])), opened(base(name))
-    depth: Any = model[0].depth
-    assert [each for each in methods if readout_of(each, depth) is None] == methods[len(SHARED) :]
-    found = vectors(model, methods, TEXTS)
-    assert list(found) == methods
+def check_vectors(base_model: SentenceTransformer, methods: list[Method]) -> None:
+    """Vectors from shared passes are those of the models."""
+    vectors = encode_methods(base_model, methods, TEXTS)
+    assert list(vectors) == methods
     for method in methods:
-        expected = of_base(model, method).encode(TEXTS)
-        limit = 2e-6 * np.linalg.norm(expected, axis=1).max()
-        np.testing.assert_allclose(found[method], expected, atol=limit, rtol=0, err_msg=str(method))
+        expected_vectors = build_on(base_model, method).encode(TEXTS)
+        tolerance = 2e-6 * np.linalg.norm(expected_vectors, axis=1).max()
+        np.testing.assert_allclose(
+            vectors[method],
+            expected_vectors,
+            atol=tolerance,
+            rtol=0,
+            err_msg=str(method),
+        )
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    slow_but(["llama", "gpt2", "gemma2"], "llama", "gemma2"),
+)
+def test_readouts_are_the_vectors_of_their_models(base: Callable[..., str], architecture: str) -> None:
+    methods = parse_methods(READ_FROM_A_SHARED_PASS)
+    base_model = load_base(base(architecture))
+    assert None not in [readout_of(method, depth_of(base_model)) for method in methods]
+    check_vectors(base_model, methods)
+
+
+@pytest.mark.parametrize("architecture", slow_but(["llama"], "llama"))
+def test_other_methods_run_alone(base: Callable[..., str], architecture: str) -> None:
+    methods = parse_methods(RUN_ALONE)
+    base_model = load_base(base(architecture))
+    assert {readout_of(method, depth_of(base_model)) for method in methods} == {None}
+    check_vectors(base_model, methods)
 
 
 PROMPT = 'A text that stands for all others: "{text}" In one word: "'
-PREFIXED = {
+METHODS_WITH_PREFIX = {
     "states": Method("prompteol", template=PROMPT),
     "outputs": Method("prompteol", template=PROMPT, read="attention"),
     "mean": Method("classical", template=PROMPT, pooling="mean"),
     "echo": Method("echo", template="Rewrite this text: {text} Rewritten: {text}", pooling="mean"),
-    "questions": Method("prompteol", template=(PROMPT, PROMPT.replace("one word", "a word or two"))),
+    "questions": Method(
+        "prompteol",
+        template=(PROMPT, PROMPT.replace("one word", "a word or two")),
+    ),
     "by task": Method("prompteol", template={"query": "Query: {text} is", "document": PROMPT}),
 }
 
 
-@pytest.mark.parametrize("name", list(PREFIXED))
-def test_a_pass_computes_what_the_built_model_computes(base: Callable[..., str], name: str) -> None:
-    """What texts begin with runs once a batch here too, so seconds and vectors are those of the model."""
-    opened_base = opened(base("llama"))
-    method = PREFIXED[name]
-    model = of_base(opened_base, method)
-    texts = [f"{text} {number}" for number, text in enumerate(TEXTS * 8)]
-    with counted_positions(model) as built:
-        expected = encode_texts(model, texts)
+@pytest.mark.parametrize("name", METHODS_WITH_PREFIX)
+def test_a_shared_prefix_runs_once_a_batch_as_in_the_model(base: Callable[..., str], name: str) -> None:
+    base_model = load_base(base("llama"))
+    method = METHODS_WITH_PREFIX[name]
+    model = build_on(base_model, method)
+    texts = [f"{text} {row_number}" for row_number, text in enumerate(TEXTS * 8)]
+    with counted_positions(model) as model_positions:
+        expected_vectors = encode_texts(model, texts)
     readout = readout_of(method, depth_of(model))
     assert readout is not None
-    plain_model = of_base(opened_base, replace(method, read="states"))
-    with counted_positions(plain_model) as passes:
-        rows = read(plain_model, [readout], texts)[readout]
-    assert passes == built and len(built) > 1
-    # Padding is what is not counted; a batch that shares nothing would see twice as many.
-    assert sum(passes) < 1.5 * sum(computed_positions(model[0], texts, {}))
-    np.testing.assert_allclose(rows / np.linalg.norm(rows, axis=1, keepdims=True), expected, atol=3e-6)
-
-
-def test_layers_of_a_readout() -> None:
-    found = {
-        "prompteol:read=attention": Readout(8, "end", 5), "classical:layer=-8": Readout(1, "last"),
-        "classical:layer=10": None, "classical:layer=-10": None, "echo:read=attention,layer=[1,11]": None,
-    }  # fmt: skip
-    assert {name: readout_of(Method.parse(name), 8) for name in found} == found
-    base, method = opened("mini"), Method("classical", pooling="mean", read="attention", layer=(2, 4), normalize=False)
-    alone = read(base, [Readout(4, "mean", 2)], TEXTS)
-    np.testing.assert_allclose(alone[Readout(4, "mean", 2)], of_base(base, method).encode(TEXTS), atol=1e-5)
+    plain_model = build_on(base_model, replace(method, read="states"))
+    with counted_positions(plain_model) as pass_positions:
+        vectors = run_pass(plain_model, [readout], texts)[readout]
+    assert pass_positions == model_positions
+    assert len(model_positions) > 1
+    # Padding is not counted; a batch that shares nothing would compute twice as many.
+    assert sum(pass_positions) < 1.5 * sum(computed_positions(model[0], texts, {}))
+    np.testing.assert_allclose(normalize_rows(vectors), expected_vectors, atol=3e-6)
 
 
 @pytest.mark.parametrize(
-    ("names", "groups"),
+    ("name", "readout"),
     [
-        (SHARED[:7], 1),
+        ("prompteol:read=attention", Readout(8, "end", 5)),
+        ("classical:layer=-8", Readout(1, "last")),
+        ("classical:layer=10", None),
+        ("classical:layer=-10", None),
+        ("echo:read=attention,layer=[1,11]", None),
+    ],
+)
+def test_layers_are_counted_from_either_end(name: str, readout: Readout | None) -> None:
+    assert readout_of(Method.parse(name), 8) == readout
+
+
+def test_attention_outputs_are_read_from_a_range_of_layers() -> None:
+    base_model = load_base("mini")
+    method = Method(
+        "classical",
+        pooling="mean",
+        read="attention",
+        layer=(2, 4),
+        normalize=False,
+    )
+    readout = Readout(4, "mean", 2)
+    vectors = run_pass(base_model, [readout], TEXTS)[readout]
+    np.testing.assert_allclose(
+        vectors,
+        build_on(base_model, method).encode(TEXTS),
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "pass_count"),
+    [
+        (READ_FROM_A_SHARED_PASS[:7], 1),
         (["classical", "nosink:setting=baseline", "classical:max_seq_length=32"], 2),
         (["echo", "echo:repeats=3", "echo:repeats=4", "echo:compute_matched=true", "echo:template=echo"], 5),
         (["nosink:setting=mask0-bidir,k=3", "nosink:setting=mask0-bidir,k=2"], 2),
@@ -105,92 +174,176 @@ def test_layers_of_a_readout() -> None:
         (["nosink:setting=mask0-bidir,k=4", "nosink:setting=mask0-bidir,k=2,layer=4", "classical:layer=2"], 1),
         (["nosink:setting=inplace-bidir,k=3", "nosink:setting=mask0-bidir,k=3", "classical:layer=3"], 2),
         (["prompteol", "classical:template=prompteol,layer=3", "classical"], 2),
-        (ALONE[:3], 3),
+        (RUN_ALONE[:3], 3),
         (["prompteol:template=reverseol", "prompteol:template=reverseol,read=attention", "prompteol"], 2),
         (["prompteol:template=contrastive", "prompteol:template=contrastive,weights=[1,0]"], 2),
     ],
 )
-def test_methods_share_a_pass_if_and_only_if_input_and_masks_agree(names: list[str], groups: int) -> None:
-    methods = _methods(names)
-    found = shared(methods, 6)
-    assert len(found) == groups
-    assert sorted(map(str, (each for group in found.values() for each in group))) == sorted(map(str, methods))
+def test_methods_share_a_pass_if_and_only_if_input_and_masks_agree(names: list[str], pass_count: int) -> None:
+    groups = group_by_pass(parse_methods(names), 6)
+    assert len(groups) == pass_count
+    grouped_names = [str(method) for group in groups.values() for method in group]
+    assert sorted(grouped_names) == sorted(map(str, parse_methods(names)))
 
 
-def test_a_vector_depends_on_neither_batch_nor_repetition() -> None:
-    base, methods = opened("mini"), _methods(["reba:pooling=mean", "reba", "echo"])
-    whole = vectors(base, methods, TEXTS)
+def test_vectors_depend_on_neither_batch_nor_repetition() -> None:
+    base_model = load_base("mini")
+    methods = parse_methods(["reba:pooling=mean", "reba", "echo"])
+    expected_vectors = encode_methods(base_model, methods, TEXTS)
     for method in methods:
-        pieces = vectors(base, [method], [*TEXTS[::-1], *TEXTS], batch_tokens=32)[method]
-        np.testing.assert_allclose(pieces, np.concatenate([whole[method][::-1], whole[method]]), atol=1e-6)
+        small_batches = encode_methods(
+            base_model,
+            [method],
+            [*TEXTS[::-1], *TEXTS],
+            batch_tokens=32,
+        )
+        repeated = np.concatenate(
+            [
+                expected_vectors[method][::-1],
+                expected_vectors[method],
+            ]
+        )
+        np.testing.assert_allclose(small_batches[method], repeated, atol=1e-6)
 
 
-def test_parts_are_words(base: Callable[..., str]) -> None:
-    model = opened(base("deep"))
-    names = ["echo:pooling=mean", "echo:pooling=last", "reba:pooling=mean", "reba:pooling=last"]
-    methods = _methods([f"{name},normalize=false" for name in names])
-    text = TEXTS[2]
-    transformer: Any = model[0]
-    count = len(transformer.content([text])["input_ids"][0])
+@pytest.fixture(scope="module")
+def deep_base(base: Callable[..., str]) -> SentenceTransformer:
+    return load_base(base("deep"))
 
-    def found(parts: list[tuple[int, int]]) -> dict[Method, Any]:
-        return {each: vectors(model, [each], [text] * len(parts), parts=parts)[each] for each in methods}
 
-    singles = found([(token, token + 1) for token in range(count)])
-    whole, pair = found([(0, count)]), found([(1, 3)])
-    plain = vectors(model, methods, [text])
-    # Of one token, mean and last are the same.
-    for mean, last in (methods[:2], methods[2:]):
-        np.testing.assert_allclose(singles[mean], singles[last], atol=1e-4)
-    for method in methods:
-        np.testing.assert_allclose(whole[method][0], plain[method][0], atol=1e-4)
-        if method.pooling == "mean":
-            np.testing.assert_allclose(whole[method][0], singles[method].mean(axis=0), atol=2e-5)
-            np.testing.assert_allclose(pair[method][0], singles[method][1:3].mean(axis=0), atol=2e-5)
-        else:
-            np.testing.assert_allclose(pair[method][0], singles[method][2], atol=2e-5)
+WORD_TEXT = TEXTS[2]
+
+
+def encode_ranges(base_model: SentenceTransformer, name: str, ranges: list[tuple[int, int]]) -> Vectors:
+    """Vectors of ranges of the text's tokens, by a method."""
+    method = Method.parse(f"{name},normalize=false")
+    return encode_methods(
+        base_model,
+        [method],
+        [WORD_TEXT] * len(ranges),
+        token_ranges=ranges,
+    )[method]
+
+
+def token_count_of(base_model: SentenceTransformer) -> int:
+    return len(transformer_of(base_model).content([WORD_TEXT])["input_ids"][0])
+
+
+def encode_single_tokens(base_model: SentenceTransformer, name: str) -> Vectors:
+    single_tokens = [(token, token + 1) for token in range(token_count_of(base_model))]
+    return encode_ranges(base_model, name, single_tokens)
+
+
+@pytest.mark.parametrize("name", ["echo", "reba"])
+def test_mean_and_last_of_one_token_are_equal(deep_base: SentenceTransformer, name: str) -> None:
+    means = encode_single_tokens(deep_base, f"{name}:pooling=mean")
+    last_vectors = encode_single_tokens(deep_base, f"{name}:pooling=last")
+    np.testing.assert_allclose(means, last_vectors, atol=1e-4)
     # The premise: tokens differ.
-    assert np.abs(singles[methods[0]][1] - singles[methods[0]][2]).max() > 0.01
+    assert np.abs(means[1] - means[2]).max() > 0.01
 
 
-def test_an_opened_base_stays_as_it_is_and_shares_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = opened("mini", max_seq_length=32)
-    before = base.encode(TEXTS)
-    model = of_base(base, Method("reba", layer=3))
-    assert next(model.parameters()).data_ptr() == next(base.parameters()).data_ptr()
-    # The length is the base's, unless the method says another.
-    assert (model[0].tokenizer.model_max_length, model[0].recipe["max_seq_length"]) == (32, 32)
-    assert of_base(base, Method("reba", max_seq_length=16))[0].tokenizer.model_max_length == 16
-    checked = Mock()
-    monkeypatch.setattr("st_reba.assembly.check_masks", checked)
-    vectors(base, _methods(["reba", "nosink:setting=mask0-bidir,k=2"]), TEXTS)
-    assert checked.called
-    assert base[0].depth == 6
-    np.testing.assert_array_equal(base.encode(TEXTS), before)
+@pytest.mark.parametrize("name", ["echo:pooling=mean", "echo:pooling=last", "reba:pooling=mean", "reba:pooling=last"])
+def test_the_range_of_all_tokens_is_the_text(deep_base: SentenceTransformer, name: str) -> None:
+    method = Method.parse(f"{name},normalize=false")
+    expected_vectors = encode_methods(deep_base, [method], [WORD_TEXT])[method]
+    whole_range = [(0, token_count_of(deep_base))]
+    np.testing.assert_allclose(
+        encode_ranges(deep_base, name, whole_range),
+        expected_vectors,
+        atol=1e-4,
+    )
 
 
-@pytest.mark.bars
-def test_progress_counts_positions() -> None:
-    base, seen = opened("mini"), list[int]()
-    vectors(base, [Method("echo")], TEXTS, batch_tokens=16, progress=seen.append)
-    assert len(seen) > 1
-    vectors(base, [Method("echo", pooled="repeats")], TEXTS, progress=seen.append)
-    assert [progress_bar(1, show).disable for show in (True, False)] == [False, True]
-    transformer = of_base(base, Method("echo"))[0]
-    assert sum(seen) == 2 * sum(computed_positions(transformer, TEXTS, {}))
+@pytest.mark.parametrize("name", ["echo:pooling=mean", "reba:pooling=mean"])
+def test_the_mean_of_a_range_is_over_its_tokens(deep_base: SentenceTransformer, name: str) -> None:
+    expected_vectors = encode_single_tokens(deep_base, name)[1:3].mean(axis=0)
+    np.testing.assert_allclose(
+        encode_ranges(deep_base, name, [(1, 3)])[0],
+        expected_vectors,
+        atol=2e-5,
+    )
+
+
+@pytest.mark.parametrize("name", ["echo:pooling=last", "reba:pooling=last"])
+def test_the_last_token_of_a_range_is_taken(deep_base: SentenceTransformer, name: str) -> None:
+    expected_vectors = encode_single_tokens(deep_base, name)[2]
+    np.testing.assert_allclose(
+        encode_ranges(deep_base, name, [(1, 3)])[0],
+        expected_vectors,
+        atol=2e-5,
+    )
+
+
+def test_a_base_stays_as_it_is_and_shares_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    base_model = load_base("mini")
+    expected_vectors = base_model.encode(TEXTS)
+    model = build_on(base_model, Method("reba", layer=3))
+    assert next(model.parameters()).data_ptr() == next(base_model.parameters()).data_ptr()
+    check_masks = Mock()
+    monkeypatch.setattr("st_reba.assembly.check_masks", check_masks)
+    encode_methods(base_model, parse_methods(["reba", "nosink:setting=mask0-bidir,k=2"]), TEXTS)
+    assert check_masks.called
+    assert depth_of(base_model) == 6
+    np.testing.assert_array_equal(base_model.encode(TEXTS), expected_vectors)
+
+
+@pytest.mark.parametrize(("method_length", "length"), [(None, 32), (16, 16)])
+def test_the_length_is_the_bases_unless_the_method_has_another(method_length: int | None, length: int) -> None:
+    base_model = load_base("mini", max_seq_length=32)
+    transformer = transformer_of(build_on(base_model, Method("reba", max_seq_length=method_length)))
+    assert transformer.tokenizer.model_max_length == length
+    assert transformer.recipe is not None
+    assert transformer.recipe["max_seq_length"] == length
 
 
 @pytest.mark.parametrize(
-    "call",
+    "method",
+    [Method("echo"), Method("echo", pooled="repeats")],
+    ids=["shared", "alone"],
+)
+def test_progress_counts_positions(method: Method) -> None:
+    base_model = load_base("mini")
+    counts: list[int] = []
+    encode_methods(base_model, [method], TEXTS, batch_tokens=16, progress=counts.append)
+    assert sum(counts) == sum(computed_positions(build_on(base_model, method)[0], TEXTS, {}))
+
+
+@pytest.mark.bars
+def test_a_progress_bar_is_shown_on_demand() -> None:
+    assert not progress_bar(1, True).disable
+    assert progress_bar(1, False).disable
+
+
+@pytest.mark.parametrize(
+    "readout",
     [
-        lambda base: read(base, [Readout(7, "mean")], ["a"]), lambda base: read(base, [Readout(0, "mean")], ["a"]),
-        lambda base: read(base, [Readout(2, "median")], ["a"]),
-        lambda base: vectors(base, [Method("echo")], ["a"], parts=[(0, 5)]),
-        lambda base: vectors(base, [Method("echo")], ["a"], parts=[(1, 1)]),
-        lambda base: vectors(base, [Method("classical", pooling="cls")], ["a"], parts=[(0, 1)]),
-        lambda base: vectors(base, [Method("prompteol", template="reverseol")], ["a"], parts=[(0, 1)]),
+        Readout(7, "mean"),
+        Readout(0, "mean"),
+        Readout(2, "median"),
     ],
-)  # fmt: skip
-def test_refusals(call: Callable[[Any], object]) -> None:
-    with pytest.raises(ValueError):
-        call(opened("mini"))
+    ids=["too deep", "layer 0", "unknown pooling"],
+)
+def test_readouts_that_cannot_be_are_refused(readout: Readout) -> None:
+    with pytest.raises(ValueError, match="give a layer from 1 to 6"):
+        run_pass(load_base("mini"), [readout], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("method", "token_range"),
+    [
+        (Method("echo"), (0, 5)),
+        (Method("echo"), (1, 1)),
+        (Method("classical", pooling="cls"), (0, 1)),
+        (Method("prompteol", template="reverseol"), (0, 1)),
+    ],
+    ids=["too long", "empty", "runs alone", "two templates"],
+)
+def test_words_without_a_vector_are_refused(method: Method, token_range: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="token_ranges|words have no vector"):
+        encode_methods(
+            load_base("mini"),
+            [method],
+            ["a"],
+            token_ranges=[token_range],
+        )

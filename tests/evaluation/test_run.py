@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from inspect import signature
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,174 +18,466 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba.evaluation import encoding, readouts
+from st_reba.evaluation import Task, encoding, read_task, readouts
 from st_reba.evaluation.figures import draw_curve, draw_results
 from st_reba.evaluation.instructions import Instructions
-from st_reba.evaluation.run import Comparison, Result, compare, curve, evaluate, markdown
+from st_reba.evaluation.readouts import load_base
+from st_reba.evaluation.results import Comparison, Result, markdown
+from st_reba.evaluation.run import compare, curve, evaluate
+from st_reba.evaluation.shared_pass import run_pass
 from st_reba.evaluation.statistics import Difference
-from st_reba.evaluation.tasks import Task, read_task
 from st_reba.evaluation.toy import toy_tasks
 from st_reba.methods import Method
 
 PLAIN = "classical:pooling=mean"
-WORDS = ["cat", "tiger", "lion", "dog", "wolf", "fox", "rain", "snow", "hail", "storm", "fog", "sun"]
-PAIRS = pd.DataFrame({"text1": WORDS, "text2": [f"the {word}" for word in WORDS[::-1]], "score": range(12)})
-RANKING = pd.DataFrame([(f"q {w}", f"d {v}", int(w == v)) for w in WORDS for v in WORDS[:3] + [w]])
-RANKING.columns = ["query", "document", "relevance"]
+ECHO = "echo:pooling=mean"
+WORDS = [
+    "cat",
+    "tiger",
+    "lion",
+    "dog",
+    "wolf",
+    "fox",
+    "rain",
+    "snow",
+    "hail",
+    "storm",
+    "fog",
+    "sun",
+]
+PAIRS = pd.DataFrame(
+    {
+        "text1": WORDS,
+        "text2": list(map("the {}".format, WORDS[::-1])),
+        "score": range(12),
+    }
+)
+RANKING_ROWS = [
+    (f"q {word}", f"d {other}", int(word == other))
+    for word in WORDS
+    for other in [
+        *WORDS[:3],
+        word,
+    ]
+]
+RANKING = pd.DataFrame(RANKING_ROWS, columns=["query", "document", "relevance"])
 PROMPTS = {"tasks": {"*": "Find: "}, "query": "{instruction}", "document": "{instruction}"}
-WRONG = ({"one": "Find", "other": ""}, {**PROMPTS, "document": "Find"})
 TAGGED = ((0, ("New", "York"), ("B-LOC", "I-LOC")), (1, ("he", "is"), ("O", "O")))
 
 
 @pytest.fixture(scope="module")
-def small(base: Callable[..., str]) -> str:
+def base_folder(base: Callable[..., str]) -> str:
     return base("deep")
 
 
 @pytest.fixture(scope="module")
-def opened(small: str) -> SentenceTransformer:
-    return readouts.opened(small)
+def base_model(base_folder: str) -> SentenceTransformer:
+    return load_base(base_folder)
 
 
 @pytest.mark.parametrize(
-    "task",
+    ("task", "method"),
     [
-        read_task(PAIRS, name="pairs"),
-        read_task(RANKING, "Retrieval", name="ranking"),
-        toy_tasks(["S3"], ["en"], "early", limit=12)[0],
-        Task("ner", "NER", ("New York", "he is"), TAGGED[:1] * 10, TAGGED[1:]),
+        (read_task(PAIRS, name="pairs"), "reba:pooling=mean"),
+        (read_task(RANKING, "Retrieval", name="ranking"), "nosink:setting=inter-bidir,k=2"),
+        (
+            toy_tasks(
+                ["S3"],
+                ["en"],
+                "early",
+                limit=12,
+            )[0],
+            "prompteol",
+        ),
+        (
+            Task(
+                "ner",
+                "NER",
+                ("New York", "he is"),
+                TAGGED[:1] * 10,
+                TAGGED[1:],
+            ),
+            "prompteol",
+        ),
     ],
-    ids=lambda task: task.name,
+    ids=["pairs", "ranking", "words", "entities"],
 )
-def test_compare_scores_what_evaluate_scores(small: str, opened: SentenceTransformer, task: Task) -> None:
-    others = {"pairs": "reba:pooling=mean", "ranking": "nosink:setting=inter-bidir,k=2"}
-    methods = [PLAIN, others.get(task.name, "prompteol")]
-    found = compare(opened, task, methods, prompts=PROMPTS)
-    assert [each.method for each in found.results] == methods
-    for method, result in zip(methods, found.results, strict=True):
-        (alone,) = evaluate(st_reba.build(small, method), task, prompts=PROMPTS)
-        assert alone.scores == pytest.approx(result.scores, abs=1e-3)
-        assert alone.interval == pytest.approx(result.interval, abs=1e-3)
-        assert (alone.method, alone.items, alone.prompts, result.prompts) == (method, result.items, "own", "own")
+def test_compare_gives_the_scores_of_evaluate(
+    base_folder: str, base_model: SentenceTransformer, task: Task, method: str
+) -> None:
+    comparison = compare(base_model, task, [PLAIN, method], prompts=PROMPTS)
+    assert list(map(attrgetter("method"), comparison.results)) == [
+        PLAIN,
+        method,
+    ]
+    for compared in comparison.results:
+        (evaluated,) = evaluate(
+            st_reba.build(base_folder, compared.method),
+            task,
+            prompts=PROMPTS,
+        )
+        assert evaluated.scores == pytest.approx(compared.scores, abs=1e-3)
+        assert evaluated.interval == pytest.approx(compared.interval, abs=1e-3)
+        assert (evaluated.method, evaluated.items) == (compared.method, compared.items)
+        assert evaluated.prompts == compared.prompts == "own"
 
 
 @pytest.mark.bars
-def test_methods_with_the_same_input_run_once(opened: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes: Any = []
-    bars: Any = []
-    read, bar_of = readouts.read, encoding.progress_bar
-    monkeypatch.setattr(readouts, "read", lambda *args, **options: passes.append(args) or read(*args, **options))
-    monkeypatch.setattr(encoding, "progress_bar", lambda *given: bars.append(bar_of(*given)) or bars[-1])
-    methods = ["classical", PLAIN, "echo", "echo:pooling=mean", "reba", "reba:layer=3"]
-    compare(opened, PAIRS, methods, draws=0, show_progress_bar=True)
-    assert len(passes) == 2
-    # The time that is left is right: the bar counts what its total does.
-    assert [each.n for each in bars] == [each.total for each in bars] and bars[0].total > 0
+def test_methods_with_the_same_input_run_once(base_model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pass_models: list[SentenceTransformer] = []
+    bars: list[Any] = []
+    make_bar = encoding.progress_bar
+
+    def counted_pass(model: SentenceTransformer, *arguments: Any, **options: Any) -> Any:
+        pass_models.append(model)
+        return run_pass(model, *arguments, **options)
+
+    def kept_bar(*arguments: Any) -> Any:
+        bars.append(make_bar(*arguments))
+        return bars[-1]
+
+    monkeypatch.setattr(readouts, "run_pass", counted_pass)
+    monkeypatch.setattr(encoding, "progress_bar", kept_bar)
+    methods = ["classical", PLAIN, "echo", ECHO, "reba", "reba:layer=3"]
+    compare(base_model, PAIRS, methods, draws=0, show_progress_bar=True)
+    assert len(pass_models) == 2
+    # The time that is left is right: the bar counts up to its total.
+    assert bars[0].total > 0
+    assert list(map(attrgetter("n"), bars)) == list(map(attrgetter("total"), bars))
 
 
-def test_templates_of_queries_and_documents(small: str, opened: SentenceTransformer) -> None:
-    method = Method("echo", pooling="mean", template="echo-instruct")
+@pytest.mark.parametrize(
+    ("method", "prompt"),
+    [
+        (Method("echo", pooling="mean", template="echo-instruct"), "Find"),
+        (Method.parse(PLAIN), "Instruct: Find\n"),
+    ],
+    ids=["template with a field", "instruction as text"],
+)
+def test_instructions_are_filled_in_or_put_before(
+    base_folder: str, base_model: SentenceTransformer, method: Method, prompt: str
+) -> None:
     task = read_task(RANKING, "Retrieval")
-    # One of the two methods has a field for the instruction, the other takes it as text.
-    told = Instructions("own", {task.name: "Find"}, query="Instruct: {instruction}\n")
-    vectors = encoding.shared_vectors(opened, task, [Method.parse(PLAIN), method], told, 4096, False)
-    query, document = task.texts[0], task.texts[task.queries]
-    for each, prompt in ((method, "Find"), (Method.parse(PLAIN), "Instruct: Find\n")):
-        model = st_reba.build(small, each)
-        assert np.abs(vectors[each][0] - model.encode_query(query, prompt=prompt)).max() < 1e-5
-        assert np.abs(vectors[each][task.queries] - model.encode_document(document)).max() < 1e-5
+    instructions = Instructions("own", {task.name: "Find"}, query="Instruct: {instruction}\n")
+    vectors = encoding.shared_vectors(
+        base_model,
+        task,
+        [method],
+        instructions,
+        4096,
+        False,
+    )[method]
+    model = st_reba.build(base_folder, method)
+    expected_query = model.encode_query(task.texts[0], prompt=prompt)
+    expected_document = model.encode_document(task.texts[task.queries])
+    np.testing.assert_allclose(vectors[0], expected_query, atol=1e-5)
+    np.testing.assert_allclose(vectors[task.queries], expected_document, atol=1e-5)
+
+
+def test_each_result_is_appended_as_a_line(base_folder: str, base_model: SentenceTransformer, tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    comparison = compare(
+        base_model,
+        PAIRS,
+        [PLAIN, "echo"],
+        out=out,
+        name="名",
+    )
+    evaluate(
+        st_reba.build(base_folder, "reba"),
+        [read_task(PAIRS, name=name) for name in "bc"],
+        out=out,
+    )
+    text = out.read_text(encoding="utf-8")
+    assert "名" in text
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [(line["task"], line["method"]) for line in lines[1:]] == [
+        ("名", "echo"),
+        ("b", "reba"),
+        ("c", "reba"),
+    ]
+    assert all(line["seconds"] < time.perf_counter() for line in lines)
+    assert (
+        Result(
+            **{
+                **lines[0],
+                "interval": tuple(lines[0]["interval"]),
+            }
+        )
+        == comparison.results[0]
+    )
 
 
 @pytest.mark.filterwarnings("error:Glyph")
-def test_each_result_is_a_line_and_the_figure_is_drawn(small: str, opened: SentenceTransformer, tmp_path: Path) -> None:
-    out = tmp_path / "results.jsonl"
-    found = compare(opened, PAIRS, [PLAIN, "echo"], out=out, figure=tmp_path / "c.png", name="$_$ 名")
-    tasks = [read_task(PAIRS, name=name) for name in "bc"]
-    alone = evaluate(st_reba.build(small, "reba"), tasks, out=out, figure=tmp_path / "e.svg")
-    text = out.read_text(encoding="utf-8")
-    lines = [json.loads(line) for line in text.splitlines()]
-    assert [(each["task"], each["method"]) for each in lines[1:]] == [("$_$ 名", "echo"), ("b", "reba"), ("c", "reba")]
-    assert "名" in text and all(each["seconds"] < time.perf_counter() for each in lines)
-    assert Result(**{**lines[0], "interval": tuple(lines[0]["interval"])}) == found.results[0]
-    figure = draw_results([*found.results, *alone])
-    bars, *others = figure.axes
-    assert (bars.get_title(), bars.get_xlabel(), len(others)) == ("$_$ 名", "cosine_spearman", 2)
-    assert [each.get_text() for each in bars.get_yticklabels()] == ["echo", PLAIN] and len(bars.lines) == 2
-    assert figure.get_size_inches().tolist() == pytest.approx([11.6, 1.64])
+def test_figures_are_written(base_folder: str, base_model: SentenceTransformer, tmp_path: Path) -> None:
+    compare(
+        base_model,
+        PAIRS,
+        [PLAIN, "echo"],
+        figure=tmp_path / "c.png",
+        name="$_$ 名",
+    )
     assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
-    assert "</svg>" in (tmp_path / "e.svg").read_text()
+    evaluate(st_reba.build(base_folder, "reba"), PAIRS, figure=tmp_path / "e.svg")
+    assert "</svg>" in (tmp_path / "e.svg").read_text(encoding="utf-8")
+
+
+def make_result(task: str, method: str, score: float = 0.5) -> Result:
+    return Result(
+        task,
+        "STS",
+        "model",
+        method,
+        "cosine_spearman",
+        score,
+        (0.1, 0.9),
+        seconds=2,
+    )
+
+
+def test_a_figure_has_a_panel_a_task_and_a_bar_a_method() -> None:
+    results = [
+        make_result("$_$ 名", PLAIN),
+        make_result("$_$ 名", "echo"),
+        make_result("b", "reba"),
+        make_result("c", ""),
+    ]
+    figure = draw_results(results)
+    first_panel, *other_panels = figure.axes
+    assert len(other_panels) == 2
+    assert (first_panel.get_title(), first_panel.get_xlabel()) == ("$_$ 名", "cosine_spearman")
+    # The first is at the top.
+    assert [label.get_text() for label in first_panel.get_yticklabels()] == [
+        "echo",
+        PLAIN,
+    ]
+    assert len(first_panel.lines) == 2
+    assert [label.get_text() for label in other_panels[1].get_yticklabels()] == ["model"]
+    assert figure.get_size_inches().tolist() == pytest.approx(
+        [
+            11.6,
+            1.64,
+        ]
+    )
+
+
+COMPARISON = Comparison(
+    "t: STS, 9 items",
+    [make_result("t", name, int(name) / 8) for name in "123"],
+    [
+        Difference("1", "2", -1, -2, 0),
+        Difference("1", "3", -1, -2, -0.1),
+        Difference("3", "2", 0.5, 0.1, 1),
+    ],
+)
 
 
 def test_the_table_counts_significant_differences() -> None:
-    results = [Result("t", "STS", f"model {n}", n, "ndcg", int(n) / 8, (0.1, int(n)), seconds=2) for n in "123"]
-    apart = [Difference("1", "2", -1, -2, 0), Difference("1", "3", -1, -2, -0.1), Difference("3", "2", 0.5, 0.1, 1)]
-    found = Comparison("t: STS, 9 items", results, apart)
-    rows = {"ndcg": [0.125, 0.25, 0.375], "low": [0.1] * 3, "high": [1, 2, 3], "better": [0, 0, 2], "worse": [1, 1, 0]}
-    assert found.table().to_dict("list") == rows and [*found.table().index] == ["1", "2", "3"]
-    assert str(found).startswith("model 1, t: STS, 9 items, 2.0 seconds\n\n|  | ndcg |")
-    assert Comparison("t", [replace(results[0], interval=None)], ()).table()["low"].isna().all()
+    table = COMPARISON.table()
+    assert table.index.tolist() == ["1", "2", "3"]
+    assert table.to_dict("list") == {
+        "cosine_spearman": [0.125, 0.25, 0.375],
+        "low": [0.1] * 3,
+        "high": [0.9] * 3,
+        "better": [0, 0, 2],
+        "worse": [1, 1, 0],
+    }
 
 
-def test_metrics_and_dropped_rows(opened: SentenceTransformer) -> None:
-    labels = {str(number): number for number in range(10)}
-    found = compare(opened, PAIRS, [PLAIN], metric="paper", labels=labels)
-    (result,) = found.results
-    assert (found.task, result.model) == ("table: STS, 10 items, 2 dropped (its label)", encoding.name_of(opened))
+def test_a_comparison_is_printed_with_its_task() -> None:
+    assert str(COMPARISON).startswith("model, t: STS, 9 items, 2.0 seconds\n\n|  | cosine_spearman |")
+
+
+def test_intervals_may_be_unknown() -> None:
+    result = replace(make_result("t", "1"), interval=None)
+    assert Comparison("t", [result], ()).table()["low"].isna().all()
+
+
+def test_the_papers_metric_can_be_compared(base_model: SentenceTransformer) -> None:
+    (result,) = compare(
+        base_model,
+        PAIRS,
+        [PLAIN],
+        metric="paper",
+    ).results
     assert (result.metric, result.score) == ("cosine_pearson", result.scores["cosine_pearson"])
-    (result,) = compare(opened, PAIRS, [PLAIN], draws=0).results
+
+
+def test_dropped_rows_are_named(base_model: SentenceTransformer) -> None:
+    labels = dict(zip(map(str, range(10)), range(10), strict=True))
+    comparison = compare(base_model, PAIRS, [PLAIN], labels=labels)
+    assert comparison.task == "table: STS, 10 items, 2 dropped (its label)"
+    assert comparison.results[0].model == encoding.name_of(base_model)
+
+
+def test_without_draws_there_is_no_interval(base_model: SentenceTransformer) -> None:
+    (result,) = compare(
+        base_model,
+        PAIRS,
+        [PLAIN],
+        draws=0,
+    ).results
     assert (result.metric, result.interval) == ("cosine_spearman", None)
-    assert result.score != compare(opened, PAIRS, [PLAIN], draws=0, prompts=PROMPTS).results[0].score
 
 
-def test_curves(opened: SentenceTransformer, tmp_path: Path) -> None:
-    frame = curve(opened, PAIRS, [PLAIN, "echo:pooling=mean"], "layer", [2, 4], figure=tmp_path / "f.png")
-    (found,) = compare(opened, PAIRS, [f"{PLAIN},layer=4"]).results
-    assert frame.loc[PLAIN, "4"] == pytest.approx(found.score)
-    (lines,) = draw_curve(frame, "layer", "score").axes
-    assert (frame.shape, len(lines.lines)) == ((2, 2), 2)
+def test_prompts_change_scores(base_model: SentenceTransformer) -> None:
+    (plain,) = compare(
+        base_model,
+        PAIRS,
+        [PLAIN],
+        draws=0,
+    ).results
+    (prompted,) = compare(
+        base_model,
+        PAIRS,
+        [PLAIN],
+        draws=0,
+        prompts=PROMPTS,
+    ).results
+    assert plain.score != prompted.score
+
+
+def test_a_curve_has_the_scores_of_compare(base_model: SentenceTransformer, tmp_path: Path) -> None:
+    frame = curve(
+        base_model,
+        PAIRS,
+        [PLAIN, ECHO],
+        "layer",
+        [2, 4],
+        figure=tmp_path / "f.png",
+    )
+    (result,) = compare(base_model, PAIRS, [f"{PLAIN},layer=4"]).results
+    assert frame.shape == (2, 2)
+    assert frame.loc[PLAIN, "4"] == pytest.approx(result.score)
     assert (tmp_path / "f.png").stat().st_size > 0
-    frame = curve(opened, PAIRS, [PLAIN, "echo:pooling=mean"], "repeats", [2, 3])
-    assert frame.isna().all(axis=1).tolist() == [True, False]
-    frame = curve(opened, PAIRS, [PLAIN, "prompteol"], "max_seq_length", [4, 40])
-    assert frame.isna().to_numpy().tolist() == [[False, False], [True, False]]
-    for option in ("repeats", "depth"):
-        with pytest.raises(ValueError, match=option):
-            curve(opened, PAIRS, [PLAIN], option, [2])
 
 
-def test_tasks_by_their_names(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_curve_is_drawn_as_a_line_a_method() -> None:
+    frame = pd.DataFrame({"2": [0.1, 0.2], "4": [0.3, 0.4]}, index=[PLAIN, ECHO])
+    (panel,) = draw_curve(frame, "layer", "score").axes
+    assert len(panel.lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("methods", "option", "values", "is_missing"),
+    [
+        (
+            [
+                PLAIN,
+                ECHO,
+            ],
+            "repeats",
+            [2, 3],
+            [[True, True], [False, False]],
+        ),
+        (
+            [
+                PLAIN,
+                "prompteol",
+            ],
+            "max_seq_length",
+            [4, 40],
+            [[False, False], [True, False]],
+        ),
+    ],
+    ids=["repeats", "budgets"],
+)
+def test_values_that_a_method_cannot_have_are_missing(
+    base_model: SentenceTransformer, methods: list[str], option: str, values: list[int], is_missing: list[list[bool]]
+) -> None:
+    frame = curve(base_model, PAIRS, methods, option, values)
+    assert frame.isna().to_numpy().tolist() == is_missing
+
+
+@pytest.mark.parametrize("option", ["repeats", "depth"])
+def test_options_that_no_method_takes_are_refused(base_model: SentenceTransformer, option: str) -> None:
+    with pytest.raises(ValueError, match=option):
+        curve(base_model, PAIRS, [PLAIN], option, [2])
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("repeats", [2, "x"]),
+        ("layer", [2, 99]),
+        ("repeats", []),
+        ("repeats", [2, ""]),
+    ],
+    ids=["word", "too deep", "none", "empty"],
+)
+def test_values_that_no_method_takes_are_refused(
+    base_model: SentenceTransformer, option: str, values: list[Any]
+) -> None:
+    with pytest.raises(ValueError, match=f"{option}.*--vary"):
+        curve(base_model, PAIRS, ["echo"], option, values)
+
+
+def test_repeated_values_are_a_column(base_model: SentenceTransformer) -> None:
+    assert curve(
+        base_model,
+        PAIRS,
+        ["echo"],
+        "repeats",
+        [2, 2],
+    ).columns.tolist() == ["2"]
+
+
+def test_tasks_are_found_by_their_names(base_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     PAIRS.to_csv(tmp_path / "p=q.csv", index=False)
-    model = st_reba.build(small, "reba")
-    model.save(str(tmp_path / "model"))
+    st_reba.build(base_folder, "reba").save(str(tmp_path / "model"))
     names = ["toy:S1,en", f"STS={tmp_path / 'p=q.csv'}", "p=q.csv", PAIRS]
-    found = evaluate(tmp_path / "model", names, limit=11)
-    assert [(each.task, each.items) for each in found] == [("S1 en", 11), ("p=q", 11), ("p=q", 11), ("table", 11)]
-    assert {each.method for each in found} == {"reba"}
+    results = evaluate(tmp_path / "model", names, limit=11)
+    assert [(result.task, result.items) for result in results] == [
+        ("S1 en", 11),
+        ("p=q", 11),
+        ("p=q", 11),
+        ("table", 11),
+    ]
+    assert set(map(attrgetter("method"), results)) == {"reba"}
 
 
-@pytest.mark.parametrize("options", [{"methods": []}, {"metric": "accuracy"}, *({"prompts": each} for each in WRONG)])
-def test_refused(opened: SentenceTransformer, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"methods": []},
+        {"metric": "accuracy"},
+        {"prompts": {"one": "Find", "other": ""}},
+        {"prompts": {**PROMPTS, "document": "Find"}},
+    ],
+    ids=["no methods", "metric", "empty prompt", "prompt without a field"],
+)
+def test_arguments_that_cannot_be_used_are_refused(base_model: SentenceTransformer, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        compare(opened, PAIRS, **{"methods": [PLAIN], **options})
+        compare(base_model, PAIRS, **{"methods": [PLAIN], **options})
 
 
-def test_what_cannot_be_written_is_told_before_the_work(opened: SentenceTransformer, tmp_path: Path) -> None:
-    nowhere = tmp_path / "nowhere" / "f.png"
-    for call in (
-        lambda: compare(None, PAIRS, [PLAIN], out=nowhere),
-        lambda: curve(opened, PAIRS[:3], [PLAIN], "layer", [2], figure=nowhere),
-        lambda: evaluate(opened, PAIRS[:3], figure=nowhere),
-    ):
-        with pytest.raises(FileNotFoundError):
-            call()
-    with pytest.raises(ValueError, match="what"):
-        evaluate(opened, PAIRS[:3], figure=tmp_path / "f.what")
+@pytest.mark.parametrize("option", ["out", "figure"])
+def test_a_missing_folder_is_named_before_the_work(
+    base_model: SentenceTransformer, option: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "nowhere" / "f.png"
+    with pytest.raises(FileNotFoundError, match=f"--{option}"):
+        compare(None, PAIRS, [PLAIN], **{option: path})
+    with pytest.raises(FileNotFoundError, match=f"--{option}"):
+        evaluate(base_model, PAIRS[:3], **{option: path})
+
+
+def test_curve_checks_its_figure_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="--figure"):
+        curve(
+            None,
+            PAIRS,
+            [PLAIN],
+            "layer",
+            [2],
+            figure=tmp_path / "nowhere" / "f.png",
+        )
 
 
 @pytest.mark.parametrize("name", ["", " ", "folder", "pipe.png", "x" * 300 + ".png"])
 @pytest.mark.parametrize("option", ["out", "figure"])
-def test_what_is_no_file_to_write_is_refused_before_the_work(option: str, name: str, tmp_path: Path) -> None:
+def test_paths_that_are_no_file_are_refused_before_the_work(option: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe.png")
     path = tmp_path / name if name.strip() else name
@@ -198,57 +491,61 @@ def test_a_figure_needs_a_format_that_can_be_drawn(name: str, tmp_path: Path) ->
         compare(None, PAIRS, [PLAIN], figure=tmp_path / name)
 
 
-def test_a_full_disk_is_named(opened: SentenceTransformer) -> None:
+def test_a_full_disk_is_named(base_model: SentenceTransformer) -> None:
     with pytest.raises(OSError, match=r"--out.*'/dev/full' cannot be written"):
-        evaluate(opened, PAIRS, out="/dev/full")
-
-
-def test_a_value_that_no_method_takes_is_refused(opened: SentenceTransformer) -> None:
-    for option, values in (("repeats", [2, "x"]), ("layer", [2, 99]), ("repeats", []), ("repeats", [2, ""])):
-        with pytest.raises(ValueError, match=f"{option}.*--vary"):
-            curve(opened, PAIRS, ["echo"], option, values)
-    assert list(curve(opened, PAIRS, ["echo"], "repeats", [2, 2]).columns) == ["2"]
+        evaluate(base_model, PAIRS, out="/dev/full")
 
 
 def test_every_task_is_read_before_the_first_is_scored(
-    opened: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+    base_model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding, "encode_texts", lambda *args, **kwargs: pytest.fail("encoded"))
+    monkeypatch.setattr(
+        encoding,
+        "encode_texts",
+        lambda *arguments, **options: pytest.fail("encoded"),
+    )
     with pytest.raises(ValueError, match="10 are needed"):
-        evaluate(opened, [PAIRS, PAIRS[:3]])
+        evaluate(base_model, [PAIRS, PAIRS[:3]])
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5])
-def test_a_seed_that_no_generator_takes_is_refused(seed: Any, opened: SentenceTransformer) -> None:
-    for call in (lambda: compare(None, PAIRS, [PLAIN], seed=seed), lambda: evaluate(opened, PAIRS, seed=seed)):
-        with pytest.raises(ValueError, match="seed"):
-            call()
+def test_a_seed_that_no_generator_takes_is_refused(seed: Any, base_model: SentenceTransformer) -> None:
+    with pytest.raises(ValueError, match="seed"):
+        compare(None, PAIRS, [PLAIN], seed=seed)
+    with pytest.raises(ValueError, match="seed"):
+        evaluate(base_model, PAIRS, seed=seed)
 
 
 @pytest.mark.filterwarnings("error")
-def test_the_smallest_scores_are_compared_without_a_warning(opened: SentenceTransformer) -> None:
-    tiny = PAIRS.assign(score=PAIRS["score"] * 5e-324)
-    (result,), (usual,) = (compare(opened, table, [PLAIN]).results for table in (tiny, PAIRS))
-    assert result.scores == pytest.approx(usual.scores)
+def test_the_smallest_scores_are_compared_without_a_warning(base_model: SentenceTransformer) -> None:
+    smallest_scores = PAIRS.assign(score=PAIRS["score"] * 5e-324)
+    (smallest,) = compare(base_model, smallest_scores, [PLAIN]).results
+    (usual,) = compare(base_model, PAIRS, [PLAIN]).results
+    assert smallest.scores == pytest.approx(usual.scores)
 
 
-def test_a_draw_without_a_seed_is_that_of_0() -> None:
-    assert signature(compare).parameters["seed"].default == signature(evaluate).parameters["seed"].default == 0
+@pytest.mark.parametrize("function", [compare, evaluate])
+def test_a_draw_without_a_seed_is_that_of_0(function: Callable[..., Any]) -> None:
+    assert signature(function).parameters["seed"].default == 0
 
 
-def test_unusable_vectors_are_named(opened: SentenceTransformer) -> None:
+@pytest.mark.parametrize("value", [0, np.nan])
+def test_unusable_vectors_are_named(value: float) -> None:
     task = read_task(PAIRS)
     vectors = np.eye(len(task.texts), dtype=np.float32)
-    assert encoding.usable(vectors, task, "m") is vectors
-    for value in (0, np.nan):
-        bad = vectors.copy()
-        bad[3] = value
-        with pytest.raises(ValueError, match=task.texts[3]):
-            encoding.usable(bad, task, "m")
+    assert encoding.compute_evidence(task, vectors, "m").shape == (12, 2)
+    vectors[3] = value
+    with pytest.raises(ValueError, match=task.texts[3]):
+        encoding.compute_evidence(task, vectors, "m")
 
 
-def test_markdown() -> None:
-    frame = pd.DataFrame({"a|b": [0.12345, float("nan")], "c": [3, None]}, index=["x\ny", "z"])
-    assert markdown(frame).splitlines() == [
-        "|  | a\\|b | c |", "| --- | --- | --- |", "| x y | 0.123 | 3.000 |", "| z |  |  |"
-    ]  # fmt: skip
+def test_markdown_escapes_bars_and_line_breaks() -> None:
+    frame = pd.DataFrame(
+        {
+            "a|b": [0.12345, float("nan")],
+            "c": [3, None],
+        },
+        index=["x\ny", "z"],
+    )
+    lines = markdown(frame).splitlines()
+    assert lines == ["|  | a\\|b | c |", "| --- | --- | --- |", "| x y | 0.123 | 3.000 |", "| z |  |  |"]

@@ -1,131 +1,334 @@
-"""Scores by hand; test_papers.py holds them against mteb's."""
+"""Scores of the kinds of tasks by hand; test_papers.py compares them with mteb's."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike, NDArray
 from sklearn.metrics import v_measure_score
 
-from st_reba.evaluation.scores import SCORINGS, classify, cosines, odd_one_out
-from st_reba.evaluation.tasks import Task
+from st_reba.evaluation import Task
+from st_reba.evaluation.kinds.word_sense import find_odd_vectors
+from st_reba.evaluation.measures import classify, pair_cosines
+from st_reba.evaluation.statistics import Evidence
+from st_reba.evaluation.task import KINDS
 
 RANDOM = np.random.default_rng(0)
+Item = tuple[object, ...]
 
 
-def scored(task: Task, vectors: Any) -> dict[str, float]:
-    evidence = SCORINGS[task.kind].evidence(task, np.asarray(vectors, np.float32))
-    return {name: metric(evidence) for name, metric in SCORINGS[task.kind].metrics.items()}
+def compute_metrics(task: Task, evidence: Evidence) -> dict[str, float]:
+    return {name: metric(evidence) for name, metric in task.task_kind.metrics.items()}
 
 
-def test_of_equal_cosines_the_irrelevant_stands_first() -> None:
-    vectors = np.ones((14, 2))
-    items = tuple((n, (10, 11, 12, 13), (3.0, 0.0, 1.0, 0.0)) for n in range(10))
-    found = scored(Task("t", "Reranking", tuple(map(str, range(14))), items, queries=10), vectors)
-    assert found["mrr_at_10"] == pytest.approx(1 / 3) and found["recall_at_10"] == found["recall_at_1000"] == 1
-    assert found["map_at_1000"] == pytest.approx((1 / 3 + 2 / 4) / 2)
-    gains = 1 / np.log2(np.arange(2, 6))
-    assert found["ndcg_at_10"] == pytest.approx((1 * gains[2] + 3 * gains[3]) / (3 * gains[0] + 1 * gains[1]))
+def score_task(
+    kind: str,
+    vectors: ArrayLike,
+    items: Sequence[Item],
+    *,
+    train: Sequence[Item] = (),
+    queries: int = 0,
+) -> dict[str, float]:
+    """All metrics of vectors on items over as many texts."""
+    rows = np.asarray(vectors, np.float32)
+    texts = tuple(f"text {row_number}" for row_number in range(len(rows)))
+    task = Task(
+        "t",
+        kind,
+        texts,
+        tuple(items),
+        tuple(train),
+        queries=queries,
+    )
+    evidence = task.task_kind.evidence(task, rows)
+    return compute_metrics(task, evidence)
 
 
-def test_the_first_ten_and_the_first_thousand() -> None:
-    vectors = np.array([[1.0, 0.0], *([1.0, n / 10] for n in range(1001))])
-    items = ((0, (11, 1001), (1.0, 1.0)),) * 10
-    found = scored(Task("t", "Retrieval", tuple("t" * 1002), items, queries=1), vectors)
-    expected = {"map_at_1000": 1 / 11 / 2, "ndcg_at_10": 0, "mrr_at_10": 0, "recall_at_10": 0, "recall_at_1000": 0.5}
-    assert found == pytest.approx(expected)
+def test_irrelevant_documents_come_first_among_equal_cosines() -> None:
+    items = [(query, (10, 11, 12, 13), (3.0, 0.0, 1.0, 0.0)) for query in range(10)]
+    task_scores = score_task(
+        "Reranking",
+        np.ones((14, 2)),
+        items,
+        queries=10,
+    )
+    assert task_scores["mrr_at_10"] == pytest.approx(1 / 3)
+    assert task_scores["recall_at_10"] == task_scores["recall_at_1000"] == 1
+    assert task_scores["map_at_1000"] == pytest.approx((1 / 3 + 2 / 4) / 2)
+    discounts = 1 / np.log2(np.arange(2, 6))
+    expected_gain = (1 * discounts[2] + 3 * discounts[3]) / (3 * discounts[0] + 1 * discounts[1])
+    assert task_scores["ndcg_at_10"] == pytest.approx(expected_gain)
+
+
+def test_rankings_are_cut_after_ten_and_a_thousand_documents() -> None:
+    vectors = [
+        [
+            1.0,
+            0.0,
+        ]
+    ] + [[1.0, row_number / 10] for row_number in range(1001)]
+    items = [(0, (11, 1001), (1.0, 1.0))] * 10
+    task_scores = score_task("Retrieval", vectors, items, queries=1)
+    expected_scores = {
+        "map_at_1000": 1 / 11 / 2,
+        "ndcg_at_10": 0,
+        "mrr_at_10": 0,
+        "recall_at_10": 0,
+        "recall_at_1000": 0.5,
+    }
+    assert task_scores == pytest.approx(expected_scores)
 
 
 def test_cosines_that_float32_cannot_tell_apart_are_equal() -> None:
-    vectors = np.array([[1, 0], [0.6, 0.8], [0.6 + 2e-7, 0.8], [0, 0]])
-    first, second, zero = cosines(vectors, [0, 0, 0], [1, 2, 3])
-    assert (first, second, zero) == (0.6, 0.6, 0)
+    vectors = np.array(
+        [
+            [1, 0],
+            [0.6, 0.8],
+            [0.6 + 2e-7, 0.8],
+            [0, 0],
+        ],
+        np.float32,
+    )
+    assert pair_cosines(vectors, [0, 0, 0], [1, 2, 3]).tolist() == [
+        0.6,
+        0.6,
+        0,
+    ]
 
 
-def test_pairs_and_their_classes() -> None:
-    vectors = np.array([[1, 0], [1, 0.1], [1, 0.5], [1, 1], [0, 1]])
-    grades = (5.0, 4.0, 0.0, 1.0)
-    items = tuple((0, n + 1, grade) for n, grade in enumerate(grades)) * 3
-    found = scored(Task("t", "STS", tuple("abcde"), items), vectors)
-    angles = [float(vectors[0] @ each / np.linalg.norm(each)) for each in vectors[1:]]
-    assert found["cosine_pearson"] == pytest.approx(np.corrcoef(angles, grades)[0, 1])
-    assert found["cosine_spearman"] == pytest.approx(0.8)
-    # A constant side has no correlation.
-    assert set(scored(Task("t", "STS", tuple("abcde"), items), np.ones((5, 2)) * [0.6, 0.1]).values()) == {0}
-    items = tuple((0, n, known) for n, known in ((1, 1), (2, 0), (3, 1), (4, 0))) * 3
-    found = scored(Task("t", "PairClassification", tuple("abcde"), items), vectors)
-    # Ranks 1 and 3 of 4; the best threshold is wrong for one of four.
-    assert found["cosine_ap"] == pytest.approx((1 + 2 / 3) / 2) and found["cosine_accuracy"] == 0.75
+PAIR_VECTORS = np.array(
+    [
+        [1, 0],
+        [1, 0.1],
+        [1, 0.5],
+        [1, 1],
+        [0, 1],
+    ]
+)
+PAIR_SCORES = (5.0, 4.0, 0.0, 1.0)
+SCORED_PAIRS = [(0, second, score) for second, score in enumerate(PAIR_SCORES, 1)] * 3
 
 
-def test_triples() -> None:
-    near, far = [1.0, 0.1], [0.1, 1.0]
-    vectors = np.array([[1.0, 0.0], near, far])
-    items = ((0, 1, 2),) * 6 + ((0, 2, 1),) * 3 + ((0, 1, 1),) * 1
-    assert scored(Task("t", "Triples", ("q", "near", "far"), items), vectors)["accuracy"] == pytest.approx(0.65)
+def test_pairs_are_scored_by_correlations() -> None:
+    task_scores = score_task("STS", PAIR_VECTORS, SCORED_PAIRS)
+    cosines = [vector[0] / np.linalg.norm(vector) for vector in PAIR_VECTORS[1:]]
+    assert task_scores["cosine_pearson"] == pytest.approx(np.corrcoef(cosines, PAIR_SCORES)[0, 1])
+    assert task_scores["cosine_spearman"] == pytest.approx(0.8)
+
+
+def test_equal_cosines_have_no_correlation() -> None:
+    task_scores = score_task("STS", np.ones((5, 2)) * [0.6, 0.1], SCORED_PAIRS)
+    assert task_scores == {"cosine_spearman": 0, "cosine_pearson": 0}
+
+
+def test_pair_classes_are_scored_by_precision_and_the_best_threshold() -> None:
+    items = [(0, second, label) for second, label in ((1, 1), (2, 0), (3, 1), (4, 0))] * 3
+    task_scores = score_task("PairClassification", PAIR_VECTORS, items)
+    # The positives have ranks 1 and 3 of 4; the best threshold is wrong for one of four.
+    assert task_scores["cosine_ap"] == pytest.approx((1 + 2 / 3) / 2)
+    assert task_scores["cosine_accuracy"] == 0.75
+
+
+def test_a_tie_of_a_triple_counts_half() -> None:
+    vectors = [
+        [1.0, 0.0],
+        [1.0, 0.1],
+        [0.1, 1.0],
+    ]
+    items = [(0, 1, 2)] * 6 + [(0, 2, 1)] * 3 + [(0, 1, 1)]
+    assert score_task("Triples", vectors, items)["accuracy"] == pytest.approx(0.65)
+
+
+def two_clouds(distance: float) -> NDArray[np.float64]:
+    """Twenty vectors around 0, and twenty around a point."""
+    return np.concatenate([RANDOM.normal(center, 0.1, (20, 4)) for center in (0, distance)])
+
+
+CLASSES = list(enumerate("a" * 20 + "b" * 20))
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_classes_learn_from_train_or_in_folds_that_share_no_text() -> None:
-    vectors = np.concatenate([RANDOM.normal(place, 0.1, (20, 4)) for place in (0, 1)])
-    items = tuple((n, "ab"[n // 20]) for n in range(40))
-    texts = tuple(map(str, range(40)))
-    assert scored(Task("t", "Classification", texts, items[1::2], items[::2]), vectors)["accuracy"] == 1
-    # No class of the second has more texts than there are folds.
-    few = [0] * 5 + [1] * 3 + [2] * 2
-    for asked, given in ((items, vectors), (tuple(enumerate(few)), np.eye(3)[few])):
-        found = scored(Task("t", "Classification", texts, asked), given)
-        assert found == {"accuracy": 1, "f1": 1, "weighted_f1": 1}
-    # Each text stands twice, and nothing else tells its label: whoever saw its twin would know it.
-    alone = np.eye(40)
-    twice = tuple((n, "ab"[n % 2]) for n in range(40)) * 2
-    assert scored(Task("t", "Classification", texts, twice), alone)["accuracy"] < 0.7
-    wrong = tuple((n, "ab"[n // 20] if n % 4 else "b") for n in range(40))
-    found = scored(Task("t", "Classification", texts, wrong, items), vectors)
-    assert found["accuracy"] == 0.875
-    assert found["f1"] == pytest.approx((2 * 15 / 35 + 2 * 20 / 45) / 2)
+def test_classes_are_learned_from_other_texts() -> None:
+    task_scores = score_task(
+        "Classification",
+        two_clouds(1),
+        CLASSES[1::2],
+        train=CLASSES[::2],
+    )
+    assert task_scores["accuracy"] == 1
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_classes_are_learned_in_folds() -> None:
+    assert set(score_task("Classification", two_clouds(1), CLASSES).values()) == {1}
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_small_classes_are_learned_in_folds() -> None:
+    labels = [0] * 5 + [1] * 3 + [2] * 2
+    task_scores = score_task(
+        "Classification",
+        np.eye(3)[labels],
+        list(enumerate(labels)),
+    )
+    assert task_scores == {"accuracy": 1, "f1": 1, "weighted_f1": 1}
+
+
+def test_folds_share_no_text() -> None:
+    """Only its second occurrence tells the label of a text."""
+    repeated_items = list(enumerate("ab" * 20)) * 2
+    assert score_task("Classification", np.eye(40), repeated_items)["accuracy"] < 0.7
+
+
+def test_f1_is_the_mean_over_classes() -> None:
+    """A quarter of the first class has the other's label."""
+    wrong_items = [(row_index, label if row_index % 4 else "b") for row_index, label in CLASSES]
+    task_scores = score_task("Classification", two_clouds(1), wrong_items, train=CLASSES)
+    assert task_scores["accuracy"] == 0.875
+    assert task_scores["f1"] == pytest.approx((2 * 15 / 35 + 2 * 20 / 45) / 2)
+
+
+def test_one_label_needs_no_classifier() -> None:
+    vectors = np.ones((40, 4), np.float32)
     assert classify(vectors, ["a"] * 40, vectors[:2]) == ["a", "a"]
 
 
 def test_a_large_class_does_not_take_all_of_vectors_that_lie_close_together() -> None:
-    vectors = np.concatenate(
-        [[1.0, 0.0, 0.03 * side] + RANDOM.normal(0, 0.005, (n, 3)) for side, n in ((-1, 30), (1, 10))]
+    clouds = [
+        [
+            1.0,
+            0.0,
+            -0.03,
+        ]
+        + RANDOM.normal(0, 0.005, (30, 3)),
+        [
+            1.0,
+            0.0,
+            0.03,
+        ]
+        + RANDOM.normal(0, 0.005, (10, 3)),
+    ]
+    vectors = np.concatenate(clouds).astype(np.float32)
+    labels = ["large"] * 30 + ["small"] * 10
+    assert score_task("Classification", vectors, list(enumerate(labels)))["accuracy"] > 0.95
+    assert classify(vectors, labels, vectors[30:31]) == ["large"]
+    assert classify(
+        vectors,
+        labels,
+        vectors[30:31],
+        is_balanced=True,
+    ) == ["small"]
+
+
+def test_only_clustering_is_recentred() -> None:
+    recentred_kinds = filter(attrgetter("is_recentred"), KINDS.values())
+    assert list(map(attrgetter("name"), recentred_kinds)) == ["Clustering"]
+
+
+def test_separate_topics_are_found() -> None:
+    task_scores = score_task("Clustering", two_clouds(5), CLASSES)
+    assert task_scores == {
+        "v_measure": pytest.approx(1),
+        "v_measure, one start": pytest.approx(1),
+    }
+
+
+def test_v_measure_is_the_mean_over_starts() -> None:
+    labels = [0, 1] * 20
+    vectors = RANDOM.normal(size=(40, 4)).astype(np.float32)
+    task = Task(
+        "t",
+        "Clustering",
+        tuple("t" * 40),
+        tuple(enumerate(labels)),
     )
-    items = tuple((n, "large" if n < 30 else "small") for n in range(40))
-    assert scored(Task("t", "Classification", tuple(map(str, range(40))), items), vectors)["accuracy"] > 0.95
-    given = (vectors, [label for _, label in items], vectors[30:31])
-    assert classify(*given) == ["large"] and classify(*given, balanced=True) == ["small"]
+    _, *clusterings = task.task_kind.evidence(task, vectors).T
+    expected_scores = [v_measure_score(labels, clusters) for clusters in clusterings]
+    assert len(set(expected_scores)) > 1
+    task_scores = score_task("Clustering", vectors, list(enumerate(labels)))
+    assert list(task_scores.values()) == pytest.approx(
+        [
+            sum(expected_scores) / 10,
+            expected_scores[0],
+        ]
+    )
 
 
-def test_clusters() -> None:
-    assert [name for name, each in SCORINGS.items() if each.recentred] == ["Clustering"]
-    vectors = np.concatenate([RANDOM.normal(place, 0.1, (20, 4)) for place in (0, 5)])
-    turns = [n % 2 for n in range(40)]
-    apart, mixed = (Task("t", "Clustering", tuple("t" * 40), tuple(enumerate(each))) for each in (sorted(turns), turns))
-    assert scored(apart, vectors) == {"v_measure": pytest.approx(1), "v_measure, one start": pytest.approx(1)}
-    cloud = RANDOM.normal(size=(40, 4)).astype(np.float32)
-    starts = [v_measure_score(turns, each) for each in SCORINGS["Clustering"].evidence(mixed, cloud).T[1:]]
-    assert SCORINGS["Clustering"].metrics["v_measure"](np.zeros((3, 11))) == 1
-    assert len(set(starts)) > 1 and list(scored(mixed, cloud).values()) == pytest.approx([sum(starts) / 10, starts[0]])
+def test_one_topic_in_one_cluster_is_right() -> None:
+    assert KINDS["Clustering"].metrics["v_measure"](np.zeros((3, 11))) == 1
 
 
 def test_the_two_distances_of_word_senses_are_two_measures() -> None:
-    four = np.array([[1.0, 0.0], [2.0, 0.0], [9.0, 0.0], [1.0, 1.0]])
-    task = Task("t", "WordSense", tuple("abcd"), (((0, 1, 2, 3), 3), ((0, 1, 3, 2), 2), ((0, 1, 2, 3), 2)))
-    assert scored(task, four) == {"accuracy cosine": pytest.approx(2 / 3), "accuracy euclidean": pytest.approx(1 / 3)}
-    found = odd_one_out(np.array([[[1.0, 0.0]] * 4, [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]]))
-    assert found["cosine"].tolist() == found["euclidean"].tolist() == [0, 3]
+    vectors = [
+        [1.0, 0.0],
+        [2.0, 0.0],
+        [9.0, 0.0],
+        [1.0, 1.0],
+    ]
+    items = [
+        ((0, 1, 2, 3), 3),
+        ((0, 1, 3, 2), 2),
+        ((0, 1, 2, 3), 2),
+    ]
+    task_scores = score_task("WordSense", vectors, items)
+    assert task_scores == {
+        "accuracy cosine": pytest.approx(2 / 3),
+        "accuracy euclidean": pytest.approx(1 / 3),
+    }
+
+
+def test_the_first_of_equally_odd_vectors_is_found() -> None:
+    groups = np.array(
+        [
+            [[1.0, 0.0]] * 4,
+            [
+                [1.0, 0.0],
+                [1.0, 0.0],
+                [0.0, 1.0],
+                [-1.0, 0.0],
+            ],
+        ]
+    )
+    odd_vectors = find_odd_vectors(groups)
+    assert (
+        odd_vectors["cosine"].tolist()
+        == odd_vectors["euclidean"].tolist()
+        == [
+            0,
+            3,
+        ]
+    )
+
+
+NEW_YORK = ("New", "York", "sleeps")
+RIGHT_TAGS = ("B-LOC", "I-LOC", "O")
+NO_TAGS = ("O", "O", "O")
+
+
+def score_entities(tags_of_items: Sequence[tuple[str, ...]]) -> dict[str, float]:
+    """Scores where New York is found in every item."""
+    train = ((0, NEW_YORK, RIGHT_TAGS),) * 10
+    items = tuple((1, NEW_YORK, tags) for tags in tags_of_items)
+    task = Task("t", "NER", ("New York sleeps", "other"), items, train)
+    evidence = task.task_kind.evidence(
+        task,
+        np.tile(np.eye(3, dtype=np.float32), (2, 1)) * 30,
+    )
+    return compute_metrics(task, evidence)
 
 
 def test_entities_are_counted_whole() -> None:
-    words, tags = ("New", "York", "sleeps"), ("B-LOC", "I-LOC", "O")
-    vectors = np.tile(np.eye(3), (2, 1)) * 30
-    train = ((0, words, tags),) * 10
-    asked: Any = ((1, words, ("B-LOC", "I-LOC", "O")),) * 6 + ((1, words, ("B-LOC", "O", "O")),) * 2
-    asked += ((1, words, ("O", "O", "O")),) * 2
-    found = scored(Task("t", "NER", ("New York sleeps", "other"), asked, train), vectors)
-    # 10 are found, 8 wanted, 6 right.
-    assert found == {"entity_f1": pytest.approx(12 / 18), "precision": 0.6, "recall": 0.75}
-    none = ((1, words, ("O", "O", "O")),) * 10
-    assert scored(Task("t", "NER", ("New York sleeps", "other"), none, train), vectors)["recall"] == 0
+    task_scores = score_entities([RIGHT_TAGS] * 6 + [("B-LOC", "O", "O")] * 2 + [NO_TAGS] * 2)
+    # 10 are found, 8 expected, 6 right.
+    assert task_scores == {
+        "entity_f1": pytest.approx(12 / 18),
+        "precision": 0.6,
+        "recall": 0.75,
+    }
+
+
+def test_recall_without_entities_is_0() -> None:
+    assert score_entities([NO_TAGS] * 10)["recall"] == 0

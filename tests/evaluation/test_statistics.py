@@ -5,62 +5,98 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from st_reba.evaluation.statistics import Evidence, paired_bootstrap
+from st_reba.evaluation.statistics import Difference, Evidence, paired_bootstrap
 
 
-def mean(rows: Evidence) -> float:
-    return float(rows.mean())
+def mean(item_evidence: Evidence) -> float:
+    return float(item_evidence.mean())
 
 
-def right(count: int, of: int = 400, seed: int = 0) -> Evidence:
-    return np.random.default_rng(seed).permutation(np.arange(of) < count).astype(float)[:, None]
+def correct_items(correct_count: int, item_count: int = 400, seed: int = 0) -> Evidence:
+    """Evidence [items, 1]: 1 for correct items, in random order."""
+    shuffled_items = np.random.default_rng(seed).permutation(item_count)
+    return (shuffled_items < correct_count).astype(float)[:, None]
+
+
+def compare_two(first: Evidence, second: Evidence) -> Difference:
+    _, (difference,) = paired_bootstrap({"first": first, "second": second}, mean)
+    return difference
 
 
 def test_intervals_are_those_of_the_draws() -> None:
-    rows = np.random.default_rng(1).normal(size=(400, 2))
-    intervals, (pair,) = paired_bootstrap({"a": rows[:, :1], "b": rows[:, 1:]}, mean)
-    draws = rows[np.random.default_rng(0).integers(400, size=(1000, 400))].mean(axis=1)
-    np.testing.assert_allclose([*intervals.values()], np.percentile(draws, [2.5, 97.5], axis=0).T)
-    value = mean(rows[:, 0]) - mean(rows[:, 1])
-    half = np.percentile(np.abs(draws[:, 0] - draws[:, 1] - value), 95)
-    np.testing.assert_allclose([pair.low, pair.value, pair.high], [value - half, value, value + half])
-    assert paired_bootstrap({"a": rows}, mean)[1] == []
+    item_evidence = np.random.default_rng(1).normal(size=(400, 2))
+    intervals, (difference,) = paired_bootstrap(
+        {
+            "a": item_evidence[:, :1],
+            "b": item_evidence[:, 1:],
+        },
+        mean,
+    )
+    item_indices = np.random.default_rng(0).integers(400, size=(1000, 400))
+    means = item_evidence[item_indices].mean(axis=1)
+    np.testing.assert_allclose(
+        list(intervals.values()),
+        np.percentile(means, [2.5, 97.5], axis=0).T,
+    )
+    value = mean(item_evidence[:, 0]) - mean(item_evidence[:, 1])
+    half_width = np.percentile(np.abs(means[:, 0] - means[:, 1] - value), 95)
+    bounds = [difference.low, difference.value, difference.high]
+    np.testing.assert_allclose(bounds, [value - half_width, value, value + half_width])
 
 
-def test_what_two_methods_share_does_not_blur_their_difference() -> None:
-    base = right(200)
+def test_one_method_has_no_differences() -> None:
+    intervals, differences = paired_bootstrap({"a": correct_items(200)}, mean)
+    assert list(intervals) == ["a"]
+    assert differences == []
+
+
+def test_shared_items_make_a_difference_more_certain() -> None:
+    base = correct_items(200)
     better = base.copy()
-    better[np.flatnonzero(base[:, 0] == 0)[:20]] = 1
-    (paired,) = paired_bootstrap({"better": better, "base": base}, mean)[1]
-    (apart,) = paired_bootstrap({"better": right(220, seed=1), "base": right(200, seed=2)}, mean)[1]
-    assert paired.value == pytest.approx(apart.value)
-    assert paired.significant and not apart.significant
-    assert paired.high - paired.low < apart.high - apart.low
-    (equal,) = paired_bootstrap({"a": base, "b": base}, mean)[1]
-    assert (equal.low, equal.high, equal.significant) == (0, 0, False)
+    wrong_items = np.flatnonzero(base[:, 0] == 0)
+    better[wrong_items[:20]] = 1
+    paired = compare_two(better, base)
+    unpaired = compare_two(correct_items(220, seed=1), correct_items(200, seed=2))
+    assert paired.value == pytest.approx(unpaired.value)
+    assert paired.significant
+    assert not unpaired.significant
+    assert paired.high - paired.low < unpaired.high - unpaired.low
+
+
+def test_equal_methods_have_an_interval_of_0() -> None:
+    difference = compare_two(correct_items(200), correct_items(200))
+    assert (difference.low, difference.high, difference.significant) == (0, 0, False)
 
 
 def test_more_pairs_make_wider_intervals() -> None:
-    evidences = {str(seed): right(200, seed=seed) for seed in range(6)}
-    (alone,) = paired_bootstrap({name: evidences[name] for name in "01"}, mean)[1]
-    among = paired_bootstrap(evidences, mean)[1]
-    assert (len(among), among[0].first, among[0].second, among[0].value) == (15, "0", "1", alone.value)
-    assert among[0].high - among[0].low > 1.2 * (alone.high - alone.low)
+    evidences = {str(seed): correct_items(200, seed=seed) for seed in range(6)}
+    single = compare_two(evidences["0"], evidences["1"])
+    _, differences = paired_bootstrap(evidences, mean)
+    assert len(differences) == 15
+    corrected = differences[0]
+    assert (corrected.first, corrected.second, corrected.value) == ("0", "1", single.value)
+    assert corrected.high - corrected.low > 1.2 * (single.high - single.low)
 
 
 def test_items_of_a_group_are_drawn_together() -> None:
-    alike = np.repeat(right(20, 40), 10, axis=0)
-    groups = [n // 10 for n in range(400)]
-    (low, high), (one, other) = (paired_bootstrap({"a": alike}, mean, groups=given)[0]["a"] for given in ((), groups))
-    assert other - one > 2 * (high - low)
+    item_evidence = np.repeat(correct_items(20, 40), 10, axis=0)
+    groups = np.repeat(np.arange(40), 10).tolist()
+    low, high = paired_bootstrap({"a": item_evidence}, mean)[0]["a"]
+    low_of_groups, high_of_groups = paired_bootstrap(
+        {"a": item_evidence},
+        mean,
+        groups=groups,
+    )[0]["a"]
+    assert high_of_groups - low_of_groups > 2 * (high - low)
 
 
-def test_recentred() -> None:
-    def rises(rows: Evidence) -> float:
-        return float(rows[:, 0].mean()) + 0.3 * (len(np.unique(rows[:, 1])) < len(rows))
+def test_recentred_intervals_contain_the_score_of_a_metric_that_rises() -> None:
+    def rising_metric(item_evidence: Evidence) -> float:
+        has_repeated_items = len(np.unique(item_evidence[:, 1])) < len(item_evidence)
+        return float(item_evidence[:, 0].mean()) + 0.3 * has_repeated_items
 
-    evidence = np.column_stack([right(200), np.arange(400)])
-    plain = paired_bootstrap({"a": evidence}, rises)[0]["a"]
-    moved = paired_bootstrap({"a": evidence}, rises, recentred=True)[0]["a"]
-    assert plain[0] > rises(evidence)
-    assert moved[0] < rises(evidence) < moved[1]
+    item_evidence = np.column_stack([correct_items(200), np.arange(400)])
+    low, _ = paired_bootstrap({"a": item_evidence}, rising_metric)[0]["a"]
+    assert low > rising_metric(item_evidence)
+    low, high = paired_bootstrap({"a": item_evidence}, rising_metric, recentred=True)[0]["a"]
+    assert low < rising_metric(item_evidence) < high

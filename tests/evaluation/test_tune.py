@@ -1,11 +1,12 @@
-"""The search: its candidates, its filters, what chooses and what reports, and what it leaves behind."""
+"""tune for similarity: the search, what chooses and what reports, and the files that it leaves."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
+from itertools import count, product
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -16,262 +17,492 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 import st_reba
 from st_reba import Method
 from st_reba.encode import computed_positions
-from st_reba.evaluation import readouts, search, tune
-from st_reba.evaluation.readouts import Readout, of_base, opened, read, vectors
-from st_reba.evaluation.search import Scored, Search, chosen, filtered, fitted_filter, papers_of, passes_of
-from st_reba.evaluation.tasks import Task, read_task
-from st_reba.evaluation.views import evidence, views_of
+from st_reba.evaluation import Task, items, read_task, search, tune, tune_plan, tune_report
+from st_reba.evaluation.items import TaskItems
+from st_reba.evaluation.kinds.views import views_of
+from st_reba.evaluation.passes import published_methods, similarity_passes
+from st_reba.evaluation.readouts import build_on, encode_methods, load_base
+from st_reba.evaluation.search import Candidate, Search, select_best
+from st_reba.evaluation.shared_pass import run_pass
+from st_reba.evaluation.texts import draw_texts
+from st_reba.evaluation.tune_plan import SimilarityPlan, plan_by_labels, plan_by_views, sample_for_filter
+from st_reba.evaluation.tune_report import ReportEntry, TuneReport, report_rows
+from st_reba.evaluation.vectors import remove_directions
 
-WHO = ["a man", "the old woman", "my neighbour", "a black cat", "the teacher"]
-WHAT = ["plays the guitar", "reads a long letter", "is buying bread", "walks home late", "sings"]
-WHERE = ["in the street", "near the river", "on a Sunday morning", "behind the school", "without a word"]
-TEXTS = [f"{who} {what} {where}" for who in WHO for what in WHAT for where in WHERE]
-QUIET: dict[str, Any] = {"say": lambda line: None}
+PEOPLE = ["a man", "the old woman", "my neighbour", "a black cat", "the teacher"]
+ACTIONS = ["plays the guitar", "reads a long letter", "is buying bread", "walks home late", "sings"]
+PLACES = ["in the street", "near the river", "on a Sunday morning", "behind the school", "without a word"]
+TEXTS = list(map(" ".join, product(PEOPLE, ACTIONS, PLACES)))
+SILENT: dict[str, Any] = {"say": lambda line: None}
 
 
 @pytest.fixture(scope="module")
-def small(base: Callable[..., str]) -> str:
+def base_folder(base: Callable[..., str]) -> str:
     return base("deep")
 
 
 @pytest.fixture(scope="module")
-def found(small: str, tmp_path_factory: pytest.TempPathFactory) -> tune.TuneReport:
-    return tune.tune(small, TEXTS, tmp_path_factory.mktemp("tuned") / "out", **QUIET)
+def report(base_folder: str, tmp_path_factory: pytest.TempPathFactory) -> TuneReport:
+    return tune.tune(
+        base_folder,
+        TEXTS,
+        tmp_path_factory.mktemp("tuned") / "out",
+        **SILENT,
+    )
 
 
-@pytest.mark.parametrize("number", range(15))
-def test_a_readout_is_what_its_method_gives(small: str, number: int) -> None:
-    base = opened(small)
-    each = passes_of(6, "LATIN", labelled=True)[number]
-    readouts = each.readouts(6)
-    assert len(readouts) == len(set(readouts)) == (6 - (each.first or 0)) * len(each.poolings) + each.outputs
-    some = [readout for readout in readouts if readout.layer in (3, 6)]
-    for readout, pooled in read(of_base(base, each.method), some, TEXTS[:6]).items():
-        method = each.of(readout, 6)
-        expected = of_base(base, method).encode(TEXTS[:6])
-        units = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
-        np.testing.assert_allclose(units, expected, atol=2e-6, err_msg=str(method))
+def view_score(base_folder: str, method: Method, text_views: Task) -> float:
+    vectors = torch.from_numpy(encode_methods(load_base(base_folder), [method], text_views.texts)[method])
+    return float(text_views.task_kind.score_items(text_views, vectors).mean())
 
 
-def test_passes_differ_and_hold_the_papers_methods() -> None:
-    passes = passes_of(30, "LATIN", labelled=True)
-    assert len({each.method for each in passes}) == len(passes)
-    assert [n for n, each in enumerate(passes) if each.outputs] == [0, 1, 11, 12, 13, 14, 15, 16]
-    assert passes[0].readouts(30)[-1] == Readout(30, "end", 11)
-    # Of a deep base not all layers are read.
-    assert [each.layer for each in passes_of(34, "LATIN")[3].readouts(34)] == list(range(34, 17, -3))
-    assert passes[:4] == passes_of(30, "LATIN", small=True)
-    third = next(each.method for each in passes if (each.method.k, each.method.name) == (20, "classical"))
-    papers = papers_of(30, "LATIN", {third: 0.5})
-    # NoSink's k is the one that scores higher.
-    assert [found["NoSink, MASK0-BIDIR"].k for found in (papers, papers_of(30, "LATIN", {}))] == [20, 15]
-    groups = readouts.shared([*papers.values(), *(each.method for each in passes)], 30)
-    assert len(groups) == len(passes)
+def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets the number of readouts of each pass that runs."""
+    readout_counts: list[int] = []
+
+    def counted_run_pass(model: Any, readouts: Any, texts: Any, **layout: Any) -> Any:
+        readout_counts.append(len(readouts))
+        return run_pass(model, readouts, texts, **layout)
+
+    monkeypatch.setattr(items, "run_pass", counted_run_pass)
+    return readout_counts
 
 
-def test_the_prompt_is_in_the_language_of_the_texts() -> None:
-    assert "一个词" in passes_of(6, "CJK")[0].method.full_template
-    assert passes_of(6, "CYRILLIC")[0].method.template is None
-    assert [papers_of(6, script, {})["PromptEOL"].template for script in ("CJK", "LATIN")] == ["prompteol-zh", None]
+def random_vectors(row_count: int, width: int) -> Tensor:
+    scales = torch.linspace(3, 0.3, width)
+    vectors = torch.randn(row_count, width, generator=torch.manual_seed(0)) * scales + 2
+    return normalize(vectors, dim=1)
 
 
-def _vectors(count: int, width: int) -> Tensor:
-    made = torch.randn(count, width, generator=torch.manual_seed(0)) * torch.linspace(3, 0.3, width) + 2
-    return torch.nn.functional.normalize(made, dim=1)
+def test_directions_are_removed_as_the_saved_filter_removes_them() -> None:
+    sample = random_vectors(500, 24)
+    other_vectors = random_vectors(530, 24)[500:]
+    expected_vectors = st_reba.Filter.fit(
+        sample.numpy(),
+        "abtt",
+        r=2,
+    ).apply(other_vectors.numpy())
+    expected_vectors /= np.linalg.norm(expected_vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(remove_directions(other_vectors, sample), expected_vectors, atol=2e-4)
+    assert remove_directions(sample).mean(dim=0).abs().max() < 0.05
 
 
-def test_the_filter_is_that_of_the_recipe() -> None:
-    sample, others = _vectors(500, 24), _vectors(530, 24)[500:]
-    expected = st_reba.Filter.fit(sample.numpy(), "abtt", r=2).apply(others.numpy())
-    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    np.testing.assert_allclose(filtered(others, sample), expected, atol=2e-4)
-    assert filtered(sample).mean(dim=0).abs().max() < 0.05
+def make_candidate(score: float, cost: float) -> Candidate:
+    method = Method("echo", repeats=round(cost * 10))
+    return Candidate(
+        method,
+        None,
+        cost,
+        torch.full((100,), score),
+    )
 
 
-def _scored(score: float, cost: float) -> Scored:
-    return Scored(Method("echo", repeats=round(cost * 10)), None, cost, torch.full((100,), score))
+def test_the_best_candidate_is_the_cheapest_of_the_best() -> None:
+    candidates = [
+        make_candidate(0.5, 1.0),
+        make_candidate(0.6, 2.0),
+        make_candidate(0.6, 2.5),
+    ]
+    assert select_best(candidates) is candidates[1]
 
 
-def test_the_best_of_what_may_be_spent() -> None:
-    scored = [_scored(0.5, 1.0), _scored(0.6, 2.0), _scored(0.6, 2.5)]
-    assert chosen(scored) is scored[1]
-    assert chosen(scored, 1.0) is scored[0]
+def test_the_best_candidate_costs_no_more_than_allowed() -> None:
+    candidates = [make_candidate(0.5, 1.0), make_candidate(0.6, 2.0)]
+    assert select_best(candidates, most_cost=1.0) is candidates[0]
+    with pytest.raises(ValueError, match="the cheapest method costs 1.00"):
+        select_best(candidates, most_cost=0.5)
 
 
-def test_views_judge_with_a_filter_and_labels_both(small: str) -> None:
-    base, views = opened(small), views_of(TEXTS)
-    pairs = Task("t", "STS", tuple(TEXTS[:20]), tuple((n, 19 - n, float(n % 3)) for n in range(10)))
-    assert Search(base, views, TEXTS).filters == ["abtt"]
-    assert Search(base, views, TEXTS[:15]).filters == Search(opened("mini"), views, TEXTS[:25]).filters == [None]
-    assert Search(base, pairs, TEXTS).filters == [None, "abtt"]
-    found = Search(base, views, TEXTS).scored(passes_of(6, "LATIN")[3])
-    assert sorted(one.method.layer or 6 for one in found) == [4, 5, 6]
-    for one in found:
-        units = torch.from_numpy(vectors(base, [one.method], views.texts)[one.method])
-        assert one.score == pytest.approx(float(evidence(views, filtered(units)).mean()), abs=2e-3)
-        computed = sum(computed_positions(of_base(base, replace(one.method, filter=None))[0], views.texts, {}))
-        plain = sum(computed_positions(base[0], views.texts, {}))
-        assert one.cost == pytest.approx(computed / plain * (one.method.layer or 6) / 6)
+def test_views_judge_with_a_filter_and_labels_with_and_without(base_folder: str) -> None:
+    base_model = load_base(base_folder)
+    text_views = TaskItems(views_of(TEXTS))
+    pairs = Task(
+        "t",
+        "STS",
+        tuple(TEXTS[:20]),
+        tuple((row_number, 19 - row_number, float(row_number % 3)) for row_number in range(10)),
+    )
+    labelled_items = TaskItems(pairs)
+    assert SimilarityPlan(text_views, text_views, TEXTS, TEXTS).filter_kinds(base_model) == ["abtt"]
+    assert SimilarityPlan(labelled_items, labelled_items, TEXTS, TEXTS).filter_kinds(base_model) == [
+        None,
+        "abtt",
+    ]
 
 
-def test_what_does_not_fit_is_read_by_another_pass(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    base, views, each = opened(small), views_of(TEXTS[:40]), passes_of(6, "LATIN")[0]
-    whole = Search(base, views, TEXTS).scored(each)
-    monkeypatch.setattr(search, "_MOST_BYTES", 5 * 4 * 32 * len(views.texts))
-    ran: list[Any] = []
-    monkeypatch.setattr(search, "read", lambda *given: ran.append(given) or read(*given))
-    parts = Search(base, views, TEXTS).scored(each)
-    assert [len(readouts) for _, readouts, _ in ran] == [5, 5, 3]
-    scores = [{str(one): one.score for one in found} for found in (parts, whole)]
-    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+def test_few_texts_allow_no_filter(base_folder: str) -> None:
+    text_views = TaskItems(views_of(TEXTS))
+    assert SimilarityPlan(
+        text_views,
+        text_views,
+        TEXTS[:15],
+        TEXTS,
+    ).filter_kinds(load_base(base_folder)) == [None]
+    assert SimilarityPlan(
+        text_views,
+        text_views,
+        TEXTS[:25],
+        TEXTS,
+    ).filter_kinds(load_base("mini")) == [None]
 
 
-def test_what_is_left_behind(small: str, found: tune.TuneReport) -> None:
-    folder = Path(found.folder)
-    assert (folder / "report.md").read_text(encoding="utf-8") == f"{found}\n"
-    assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["counts"] == [83, 42]
-    assert 0 < found.passes < found.seconds
-    # The recipe, the saved model and the report speak of the same vectors.
-    method = found.method
-    expected = vectors(opened(small), [method], TEXTS[:9])[method]
-    model = st_reba.load(str(folder / "model"))
-    for each in (model, st_reba.build(folder / "recipe.yaml")):
-        np.testing.assert_allclose(each.encode(TEXTS[:9]), expected, atol=2e-5)
+def test_candidates_have_the_scores_and_costs_of_their_models(base_folder: str) -> None:
+    base_model = load_base(base_folder)
+    text_views = views_of(TEXTS)
+    masked_pass = similarity_passes(6, "LATIN")[3]
+    candidates = Search(base_model, TaskItems(text_views), ["abtt"]).score_pass(masked_pass)
+    assert sorted(candidate.method.layer or 6 for candidate in candidates) == [
+        4,
+        5,
+        6,
+    ]
+    plain_positions = sum(computed_positions(base_model[0], text_views.texts, {}))
+    for candidate in candidates:
+        method = candidate.method
+        vectors = torch.from_numpy(encode_methods(base_model, [method], text_views.texts)[method])
+        scores = text_views.task_kind.score_items(text_views, remove_directions(vectors))
+        assert candidate.score == pytest.approx(float(scores.mean()), abs=2e-3)
+        position_count = sum(computed_positions(build_on(base_model, method)[0], text_views.texts, {}))
+        expected_cost = position_count / plain_positions * (method.layer or 6) / 6
+        assert candidate.cost == pytest.approx(expected_cost)
+
+
+def test_readouts_that_do_not_fit_are_read_by_another_pass(base_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text_views = views_of(TEXTS[:40])
+    prompt_pass = similarity_passes(6, "LATIN")[0]
+    whole_search = Search(load_base(base_folder), TaskItems(text_views), ["abtt"])
+    expected_vectors = {str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)}
+    monkeypatch.setattr(search, "_MAX_BYTES", 5 * 4 * 32 * len(text_views.texts))
+    readout_counts = count_passes(monkeypatch)
+    split_scores = {str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)}
+    assert readout_counts == [5, 5, 3]
+    assert split_scores == pytest.approx(expected_vectors, abs=1e-4)
+
+
+def test_report_is_written(report: TuneReport) -> None:
+    folder = Path(report.folder)
+    assert (folder / "report.md").read_text(encoding="utf-8") == f"{report}\n"
+    assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["counts"] == [
+        83,
+        42,
+    ]
+    assert 0 < report.passes < report.seconds
+
+
+def test_recipe_model_and_report_give_the_same_vectors(base_folder: str, report: TuneReport) -> None:
+    folder = Path(report.folder)
+    expected_vectors = encode_methods(
+        load_base(base_folder),
+        [report.method],
+        TEXTS[:9],
+    )[report.method]
+    saved_model = st_reba.load(str(folder / "model"))
+    rebuilt_model = st_reba.build(folder / "recipe.yaml")
+    for model in (saved_model, rebuilt_model):
+        np.testing.assert_allclose(model.encode(TEXTS[:9]), expected_vectors, atol=2e-5)
     # A model that reads layer k has k layers.
-    assert model[0].depth == (method.layer or 6)
-    assert found.rows[0].method == method and found.rows[0].name == "chosen"
-    assert [row.name for row in found.rows[1:]] == list(papers_of(6, "LATIN", {}))
+    transformer: Any = saved_model[0]
+    assert transformer.depth == (report.method.layer or 6)
 
 
-def test_a_report_scores_what_it_reports(small: str, found: tune.TuneReport) -> None:
-    texts = sorted(tune.draw_texts(TEXTS, 1000, 0))
-    Random(0).shuffle(texts)
-    second = views_of(texts[round(2 / 3 * len(texts)) :])
-    for row in (found.rows[0], found.rows[2]):
-        units = torch.from_numpy(vectors(opened(small), [row.method], second.texts)[row.method])
-        assert row.score == pytest.approx(float(evidence(second, units).mean()), abs=1e-3)
+def test_report_names_the_choice_and_the_published_methods(report: TuneReport) -> None:
+    names = list(map(attrgetter("name"), report.rows))
+    assert names == ["chosen", *published_methods(6, "LATIN", {})]
+    assert report.rows[0].method == report.method
 
 
-def test_a_report_says_what_methods_cost(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    base, views = opened(small), views_of(TEXTS[:20])
+def test_report_scores_the_texts_that_did_not_choose(base_folder: str, report: TuneReport) -> None:
+    shuffled_texts = sorted(draw_texts(TEXTS, 1000, 0))
+    Random(0).shuffle(shuffled_texts)
+    reporting_views = views_of(shuffled_texts[round(2 / 3 * len(shuffled_texts)) :])
+    for row in (report.rows[0], report.rows[2]):
+        assert row.method is not None
+        assert row.score == pytest.approx(
+            view_score(base_folder, row.method, reporting_views),
+            abs=1e-3,
+        )
+
+
+@pytest.fixture
+def cost_rows(base_folder: str, monkeypatch: pytest.MonkeyPatch) -> tuple[tune_report.TuneRow, ...]:
+    """Rows of half a base, the whole base, and two copies; two seconds for the first pass, and one for the second."""
     whole = Method("classical", pooling="mean")
-    methods = {"half": replace(whole, layer=3), "whole": whole, "twice": Method("echo", pooling="mean")}
-    # Two seconds for the methods that share a pass, and one.
-    monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=iter([1.0, 3.0, 7.0, 8.0]).__next__))
-    rows = tune.reported(base, methods, views)
-    assert [row.seconds for row in rows] == pytest.approx([1000 * n / len(views.texts) for n in (1, 2, 1)])
-    costs = [sum(computed_positions(of_base(base, each)[0], views.texts, {})) for each in methods.values()]
-    assert [row.cost for row in rows] == pytest.approx([0.5, 1, costs[2] / costs[1]])
-    values = evidence(views, torch.from_numpy(vectors(base, [whole], views.texts)[whole]))
-    assert (rows[1].score, rows[1].error) == pytest.approx((float(values.mean()), float(values.std()) / 20**0.5))
-    assert rows[1].megabytes == pytest.approx(sum(each.numel() for each in base.parameters()) * 4 / 1e6)
-    report = str(tune.TuneReport(whole, rows[:2], "STS", (40, 20), 9, 5.0, 4.0, "out", ("A note.",)))
-    assert [line[:7] for line in report.splitlines()[-5:]] == ["| half ", "| whole", "", "Work: p", "A note."]
+    entries = [
+        ReportEntry("half", replace(whole, layer=3)),
+        ReportEntry("whole", whole),
+        ReportEntry("twice", Method("echo", pooling="mean")),
+    ]
+    clock = SimpleNamespace(
+        perf_counter=iter(
+            [
+                1.0,
+                3.0,
+                7.0,
+                8.0,
+            ]
+        ).__next__
+    )
+    monkeypatch.setattr(tune_report, "time", clock)
+    return report_rows(load_base(base_folder), TaskItems(views_of(TEXTS[:20])), entries)
 
 
-def test_what_reports_neither_chooses_nor_fits() -> None:
-    texts = [f"{n} one{n} two{n} three{n}" for n in range(1000)]
-    choosing, reporting, fit = tune._view_parts(texts, 0)
-    assert (len(choosing.items), len(reporting.items), len(fit)) == (400, 300, 667)
-    assert not {*reporting.texts} & {*choosing.texts, *fit, *views_of(fit).texts}
+def test_seconds_of_a_shared_pass_are_divided_by_layers(cost_rows: Any) -> None:
+    text_count = len(views_of(TEXTS[:20]).texts)
+    expected_vectors = [1000 * seconds / text_count for seconds in (1, 2, 1)]
+    assert list(map(attrgetter("seconds"), cost_rows)) == pytest.approx(expected_vectors)
 
 
-def test_finished_passes_are_found(small: str, found: tune.TuneReport, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[Any] = []
-    monkeypatch.setattr(search, "read", lambda *given: ran.append(given) or read(*given))
-    passes = Path(found.folder) / "passes"
-    files = sorted(passes.iterdir())
+def test_work_is_positions_times_layers(base_folder: str, cost_rows: Any) -> None:
+    base_model = load_base(base_folder)
+    texts = views_of(TEXTS[:20]).texts
+    doubled_model = build_on(base_model, Method("echo", pooling="mean"))
+    plain_positions = sum(computed_positions(base_model[0], texts, {}))
+    doubled_positions = sum(computed_positions(doubled_model[0], texts, {}))
+    assert list(map(attrgetter("cost"), cost_rows)) == pytest.approx(
+        [
+            0.5,
+            1,
+            doubled_positions / plain_positions,
+        ]
+    )
+
+
+def test_rows_have_the_standard_error_and_the_size_of_the_weights(base_folder: str, cost_rows: Any) -> None:
+    base_model = load_base(base_folder)
+    text_views = views_of(TEXTS[:20])
+    method = cost_rows[1].method
+    vectors = torch.from_numpy(encode_methods(base_model, [method], text_views.texts)[method])
+    scores = text_views.task_kind.score_items(text_views, vectors)
+    assert cost_rows[1].score == pytest.approx(float(scores.mean()))
+    assert cost_rows[1].error == pytest.approx(float(scores.std()) / 20**0.5)
+    weight_count = sum(weight.numel() for weight in base_model.parameters())
+    assert cost_rows[1].megabytes == pytest.approx(weight_count * 4 / 1e6)
+
+
+def test_report_ends_with_the_rows_and_notes(cost_rows: Any) -> None:
+    report = TuneReport(
+        cost_rows[1].method,
+        cost_rows[:2],
+        "STS",
+        (40, 20),
+        9,
+        5.0,
+        4.0,
+        "out",
+        ("A note.",),
+    )
+    last_lines = [line[:7] for line in str(report).splitlines()[-5:]]
+    assert last_lines == ["| half ", "| whole", "", "Work: p", "A note."]
+
+
+def test_texts_that_report_neither_choose_nor_fit() -> None:
+    texts = list(map("{0} one{0} two{0} three{0}".format, range(1000)))
+    plan = plan_by_views(texts, 1000, 0)
+    assert (plan.choosing_items.item_count, plan.reporting_items.item_count, len(plan.filter_texts)) == (400, 300, 667)
+    used_texts = {
+        *plan.choosing_items.texts_by_role[None],
+        *plan.filter_texts,
+        *views_of(plan.filter_texts).texts,
+    }
+    assert used_texts.isdisjoint(plan.reporting_items.texts_by_role[None])
+
+
+def test_finished_passes_are_read_from_the_folder(
+    base_folder: str, report: TuneReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes_folder = Path(report.folder) / "passes"
+    files = sorted(passes_folder.iterdir())
     assert len(files) == 7
-    # Half written, it runs again.
+    # A half written pass runs again.
     files[0].rename(files[0].with_suffix(".part"))
-    again = tune.tune(small, TEXTS, found.folder, **QUIET)
-    assert len(ran) == 1
-    assert again.method == found.method
-    assert [row.score for row in again.rows] == [row.score for row in found.rows]
-    assert len(list(passes.glob("*.pt"))) == 7
-    # Other texts, another filter or another number type are other passes.
-    given = [(TEXTS, TEXTS, {}), (TEXTS[1:], TEXTS, {}), (TEXTS, TEXTS[:15], {}), (TEXTS, TEXTS, {"dtype": "bfloat16"})]
-    searches = [Search(opened(small, **loading), views_of(texts), fits) for texts, fits, loading in given]
-    assert len({one._key(each) for one in searches for each in passes_of(6, "LATIN")[:2]}) == 8
+    readout_counts = count_passes(monkeypatch)
+    resumed_report = tune.tune(base_folder, TEXTS, report.folder, **SILENT)
+    assert len(readout_counts) == 1
+    assert resumed_report.method == report.method
+    assert list(map(attrgetter("score"), resumed_report.rows)) == list(map(attrgetter("score"), report.rows))
+    assert len(list(passes_folder.glob("*.pt"))) == 7
 
 
-def test_labels_choose(small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    passes, said, model = passes_of(6, "LATIN")[:2], list[str](), opened(small)
-    monkeypatch.setattr(tune, "passes_of", lambda *rest, **options: passes)
-    monkeypatch.setattr(tune, "reported", lambda base, methods, items: ())
+def test_other_texts_filters_and_number_types_are_other_passes(base_folder: str) -> None:
+    base_model = load_base(base_folder)
+    text_views = TaskItems(views_of(TEXTS))
+    searches = [
+        Search(base_model, text_views, ["abtt"]),
+        Search(base_model, TaskItems(views_of(TEXTS[1:])), ["abtt"]),
+        Search(base_model, text_views, [None]),
+        Search(load_base(base_folder, dtype="bfloat16"), text_views, ["abtt"]),
+    ]
+    keys = {one_search.pass_key(tried) for one_search in searches for tried in similarity_passes(6, "LATIN")[:2]}
+    assert len(keys) == 8
+
+
+@pytest.fixture
+def two_passes(monkeypatch: pytest.MonkeyPatch) -> list[search.Pass]:
+    """Only two passes are tried, nothing is reported, and each look at the clock is a second later."""
+    passes = similarity_passes(6, "LATIN")[:2]
+    monkeypatch.setattr(tune_plan, "similarity_passes", lambda *arguments, **options: passes)
+    monkeypatch.setattr(tune_plan, "report_rows", lambda *arguments: ())
     monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=count().__next__))
-    classes = pd.DataFrame({"text": TEXTS[:50], "label": [text[:5] for text in TEXTS[:50]]})
-    report = tune.tune(small, TEXTS, tmp_path / "out", labels=classes, **QUIET)
+    return passes
+
+
+def test_classes_choose(base_folder: str, two_passes: Any, tmp_path: Path) -> None:
+    classes = pd.DataFrame(
+        {
+            "text": TEXTS[:50],
+            "label": [text[:5] for text in TEXTS[:50]],
+        }
+    )
+    report = tune.tune(
+        base_folder,
+        TEXTS,
+        tmp_path / "out",
+        labels=classes,
+        **SILENT,
+    )
     assert (report.kind, sum(report.counts)) == ("Classification", 50)
-    pairs = [(first, second, float(first[:4] == second[:4])) for first, second in zip(TEXTS, TEXTS[3:], strict=False)]
-    table = pd.DataFrame(pairs, columns=["text1", "text2", "score"])
-    options: dict[str, Any] = {"labels": table, "tokenizer": model.tokenizer, "say": said.append}
-    report = tune.tune(model[0].model, None, tmp_path / "pairs", **options)
+
+
+def test_pairs_choose_for_a_loaded_model(base_folder: str, two_passes: Any, tmp_path: Path) -> None:
+    transformer: Any = load_base(base_folder)[0]
+    neighbours = zip(TEXTS, TEXTS[3:], strict=False)
+    pairs = [(first, second, float(first[:4] == second[:4])) for first, second in neighbours]
+    report = tune.tune(
+        transformer.model,
+        None,
+        tmp_path / "pairs",
+        labels=pd.DataFrame(pairs, columns=["text1", "text2", "score"]),
+        tokenizer=transformer.tokenizer,
+        **SILENT,
+    )
     assert (report.kind, report.seconds) == ("STS", 5)
-    assert [line.partition(";")[0] for line in said] == [f"{n}/2 {passes[n - 1].method}: 1 s" for n in (1, 2)]
-    assert said[1].endswith(f": {replace(report.method, filter=None)}")
-    assert f"base: {Path(small).name}, method: " in (tmp_path / "pairs" / "recipe.yaml").read_text()
+    recipe = (tmp_path / "pairs" / "recipe.yaml").read_text(encoding="utf-8")
+    assert f"base: {Path(base_folder).name}, method: " in recipe
+
+
+def test_each_pass_is_reported_with_the_best_method(base_folder: str, two_passes: Any, tmp_path: Path) -> None:
+    lines: list[str] = []
+    report = tune.tune(base_folder, TEXTS, tmp_path / "out", say=lines.append)
+    first_pass, second_pass = two_passes
+    assert lines[0].startswith(f"1/2 {first_pass.method}: 1 s; best ")
+    assert lines[1].startswith(f"2/2 {second_pass.method}: 1 s; best ")
+    assert lines[1].endswith(f": {replace(report.method, filter=None)}")
+
+
+def read_ranking(document: str) -> Task:
+    """Thirty queries with three documents each."""
+    rows = []
+    for query, grade in product(range(30), range(3)):
+        rows.append((f"q{query}", f"{document} {query} {grade}", grade % 2))
+    return read_task(pd.DataFrame(rows, columns=["query", "document", "relevance"]))
 
 
 def test_labels_are_divided_by_items_over_their_own_texts() -> None:
-    rows = [(f"q{n}", f"d{n} {m}", m % 2) for n in range(30) for m in range(3)]
-    task = read_task(pd.DataFrame(rows, columns=["query", "document", "relevance"]))
-    first, second, fit = tune._labelled_parts(task, task.texts, 0)
-    assert (len(first.items), len(second.items)) == (20, 10)
-    assert not {*first.texts} & {*second.texts} and {*first.texts} == {*fit} and len(fit) == 20 * 4
-    assert [len(tune._notes(first, ["cat"] * n + ["猫"])) for n in (19, 18)] == [1, 2]
-    notes = [tune._notes(Task("t", "Views", (), ((0, 0, 0, 0),) * n), ["cat"]) for n in (199, 200)]
-    assert [[note[:7] for note in each] for each in notes] == [["A score", "Only 19"], ["A score"]]
-    for query, documents, grades in second.items:
-        number = second.texts[query].removeprefix("q")
-        assert [second.texts[each] for each in documents] == [f"d{number} {m}" for m in range(3)]
+    task = read_ranking("d number is")
+    plan = plan_by_labels(task, None, 1000, 0)
+    choosing_texts = set(plan.choosing_items.texts_by_role[None])
+    assert (plan.choosing_items.item_count, plan.reporting_items.item_count) == (20, 10)
+    assert choosing_texts.isdisjoint(plan.reporting_items.texts_by_role[None])
+    assert set(plan.filter_texts) == {text for text in choosing_texts if text.startswith("d")}
+
+
+def test_a_restricted_task_keeps_documents_and_grades() -> None:
+    task = read_ranking("d")
+    restricted_task = tune_plan.restrict_task(task, task.items[20:])
+    for query, documents, grades in restricted_task.items:
+        row_number = restricted_task.texts[query].removeprefix("q")
+        expected_documents = [f"d {row_number} {grade}" for grade in range(3)]
+        assert [restricted_task.texts[document] for document in documents] == expected_documents
         assert grades == (0.0, 1.0, 0.0)
 
 
-def test_auto_gives_the_model(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, chose, expected = list[Any](), list[Any](), tune.draw_texts(TEXTS[:60], 60, 0)
-    monkeypatch.setattr(tune, "passes_of", lambda *_, **given: asked.append(given) or passes_of(6, "LATIN")[:2])
-    monkeypatch.setattr(tune, "views_of", lambda texts: chose.append(texts) or views_of(texts))
-    model = st_reba.build(small, "auto", texts=TEXTS[:60], prompts={"query": "q: "}, max_seq_length=64)
-    again = st_reba.build(small, "auto", texts=TEXTS[:60])
-    np.testing.assert_array_equal(model.encode(TEXTS[:4]), again.encode(TEXTS[:4]))
-    assert (model.prompts["query"], model.max_seq_length, asked) == (
-        "q: ",
-        64,
-        [{"small": True, "labelled": False}] * 2,
+def notes_of(item_count: int, texts: list[str]) -> list[str]:
+    text_views = TaskItems(Task("t", "Views", (), ((0, 0, 0, 0),) * item_count))
+    return SimilarityPlan(text_views, text_views, texts, texts).notes(make_candidate(0.5, 1.0))
+
+
+def test_notes_doubt_a_choice_by_few_items() -> None:
+    assert [note[:7] for note in notes_of(199, ["cat"])] == [
+        "A score",
+        "Only 19",
+    ]
+    assert [note[:7] for note in notes_of(200, ["cat"])] == ["A score"]
+
+
+def test_notes_name_several_scripts() -> None:
+    assert "several scripts" not in notes_of(200, ["cat"] * 19 + ["猫"])[-1]
+    assert "several scripts" in notes_of(200, ["cat"] * 18 + ["猫"])[-1]
+
+
+def test_auto_gives_a_model_with_a_filter(base_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pass_options: list[Any] = []
+
+    def two_similarity_passes(*arguments: Any, **options: Any) -> list[search.Pass]:
+        pass_options.append(options)
+        return similarity_passes(6, "LATIN")[:2]
+
+    monkeypatch.setattr(tune_plan, "similarity_passes", two_similarity_passes)
+    model = st_reba.build(
+        base_folder,
+        "auto",
+        texts=TEXTS[:60],
+        prompts={"query": "q: "},
+        max_seq_length=64,
     )
-    Random(0).shuffle(expected)
-    assert chose == [expected] * 2
-    assert "Dense" in [type(each).__name__ for each in model]
+    same_model = st_reba.build(base_folder, "auto", texts=TEXTS[:60])
+    np.testing.assert_array_equal(model.encode(TEXTS[:4]), same_model.encode(TEXTS[:4]))
+    assert (model.prompts["query"], model.max_seq_length) == ("q: ", 64)
+    assert pass_options == [{"is_small": True, "has_labels": False}] * 2
+    assert "Dense" in [type(module).__name__ for module in model]
+
+
+def test_auto_chooses_by_drawn_texts() -> None:
+    drawn_texts = draw_texts(TEXTS[:60], 60, 0)
+    Random(0).shuffle(drawn_texts)
+    plan = tune_plan.plan_for_auto(TEXTS[:60], "similarity", 0)
+    assert plan.choosing_items == TaskItems(views_of(drawn_texts))
 
 
 def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
-    texts = [f"{n} one{n} two{n} three{n} four{n}" for n in range(60)]
-    model = st_reba.build("mini", "classical", pooling="mean")
-    assert fitted_filter(model, texts[:40]).mean.shape == (192,)
+    texts = list(map("{0} one{0} two{0} three{0} four{0}".format, range(60)))
     # Each has four views.
-    assert [len(search.sample_of(texts[:n], 32)) for n in (19, 20, 60)] == [0, 100, 100]
-    assert [len(search.sample_of(TEXTS, width)) for width in (125, 1000)] == [125, 0]
+    assert [len(sample_for_filter(texts[:count], 32)) for count in (19, 20, 60)] == [
+        0,
+        100,
+        100,
+    ]
+    assert [len(sample_for_filter(TEXTS, width)) for width in (125, 1000)] == [
+        125,
+        0,
+    ]
+    text_views = TaskItems(views_of(texts))
+    model = st_reba.build("mini", "classical", pooling="mean")
+    fitted_filter = SimilarityPlan(text_views, text_views, texts[:40], texts).fit_filter(
+        model,
+        "abtt",
+    )
+    assert fitted_filter.mean.shape == (192,)
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: tune._labelled_parts(views_of(TEXTS), TEXTS, 0),
+        lambda: plan_by_labels(views_of(TEXTS), TEXTS, 1000, 0),
         lambda: tune.tune("mini"),
         lambda: st_reba.build("mini", "auto", texts=TEXTS[:20]),
         lambda: st_reba.build("mini", "auto", texts=TEXTS, quantization="int3"),
-        lambda: chosen([_scored(0.5, 1.0)], most_cost=0.5),
         lambda: tune.tune("mini", TEXTS, most_cost=float("nan")),
         lambda: tune.tune("mini", TEXTS, most_cost=-1.0),
         lambda: tune.tune("mini", TEXTS, __file__),
         lambda: tune.tune("mini", TEXTS, seed=-1),
     ],
+    ids=["kind", "no texts", "few texts", "quantization", "no cost", "negative cost", "file", "seed"],
 )
-def test_refusals(call: Callable[[], object]) -> None:
+def test_arguments_that_cannot_be_used_are_refused(call: Callable[[], object]) -> None:
     with pytest.raises(ValueError):
         call()

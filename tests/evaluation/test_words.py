@@ -1,4 +1,4 @@
-"""Word senses and words for taggers."""
+"""Word senses and entities: their questions, and the vectors of their words."""
 
 from __future__ import annotations
 
@@ -7,63 +7,123 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from sentence_transformers import SentenceTransformer
 
 import st_reba
+from st_reba.evaluation import Task, compare, read_task
 from st_reba.evaluation.encoding import shared_vectors
 from st_reba.evaluation.instructions import Instructions
-from st_reba.evaluation.readouts import opened
-from st_reba.evaluation.run import compare
-from st_reba.evaluation.tasks import QUESTIONS, Task, read_task
-from st_reba.evaluation.words import tagged_words, word_sense_task
+from st_reba.evaluation.kinds.word_sense import CHINESE_COLUMNS, QUESTION_COLUMNS
+from st_reba.evaluation.readouts import load_base
 from st_reba.methods import Method
 
-FOUR = ["他在银行取钱", "银行关门了", "河边有银行", "我的银行"]
-CHINESE = ["问题", "选项1", "选项2", "选项3", "选项4", "答案"]
+SENTENCES = ["他在银行取钱", "银行关门了", "河边有银行", "我的银行"]
 DATA = Path(__file__).parents[3] / "shared" / "data" / "words"
 
 
-def test_published_questions(tmp_path: Path) -> None:
-    rows = [
-        ["以下哪句话中“银行”的意思不同", *FOUR, "C"],
-        ["没有引号", *FOUR, "A"],
-        ["“银行”", *FOUR[:3], "别的", "A"],
-        ["“银行”", *FOUR[:3], " ", "A"],
-        ["“银行”", *FOUR, "E"],
-    ]
-    pd.DataFrame(rows, columns=CHINESE).to_csv(tmp_path / "q.csv", index=False)
+def question_task(answers: str) -> Task:
+    """The same question with several answers."""
+    rows = [["银行", *SENTENCES, answer] for answer in answers]
+    return read_task(pd.DataFrame(rows, columns=list(QUESTION_COLUMNS)))
+
+
+def test_published_questions_quote_the_word(tmp_path: Path) -> None:
+    row = ["以下哪句话中“银行”的意思不同", *SENTENCES, "C"]
+    pd.DataFrame([row], columns=list(CHINESE_COLUMNS)).to_csv(
+        tmp_path / "q.csv",
+        index=False,
+    )
     task = read_task(tmp_path / "q.csv")
-    assert (task.kind, task.texts, task.items) == ("WordSense", tuple(FOUR), (((0, 1, 2, 3), 2),))
-    assert [text[start:end] for text, (start, end) in zip(task.texts, task.spans, strict=True)] == ["银行"] * 4
-    assert set(task.dropped.values()) == {1}
-    assert len(task.dropped) == 4
+    assert task.kind == "WordSense"
+    assert task.texts == tuple(SENTENCES)
+    assert task.items == (((0, 1, 2, 3), 2),)
+    words = [text[start:end] for text, (start, end) in zip(task.texts, task.spans, strict=True)]
+    assert words == ["银行"] * 4
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (["没有引号", *SENTENCES, "A"], "no word"),
+        (["“银行”", *SENTENCES[:3], "别的", "A"], "the word is not in a sentence"),
+        (["“银行”", *SENTENCES[:3], " ", "A"], "a sentence is missing"),
+        (["“银行”", *SENTENCES, "E"], "the answer is none of A, B, C, D"),
+        (["“银行”", *SENTENCES, "AB"], "the answer is none of A, B, C, D"),
+    ],
+    ids=["no quotes", "no word", "no sentence", "no answer", "two answers"],
+)
+def test_questions_that_cannot_be_used_are_counted(row: list[str], reason: str) -> None:
+    usable_row = ["“银行”", *SENTENCES, "a"]
+    task = read_task(pd.DataFrame([row, usable_row], columns=list(CHINESE_COLUMNS)))
+    assert len(task.items) == 1
+    assert task.dropped == {reason: 1}
+
+
+def test_tables_without_questions_are_refused() -> None:
     with pytest.raises(ValueError, match="选项1"):
-        word_sense_task(pd.DataFrame({"text": FOUR}))
+        read_task(pd.DataFrame({"text": SENTENCES}), "WordSense")
 
 
-def test_words_share_passes_and_have_the_vectors_of_encode_words() -> None:
-    table = pd.DataFrame([["银行", *FOUR, letter] for letter in "ABCD"], columns=list(QUESTIONS[1]))
-    task = word_sense_task(table)
-    assert word_sense_task(table, limit=1) == word_sense_task(table, limit=1, seed=0)
-    methods = ["classical", "echo", "reba", "reba:pooling=mean", "nosink:setting=inter-bidir,k=2"]
-    found = compare("mini", task, methods, draws=0)
-    assert all(each.scores["accuracy cosine"] == 0.25 for each in found.results)
-    chosen = [Method.parse(each) for each in methods]
-    vectors = shared_vectors(opened("mini"), task, chosen, Instructions(), 4096, False)
-    items = list(zip(task.texts, task.spans, strict=True))
-    for method in chosen:
-        own = st_reba.encode_words(st_reba.build("mini", method), items)
-        assert np.abs(vectors[method] - own).max() < 1e-4 * np.abs(own).max(), str(method)
+def test_a_limit_draws_questions() -> None:
+    rows = [["银行", *SENTENCES, answer] for answer in "ABCD"]
+    table = pd.DataFrame(rows, columns=list(QUESTION_COLUMNS))
+    assert len(read_task(table, limit=1).items) == 1
+    assert read_task(table, limit=1) == read_task(table, limit=1, seed=0)
 
 
-def test_entities_have_the_vectors_of_their_words() -> None:
+METHODS = ["classical", "echo", "reba", "reba:pooling=mean", "nosink:setting=inter-bidir,k=2"]
+
+
+@pytest.fixture(scope="module")
+def base_model() -> SentenceTransformer:
+    return load_base("mini")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_words_have_the_vectors_of_encode_words(base_model: SentenceTransformer, name: str) -> None:
+    task = question_task("A")
+    method = Method.parse(name)
+    vectors = shared_vectors(
+        base_model,
+        task,
+        [method],
+        Instructions(),
+        4096,
+        False,
+    )[method]
+    expected_vectors = st_reba.encode_words(
+        st_reba.build("mini", method),
+        task.task_kind.list_words(task),
+    )
+    assert np.abs(vectors - expected_vectors).max() < 1e-4 * np.abs(expected_vectors).max()
+
+
+def test_guessing_the_odd_sentence_scores_a_quarter(base_model: SentenceTransformer) -> None:
+    results = compare(base_model, question_task("ABCD"), METHODS, draws=0).results
+    assert [result.scores["accuracy cosine"] for result in results] == [0.25] * len(METHODS)
+
+
+def test_entities_are_encoded_word_by_word() -> None:
     words = ("New", "York", "New")
-    task = Task("t", "NER", (" ".join(words),), ((0, words, ("B-LOC", "I-LOC", "O")),) * 10, ((0, words, ("O",) * 3),))
-    assert tagged_words(task) == [("New York New", span) for span in ((0, 3), (4, 8), (9, 12))]
+    item = (0, words, ("B-LOC", "I-LOC", "O"))
+    task = Task(
+        "t",
+        "NER",
+        ("New York New",),
+        (item,) * 10,
+        (item,),
+    )
+    spans = [
+        (0, 3),
+        (4, 8),
+        (9, 12),
+    ]
+    assert task.task_kind.list_words(task) == [("New York New", span) for span in spans]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="the published questions are not here")
-def test_the_published_files_are_read_whole() -> None:
+def test_published_files_are_read_whole() -> None:
     assert len(read_task(DATA / "SLPWC_v1.csv").items) == 300
     task = read_task(DATA / "WSD_v1.csv")
     assert (len(task.items), task.dropped) == (858, {"the word is not in a sentence": 4})

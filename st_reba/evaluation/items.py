@@ -1,0 +1,133 @@
+"""Items that judge methods: their texts are encoded, and each item gets a score."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ..encode import Task as Role
+from ..encode import computed_positions
+from ..filters import Filter
+from ..methods import Method
+from .readouts import encode_methods
+from .shared_pass import Readout, run_pass
+from .task import Task
+from .vectors import Vectors, remove_directions
+
+
+class TuningItems(ABC):
+    """Items of one kind, by which a method is chosen or reported."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """Name of the kind of items in reports."""
+
+    @property
+    @abstractmethod
+    def item_count(self) -> int:
+        """Number of items."""
+
+    @property
+    @abstractmethod
+    def texts_by_role(self) -> Mapping[Role | None, Sequence[str]]:
+        """The texts that are encoded as queries, documents, or neither."""
+
+    @abstractmethod
+    def score(self, encoded_items: EncodedItems, filter_kind: str | None) -> Tensor:
+        """The score of each item, [items] float32, by vectors behind a filter of a kind."""
+
+    @property
+    def text_count(self) -> int:
+        """Number of texts that a pass runs."""
+        return sum(map(len, self.texts_by_role.values()))
+
+    def count_positions(self, model: SentenceTransformer) -> int:
+        """Positions that a model computes for the texts."""
+        position_count = 0
+        for role, texts in self.texts_by_role.items():
+            position_count += sum(computed_positions(model[0], texts, {"task": role}))
+        return position_count
+
+    def run_pass(
+        self,
+        model: SentenceTransformer,
+        readouts: Sequence[Readout],
+    ) -> dict[Readout, EncodedItems]:
+        """Encode the items by each readout of a pass."""
+        encoded_items = {readout: EncodedItems(self, model.device, {}) for readout in readouts}
+        for role, texts in self.texts_by_role.items():
+            for readout, vectors in run_pass(model, readouts, texts, task=role).items():
+                encoded_items[readout].vectors_by_role[role] = vectors
+        return encoded_items
+
+    def encode(
+        self,
+        base_model: SentenceTransformer,
+        methods: Sequence[Method],
+    ) -> dict[Method, EncodedItems]:
+        """Encode the items by methods on a base."""
+        encoded_items = {method: EncodedItems(self, base_model.device, {}) for method in methods}
+        for role, texts in self.texts_by_role.items():
+            for method, vectors in encode_methods(
+                base_model,
+                methods,
+                texts,
+                task=role,
+                check=False,
+            ).items():
+                encoded_items[method].vectors_by_role[role] = vectors
+        return encoded_items
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedItems:
+    """Items with the vectors of their texts, and the device on which they are compared."""
+
+    items: TuningItems
+    device: torch.device
+    vectors_by_role: dict[Role | None, Vectors]
+
+    def score(self, filter_kind: str | None = None) -> Tensor:
+        """The score of each item, [items] float32, by vectors behind a filter of a kind."""
+        return self.items.score(self, filter_kind)
+
+    def apply(self, fitted_filter: Filter) -> EncodedItems:
+        """The same behind a filter."""
+        filtered_vectors: dict[Role | None, Vectors] = {}
+        for role, vectors in self.vectors_by_role.items():
+            filtered_vectors[role] = fitted_filter.apply(vectors, role).astype(np.float32)
+        return replace(self, vectors_by_role=filtered_vectors)
+
+
+@dataclass(frozen=True)
+class TaskItems(TuningItems):
+    """The items of a task."""
+
+    task: Task
+
+    @property
+    def kind(self) -> str:
+        return self.task.kind
+
+    @property
+    def item_count(self) -> int:
+        return len(self.task.items)
+
+    @property
+    def texts_by_role(self) -> Mapping[Role | None, Sequence[str]]:
+        return {None: self.task.texts}
+
+    def score(self, encoded_items: EncodedItems, filter_kind: str | None) -> Tensor:
+        vectors = torch.from_numpy(encoded_items.vectors_by_role[None])
+        unit_vectors = normalize(vectors.to(encoded_items.device), dim=1)
+        if filter_kind is not None:
+            unit_vectors = remove_directions(unit_vectors)
+        return self.task.task_kind.score_items(self.task, unit_vectors).cpu()

@@ -1,0 +1,35 @@
+"""Retrieval: queries with relevant documents, which each has to find among all documents."""
+
+from __future__ import annotations
+
+from ..tables import LabelledTable
+from ..task import Task, declare_kind
+from ..task_source import TaskSource
+from .reranking import RankingKind
+
+
+class Retrieval(RankingKind):
+    """How well a query finds its documents among all."""
+
+    name = "Retrieval"
+    detection_order = 20
+    main_metric = "ndcg_at_10"
+    paper_metric = "recall_at_1000"
+    ranks_all_documents = True
+
+    def matches(self, task_source: TaskSource) -> bool:
+        """Folders alone, as tables of these columns are read as Reranking."""
+        return task_source.is_beir
+
+    def open_table(self, task_source: TaskSource) -> LabelledTable:
+        """The table; without a column of relevance every document is relevant to its query."""
+        return task_source.table.fill_column("relevance", 1.0)
+
+    def check(self, task: Task) -> None:
+        """Refuse a ranking of one document."""
+        super().check(task)
+        if len(task.texts) - task.queries < 2:
+            raise ValueError(f"{task.name}: a ranking of one document says nothing. Give two documents at least.")
+
+
+declare_kind(Retrieval())

@@ -1,0 +1,264 @@
+"""Labelled tables: which column holds what, and the values of its cells."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import pandas as pd
+
+from ..corpus.tables import read_table
+
+Location: TypeAlias = "pd.DataFrame | str | os.PathLike[str]"
+CellReader = Callable[[Any], Any]
+# The reader of each column, by the column's role. Texts come first, a label or score last.
+ColumnReaders = Mapping[str, CellReader]
+
+# Usual names of the columns of a role; the first name that a table has counts.
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "text1": ("text1", "sentence1", "sentence_1", "sent1", "s1", "premise"),
+    "text2": ("text2", "sentence2", "sentence_2", "sent2", "s2", "hypothesis"),
+    "score": ("score", "similarity", "similarity_score", "gold"),
+    "text": ("text", "sentence", "review", "content", "title", "body"),
+    "label": ("label", "labels", "class", "category"),
+    "query": ("query", "question"),
+    "document": ("document", "passage", "title", "text", "answer"),
+    "relevance": ("relevance", "grade", "score", "label"),
+    "anchor": ("anchor",),
+    "positive": ("positive", "pos"),
+    "negative": ("negative", "neg"),
+}
+# Sums and squares of larger scores overflow.
+LARGEST_NUMBER = 1e30
+_TRUTH_VALUES = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0}
+
+
+class HeaderlessFormat(NamedTuple):
+    """A file of pairs without a header or quotes: its separator, and the fields of a row."""
+
+    separator: str
+    field_count: int
+    score_field: int
+    text_fields: tuple[int, int]
+    may_have_more: bool = False
+
+    def matches(self, line: str) -> bool:
+        """The line has these fields, with a number for a score."""
+        fields = line.split(self.separator)
+        if len(fields) < self.field_count:
+            return False
+        if len(fields) > self.field_count and not self.may_have_more:
+            return False
+        return is_number(fields[self.score_field])
+
+
+HEADERLESS_FORMATS = (
+    HeaderlessFormat("||", 4, score_field=3, text_fields=(1, 2)),  # STS-B-zh
+    HeaderlessFormat(
+        "\t",
+        7,
+        score_field=4,
+        text_fields=(5, 6),
+        may_have_more=True,
+    ),  # STSBenchmark
+    HeaderlessFormat("\t", 3, score_field=0, text_fields=(1, 2)),  # SemEval
+)
+
+
+class LabelledRows(NamedTuple):
+    """Values of the rows, and how many rows were dropped, by reason."""
+
+    rows: list[tuple[Any, ...]]
+    dropped_counts: dict[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledTable:
+    """A table of labelled items.
+
+    Args:
+        frame: The table.
+        name: Its name in errors.
+        chosen_columns: The column of a role that has another name than usual.
+        labels: Value of each label; rows with other labels are dropped. None: labels are values.
+
+    Raises:
+        ValueError: There are no rows, or a chosen column_name is missing.
+    """
+
+    frame: pd.DataFrame
+    name: str
+    chosen_columns: Mapping[str, str]
+    labels: Mapping[Any, Any] | None
+
+    def __post_init__(self) -> None:
+        if self.frame.empty:
+            raise ValueError(f"{self.name}: there are no rows. Give some, below the names of the columns.")
+        for role, column_name in self.chosen_columns.items():
+            if role not in COLUMNS:
+                roles = ", ".join(COLUMNS)
+                raise ValueError(f"columns (--column): {role!r} is no role. The roles are {roles}.")
+            if column_name not in self.column_names:
+                names = ", ".join(self.column_names[:20])
+                raise ValueError(f"columns (--column): there is no {column_name!r} in {self.name}, but {names}.")
+
+    @cached_property
+    def column_names(self) -> list[str]:
+        """Names of all columns."""
+        return list(map(str, self.frame.columns))
+
+    def find_columns(
+        self,
+        roles: Iterable[str],
+        *,
+        may_score_by_label: bool = False,
+    ) -> list[str]:
+        """The column of each role; empty if one of them has no column of its own.
+
+        Args:
+            roles: Keys of ``COLUMNS``.
+            may_score_by_label: Where there is no score, take a label.
+        """
+        columns: list[str] = []
+        for role in roles:
+            column_name = self._find_column(role)
+            if column_name is None and role == "score" and may_score_by_label:
+                column_name = self._find_column("label")
+            if column_name is None or column_name in columns:
+                return []
+            columns.append(column_name)
+        return columns
+
+    def read_rows(self, readers: ColumnReaders) -> LabelledRows:
+        """Read the columns of a kind that was chosen.
+
+        Raises:
+            ValueError: A column_name is missing, or a cell cannot be read.
+        """
+        columns = self.find_columns(readers, may_score_by_label=True)
+        if not columns:
+            names = ", ".join(self.column_names[:20])
+            first_role = next(iter(readers))
+            example = f"columns={{{first_role!r}: …}} (--column {first_role}=…)"
+            raise ValueError(f"{self.name}: the columns {names} are not {', '.join(readers)}: name them, {example}.")
+        value_of_label = {str(label): value for label, value in (self.labels or {}).items()}
+        value_rows: list[tuple[Any, ...]] = []
+        dropped_counts: Counter[str] = Counter()
+        for row_number, cells in enumerate(self.frame[columns].itertuples(index=False, name=None), 1):
+            if self.labels is not None:
+                *texts, label = cells
+                if str(label) not in value_of_label:
+                    dropped_counts["its label"] += 1
+                    continue
+                cells = (*texts, value_of_label[str(label)])
+            value_row: list[Any] = []
+            for column_name, read_cell, cell in zip(
+                columns,
+                readers.values(),
+                cells,
+                strict=True,
+            ):
+                try:
+                    value_row.append(read_cell(cell))
+                except ValueError as error:
+                    raise ValueError(f"{self.name}, row {row_number}, column {column_name!r}: {error}") from None
+            value_rows.append(tuple(value_row))
+        return LabelledRows(value_rows, dict(dropped_counts))
+
+    def fill_column(self, role: str, value: object) -> LabelledTable:
+        """The table with one value in all rows, if it has no column of a role."""
+        if self._find_column(role) is not None:
+            return self
+        return replace(self, frame=self.frame.assign(**{role: value}))
+
+    def _find_column(self, role: str) -> str | None:
+        if role in self.chosen_columns:
+            return self.chosen_columns[role]
+        for name in COLUMNS[role]:
+            if name in self.column_names:
+                return name
+        return None
+
+
+def read_frame(location: Location) -> pd.DataFrame:
+    """Read a table; the columns of the field's files without a header are named."""
+    if isinstance(location, pd.DataFrame):
+        return location
+    file_path = Path(location)
+    if file_path.suffix in (".tsv", ".csv", ".txt"):
+        try:
+            file_lines = file_path.read_text(encoding="utf-8-sig").split("\n")
+        except (OSError, UnicodeDecodeError):
+            return read_table(file_path)
+        for file_format in HEADERLESS_FORMATS:
+            if file_format.matches(file_lines[0]):
+                return _read_headerless(file_path, file_lines, file_format)
+    return read_table(file_path)
+
+
+def _read_headerless(
+    file_path: Path,
+    file_lines: Sequence[str],
+    file_format: HeaderlessFormat,
+) -> pd.DataFrame:
+    first, second = file_format.text_fields
+    value_rows: list[tuple[str, str, str]] = []
+    for line in filter(None, file_lines):
+        fields = line.split(file_format.separator)
+        if len(fields) < file_format.field_count:
+            needed = f"{file_format.field_count} fields between {file_format.separator!r} are needed"
+            raise ValueError(f"{file_path}, line {len(value_rows) + 1}: {needed}.")
+        value_rows.append((fields[file_format.score_field], fields[first], fields[second]))
+    return pd.DataFrame(value_rows, columns=["score", "text1", "text2"])
+
+
+def is_number(cell: Any) -> bool:
+    """Whether a cell holds a score: finite, and at most 1e30 either way."""
+    try:
+        return abs(float(cell)) <= LARGEST_NUMBER
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def read_text(cell: object) -> str:
+    """A text that is not empty."""
+    if not isinstance(cell, str) or not cell.strip():
+        raise ValueError(f"{cell!r:.60} is no text.")
+    return cell
+
+
+def read_label(cell: object) -> str:
+    """The name of a class."""
+    if cell is None or cell != cell or not str(cell).strip():
+        raise ValueError("the label or score is missing.")
+    return str(cell)
+
+
+def read_score(cell: Any) -> float:
+    """A score or grade."""
+    label = read_label(cell)
+    if is_number(cell):
+        return float(cell)
+    try:
+        is_large = math.isfinite(float(label))
+    except ValueError:
+        is_large = False
+    if is_large:
+        raise ValueError(f"{cell!r:.60} is too large; scores are at most {LARGEST_NUMBER:.0e}.")
+    remedy = "For classes take kind='PairClassification' (--kind) and labels=… (--label)."
+    raise ValueError(f"{cell!r:.60} is no number. {remedy}")
+
+
+def read_truth(cell: object) -> int:
+    """1 or 0."""
+    label = read_label(cell).lower()
+    if label not in _TRUTH_VALUES:
+        example = f"labels={{{cell!r}: 1, …}} (--label {cell}=1)"
+        raise ValueError(f"the label {cell!r:.60} is not 0 or 1: say what it stands for, {example}.")
+    return _TRUTH_VALUES[label]

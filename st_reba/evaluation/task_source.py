@@ -1,0 +1,143 @@
+"""What a labelled task is read from."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..corpus.tables import is_dataset
+from .beir import is_beir_folder
+from .tables import LabelledTable, Location, read_frame
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, eq=False)
+class TaskSource:
+    """The arguments of :func:`~st_reba.evaluation.read_task`, of which a kind of task reads its items.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A path is neither a file nor a folder in a known layout.
+    """
+
+    location: Location
+    kind: str | None = None
+    name: str | None = None
+    train: Location | None = None
+    columns: Mapping[str, str] | None = None
+    labels: Mapping[Any, Any] | None = None
+    limit: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_readable(self.location)
+        check_readable(self.train)
+
+    @property
+    def path(self) -> Path | None:
+        """The file or folder; None: a table in memory."""
+        if isinstance(self.location, (str, os.PathLike)):
+            return Path(self.location)
+        return None
+
+    @property
+    def task_name(self) -> str:
+        """The name that was given, or the file's."""
+        if self.name:
+            return self.name
+        if self.path is None:
+            return "table"
+        if self.path.is_file():
+            return self.path.name.partition(".")[0]
+        return self.path.name
+
+    @property
+    def is_conll(self) -> bool:
+        """A file of tagged words."""
+        return self.path is not None and self.path.suffix == ".conll"
+
+    @property
+    def is_beir(self) -> bool:
+        """A folder in BEIR's layout."""
+        return self.path is not None and is_beir_folder(self.path)
+
+    @cached_property
+    def table(self) -> LabelledTable:
+        """The table, read once.
+
+        Raises:
+            ValueError: It is no table.
+        """
+        if self.is_conll or self.is_beir:
+            raise ValueError(f"kind={self.kind!r} is read from a table, and {self.path} is none. Drop it.")
+        return self._open_table(self.location, "the table")
+
+    @cached_property
+    def train_table(self) -> LabelledTable | None:
+        """The table of items that a classifier learns from, if there is one."""
+        if self.train is None:
+            return None
+        return self._open_table(self.train, "train")
+
+    def _open_table(self, location: Location, name: str) -> LabelledTable:
+        if isinstance(location, (str, os.PathLike)):
+            name = str(location)
+        return LabelledTable(
+            read_frame(location),
+            name,
+            self.columns or {},
+            self.labels,
+        )
+
+    def refuse(self, reader: str, *options: str) -> None:
+        """Refuse options that a reader does not take."""
+        for option in options:
+            value = getattr(self, option)
+            if value is not None:
+                raise ValueError(f"{option}={value!r:.60}: {reader} takes none. Drop it.")
+
+    def subsample(self, table_rows: Sequence[Row]) -> list[Row]:
+        """As many of the rows as the limit allows."""
+        return subsample(table_rows, self.limit, self.seed)
+
+
+def subsample(
+    table_rows: Sequence[Row],
+    limit: int | None,
+    seed: int,
+) -> list[Row]:
+    """Draw rows, and keep their order; the draw depends on the seed and the number of rows."""
+    if limit is None or limit >= len(table_rows):
+        return list(table_rows)
+    row_indices = random.Random(seed).sample(range(len(table_rows)), limit)
+    return [table_rows[index] for index in sorted(row_indices)]
+
+
+def check_readable(location: object) -> None:
+    """Refuse what cannot be read as a table before it is opened: a pipe would never end.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is neither a file nor a folder in a known layout.
+    """
+    if not isinstance(location, (str, os.PathLike)):
+        return
+    if not str(location).strip():
+        raise ValueError(f"the path {str(location)!r} is empty. Give a file or a folder.")
+    path = Path(location)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if path.is_dir():
+        if not is_beir_folder(path) and not is_dataset(path):
+            raise ValueError(
+                f"{path} is a folder, but neither in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/*.tsv) "
+                "nor saved by the datasets library. Give a file."
+            )
+    elif not path.is_file():
+        raise ValueError(f"{path} is no file but a pipe or a device. Give a file.")

@@ -1,0 +1,69 @@
+"""Unlabelled texts: which of them can be used, a draw of them, and their script."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable
+from random import Random
+
+from ..modules.reversal import _CJK
+
+# Chinese and Japanese have no spaces between words: there a piece is one character, with the punctuation behind it.
+_PIECE = re.compile(rf"[{_CJK}][^\w\s]*|[^\s{_CJK}]+")
+# The parts of a shorter text do not differ.
+FEWEST_PIECES = 4
+FEWEST_TEXTS = 50
+
+
+def split_pieces(text: str) -> list[tuple[int, int]]:
+    """Where the words of a text are, in characters; or its characters, where the script has no spaces."""
+    return [match.span() for match in _PIECE.finditer(text)]
+
+
+def has_views(text: str) -> bool:
+    """Whether a text has four words, or characters where the script has no spaces."""
+    return len(split_pieces(text[:2000])) >= FEWEST_PIECES
+
+
+def draw_texts(
+    texts: Iterable[str],
+    count: int,
+    seed: int = 0,
+) -> list[str]:
+    """Draw different texts of which views can be made.
+
+    Raises:
+        ValueError: There are fewer than 50.
+    """
+    return draw_usable(texts, has_views, count, seed, "four words")
+
+
+def draw_usable(
+    texts: Iterable[str],
+    is_usable: Callable[[str], bool],
+    count: int,
+    seed: int,
+    fewest_words: str,
+    remedy: str = "",
+) -> list[str]:
+    """Draw different texts that can be used; an error says what they need, and a remedy."""
+    distinct_texts = dict.fromkeys(map(str.strip, texts))
+    usable_texts = list(filter(is_usable, distinct_texts))
+    if len(usable_texts) < FEWEST_TEXTS:
+        problem = f"{len(usable_texts)} different texts of {fewest_words} or more: give {FEWEST_TEXTS} at least."
+        raise ValueError(f"texts: {problem} {remedy}".strip())
+    return Random(seed).sample(usable_texts, min(count, len(usable_texts)))
+
+
+def script_of(text: str) -> str:
+    """The script of most of a text's letters, as Unicode names it; kana count as ``"CJK"``, "" where there are none."""
+    script_counts: Counter[str] = Counter()
+    for letter in filter(str.isalpha, text[:200]):
+        script_name = unicodedata.name(letter, "").partition(" ")[0]
+        if script_name in ("HIRAGANA", "KATAKANA"):
+            script_name = "CJK"
+        script_counts[script_name] += 1
+    most_common = script_counts.most_common(1)
+    return most_common[0][0] if most_common else ""

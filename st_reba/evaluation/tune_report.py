@@ -1,0 +1,198 @@
+"""The report of tune: the choice beside other methods, on items that had no part in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+from ..filters import Filter
+from ..hub.save import save
+from ..methods import Method
+from ..recipe import LOADING, save_recipe
+from .items import TuningItems
+from .readouts import build_on, depth_of, group_by_pass
+from .task import KINDS
+
+_TABLE_HEAD = (
+    "| method | score | standard error | work | seconds per 1,000 texts | MB |",
+    "|---|--:|--:|--:|--:|--:|",
+)
+_WORK_NOTE = (
+    "\nWork: positions that are computed, times layers, as a multiple of one pass of the text through the whole base."
+)
+
+
+@dataclass(frozen=True)
+class TuneRow:
+    """A method on the items that report.
+
+    Args:
+        name: Its name in the report.
+        method: The method, with its filter's file; None: it needs no model.
+        score: The mean over the items.
+        error: The standard error of the score.
+        cost: Positions that are computed, times layers, as a multiple of one pass of the text through the base.
+        seconds: For 1,000 of the texts that were run, as measured.
+        megabytes: Size of the model's weights.
+    """
+
+    name: str
+    method: Method | None
+    score: float
+    error: float
+    cost: float = 0.0
+    seconds: float = 0.0
+    megabytes: float = 0.0
+
+    @classmethod
+    def of_scores(
+        cls,
+        name: str,
+        method: Method | None,
+        scores: Tensor,
+        **measures: float,
+    ) -> TuneRow:
+        """A row by the scores of the items."""
+        error = float(scores.std()) / len(scores) ** 0.5
+        return cls(
+            name,
+            method,
+            float(scores.mean()),
+            error,
+            **measures,
+        )
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """The choice, and beside it what else could be taken, on items that did not choose.
+
+    Args:
+        method: The choice.
+        rows: A row a method, the choice first.
+        kind: ``"Views"``, ``"SearchViews"``, or the kind of the labelled items.
+        counts: Items that chose, and that report.
+        tried: Number of methods and layers that were scored.
+        seconds, passes: Seconds in all, and in the search's forward passes alone.
+        folder: Where recipe, filter, model and this report are.
+        notes: How to read the scores, and reasons to doubt the choice.
+    """
+
+    method: Method
+    rows: tuple[TuneRow, ...]
+    kind: str
+    counts: tuple[int, int]
+    tried: int
+    seconds: float
+    passes: float
+    folder: str
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        item_name = KINDS[self.kind].item_name if self.kind in KINDS else "documents"
+        choosing_count, reporting_count = self.counts
+        report_lines = [
+            f"Chosen: {self.method}\n",
+            f"{choosing_count} {item_name} chose it from {self.tried} methods and layers, "
+            f"in {self.seconds:.0f} seconds, {self.passes:.0f} of them in forward passes.",
+            f"Scores on {reporting_count} other {item_name}, which had no part in the choice:\n",
+            *_TABLE_HEAD,
+        ]
+        for row in self.rows:
+            score_cells = f"{row.score:.3f} | {row.error:.3f}"
+            cost_cells = f"{row.cost:.2f} | {row.seconds:.1f} | {row.megabytes:.0f}"
+            report_lines.append(f"| {row.name} | {score_cells} | {cost_cells} |")
+        return "\n".join([*report_lines, _WORK_NOTE, *self.notes])
+
+
+@dataclass(frozen=True, eq=False)
+class ReportEntry:
+    """A method to report, and its filter."""
+
+    name: str
+    method: Method
+    fitted_filter: Filter | None = None
+
+    @property
+    def unfiltered_method(self) -> Method:
+        """The method without the filter."""
+        return replace(self.method, filter=None)
+
+
+def report_rows(
+    base_model: SentenceTransformer,
+    items: TuningItems,
+    entries: Sequence[ReportEntry],
+) -> tuple[TuneRow, ...]:
+    """Score methods on items, by one pass for all that share it, and measure their cost.
+
+    Args:
+        base_model: A model from :func:`~st_reba.evaluation.readouts.load_base`.
+        items: The items that report.
+        entries: The methods; rows are in their order.
+    """
+    plain_work = items.count_positions(base_model) * depth_of(base_model)
+    methods = dict.fromkeys(entry.unfiltered_method for entry in entries)
+    row_of_entry: dict[str, TuneRow] = {}
+    for pass_method, method_group in group_by_pass(list(methods), depth_of(base_model)).items():
+        start_time = time.perf_counter()
+        encoded_items = items.encode(base_model, method_group)
+        seconds = (time.perf_counter() - start_time) * 1000 / items.text_count
+        pass_depth = depth_of(build_on(base_model, pass_method, check=False))
+        for entry in entries:
+            method = entry.unfiltered_method
+            if method not in method_group:
+                continue
+            encoded = encoded_items[method]
+            if entry.fitted_filter is not None:
+                encoded = encoded.apply(entry.fitted_filter)
+            model = build_on(base_model, method, check=False)
+            row_of_entry[entry.name] = TuneRow.of_scores(
+                entry.name,
+                entry.method,
+                encoded.score(),
+                cost=items.count_positions(model) * depth_of(model) / plain_work,
+                seconds=seconds * depth_of(model) / pass_depth,
+                megabytes=sum(weight.nbytes for weight in model.parameters()) / 1e6,
+            )
+    return tuple(row_of_entry[entry.name] for entry in entries)
+
+
+def write_report(
+    report: TuneReport,
+    base_model: object,
+    saved_model: SentenceTransformer,
+    loading_options: Mapping[str, Any],
+) -> None:
+    """Write recipe, report and model into the report's folder.
+
+    Args:
+        report: The report; its method's filter is there already.
+        base_model: The base that ``build`` got.
+        saved_model: The model of the choice.
+        loading_options: Further arguments of ``build``.
+    """
+    report_folder = Path(report.folder)
+    recipe_options = {name: loading_options.get(name) for name in LOADING}
+    # Objects, where a loaded model is the base.
+    recipe_options["tokenizer"] = _path_of(loading_options.get("tokenizer"))
+    base_name = _path_of(base_model) or str(saved_model[0].base_model)
+    save_recipe(report_folder / "recipe.yaml", base_name, report.method, **recipe_options)
+    (report_folder / "report.md").write_text(f"{report}\n", encoding="utf-8")
+    report_json = json.dumps(asdict(report), indent=1, ensure_ascii=False)
+    (report_folder / "report.json").write_text(report_json, encoding="utf-8")
+    save(saved_model, report_folder / "model", overwrite=True)
+
+
+def _path_of(value: object) -> str | None:
+    if isinstance(value, (str, os.PathLike)):
+        return os.fspath(value)
+    return None

@@ -1,0 +1,143 @@
+"""Vectors: their lengths, and filters without the work of fitting whole ones.
+
+:class:`st_reba.Filter` decomposes a matrix of d · d numbers, which is too much for each of hundreds of candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.linalg import eigsh
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ..filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN, SEARCH_POWER
+from ..linear_filter import shrink_variances, whitening_scales
+
+Vectors = NDArray[np.float32]
+# Principal directions that the filter for similarity takes away.
+REMOVED_DIRECTIONS = 2
+
+
+def normalize_rows(vectors: Vectors) -> Vectors:
+    """Vectors [n, d] with length 1, or 0 where they have none."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)
+
+
+def normalize_exactly(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Vectors [..., d] with length 1 in float64; zero vectors stay."""
+    exact_vectors = np.array(vectors, np.float64)
+    lengths = np.linalg.norm(exact_vectors, axis=-1, keepdims=True)
+    exact_vectors /= np.maximum(lengths, np.finfo(np.float64).tiny)
+    return exact_vectors
+
+
+def remove_directions(unit_vectors: Tensor, sample: Tensor | None = None) -> Tensor:
+    """Vectors without their mean and two principal directions (All-but-the-Top), scaled to length 1.
+
+    Args:
+        unit_vectors: [M, d] of length 1.
+        sample: [N, d] to fit the filter on; None: ``unit_vectors``.
+    """
+    if sample is None:
+        sample = unit_vectors
+    covariance = torch.cov(sample.T, correction=0).cpu().numpy()
+    # A few directions take d² work, a whole decomposition d³.
+    start_vector = np.ones(len(covariance), covariance.dtype)
+    _, eigenvectors = eigsh(
+        covariance,
+        k=REMOVED_DIRECTIONS,
+        v0=start_vector,
+        tol=1e-5,
+    )
+    directions = torch.from_numpy(np.ascontiguousarray(eigenvectors)).to(unit_vectors)
+    centered_vectors = unit_vectors - sample.mean(dim=0)
+    coordinates = centered_vectors @ directions
+    return normalize(centered_vectors - coordinates @ directions.T, dim=1)
+
+
+def search_filter_kinds(document_count: int, sentence_count: int) -> list[str | None]:
+    """Kinds of filters for search that can be fitted on some documents and sentences; None: no filter."""
+    kinds: list[str | None] = [None]
+    if min(document_count, sentence_count) >= FEWEST_FOR_MEAN:
+        kinds.append("center")
+        if document_count >= FEWEST_FOR_DIRECTIONS:
+            kinds.append("whiten")
+    return kinds
+
+
+@dataclass(frozen=True, eq=False)
+class SearchVectors:
+    """Vectors of queries and documents.
+
+    Args:
+        queries: [Q, d].
+        query_sample: [S, d], of the sentences that stand for queries where their mean is measured.
+        documents: [N, d].
+    """
+
+    queries: Vectors
+    query_sample: Vectors
+    documents: Vectors
+
+    def similarities(self, filter_kind: str | None) -> Vectors:
+        """Cosines [Q, N] of queries and documents.
+
+        Args:
+            filter_kind: ``"center"`` takes away the means of documents and of queries, ``"whiten"`` half-whitens what
+                is left; None: there is no filter.
+        """
+        queries = normalize_rows(self.queries)
+        documents = normalize_rows(self.documents)
+        if filter_kind is not None:
+            document_mean = documents.mean(axis=0)
+            queries = queries - normalize_rows(self.query_sample).mean(axis=0)
+            documents = documents - document_mean
+            if filter_kind == "whiten":
+                whitening = HalfWhitening.fit(documents, document_mean)
+                queries = whitening.apply(queries)
+                documents = whitening.apply(documents)
+        return normalize_rows(queries) @ normalize_rows(documents).T
+
+
+@dataclass(frozen=True, eq=False)
+class HalfWhitening:
+    """Half-whitening, but for a rotation, which changes no cosine.
+
+    The N documents are decomposed; all directions in which they do not vary are treated alike.
+
+    Args:
+        directions: [r, d], in which the documents vary.
+        scales: [r], by which these are multiplied.
+        other_scale: By which all other directions are multiplied.
+    """
+
+    directions: Vectors
+    scales: Vectors
+    other_scale: float
+
+    @classmethod
+    def fit(cls, centered_documents: Vectors, document_mean: Vectors) -> HalfWhitening:
+        """Fit it on documents [N, d] without their mean [d]."""
+        document_count, width = centered_documents.shape
+        _, deviations, directions = np.linalg.svd(centered_documents, full_matrices=False)
+        variances = deviations.astype(np.float64) ** 2 / document_count
+        total_variance = float(variances.sum())
+        squared_length = total_variance + float(document_mean @ document_mean)
+        # Those of the other directions are 0.
+        all_variances = np.append(variances, 0.0)
+        shrunk_variances = shrink_variances(all_variances, total_variance / width)
+        scales = whitening_scales(shrunk_variances, squared_length, SEARCH_POWER)
+        return cls(directions, scales[:-1].astype(np.float32), float(scales[-1]))
+
+    def apply(self, centered_vectors: Vectors) -> Vectors:
+        """Whiten vectors [n, d] without their mean."""
+        coordinates = centered_vectors @ self.directions.T
+        scaled_coordinates = coordinates * (self.scales - self.other_scale)
+        whitened_vectors = self.other_scale * centered_vectors
+        whitened_vectors += scaled_coordinates @ self.directions
+        return whitened_vectors
