@@ -208,14 +208,14 @@ def _can_share_pass(
 def _input_key(method: Method) -> tuple[object, ...]:
     """Methods with equal keys see the same tokens."""
     copies: int | None = 1
-    if method.layout is not None:
+    if method.full_template is not None:
         copies = None
     elif method.name in ("reba", "echo"):
         copies = method.repeats or 2
     joining = None if method.templates is None else (method.template_weights, method.equal_norms)
     sink_tokens = 1 if method.setting is None else method.m
     limits = method.compute_matched, method.max_seq_length
-    return repr(method.layout), copies, joining, method.instruction, limits, sink_tokens
+    return repr(method.full_template), copies, joining, method.instruction, limits, sink_tokens
 
 
 def _masks_of(method: Method, layer_count: int) -> list[str] | None:

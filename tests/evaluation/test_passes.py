@@ -120,7 +120,7 @@ def test_the_published_k_is_the_better_one() -> None:
 
 
 def test_the_prompt_is_in_the_language_of_the_texts() -> None:
-    assert "一个词" in similarity_passes(6, "CJK")[0].method.layout
+    assert "一个词" in similarity_passes(6, "CJK")[0].method.full_template
     assert similarity_passes(6, "CYRILLIC")[0].method.template is None
     assert published_methods(6, "CJK", {})["PromptEOL"].template == "prompteol-zh"
     assert published_methods(6, "LATIN", {})["PromptEOL"].template is None
