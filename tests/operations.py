@@ -63,9 +63,9 @@ def state(work_folder: Path) -> State:
     """All that a reader can see: an index and its results, a whole corpus, and exports."""
     exported_files = {}
     for name in EXPORTS:
-        index_path = work_folder / name
-        if index_path.exists():
-            exported_files[name] = index_path.read_bytes()
+        export_path = work_folder / name
+        if export_path.exists():
+            exported_files[name] = export_path.read_bytes()
     whole_state = index_state(work_folder / "index")
     whole_state["corpus"] = corpus_state(Corpus(work_folder / "corpus"))
     whole_state["exported"] = exported_files

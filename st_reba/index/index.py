@@ -136,7 +136,6 @@ class Index:
             >>> st_reba.Index.build(model, ["Cats sleep.", "Ships sail."], "my_index")
             Index('...my_index', 2 documents, dim 192, cosine)
         """
-        store = Store(resolve_folder(path))
         encode_options = EncodeOptions(
             passages=passages,
             batch_tokens=batch_tokens,
@@ -145,37 +144,12 @@ class Index:
             overwrite=overwrite,
             show_progress_bar=show_progress_bar,
         )
-        read_options = {
-            "text_column": text_column,
-            "id_column": id_column,
-            "encoding": encoding,
-        }
-        columns: dict[str, str | None] = {}
-        source: Source | Corpus
-        if isinstance(input, (str, PathLike)) and is_corpus(input):
-            source = _open_corpus(Path(input), encode_options, read_options)
-            passages = source.header()["settings"]["passages"]
-        else:
-            source = open_source(input, **read_options).unique()
-            columns = source.columns
-        check_whiten(whiten)
-        check_target(store, overwrite=overwrite)
-        loaded_model = resolve_model(model, loading)
-        model_probe = take_probe(loaded_model)
-        new_state = IndexState(
-            model=model_probe.seen_from(store.folder, model).to_json(),
-            metric=_metric_of(loaded_model),
-            dimension=model_probe.dimension,
-            columns=columns,
-            passages=passages,
-            max_seq_length=longest_input(loaded_model),
-        )
-        if factory != "auto":
-            try_factory(factory, new_state.dimension, parameters)
-        elif parameters is not None:
-            raise ValueError(f"parameters={parameters!r}: name the factory that they are of")
         build_options = BuildOptions(factory, parameters, whiten, strict)
-        build_index(store, loaded_model, source, new_state, encode_options, build_options)
+        read_options = dict(text_column=text_column, id_column=id_column, encoding=encoding)
+        store = Store(resolve_folder(path))
+        loaded_model = _build(
+            store, model, loading, input, read_options, encode_options, build_options
+        )
         return cls(store, loaded_model, {})
 
     @classmethod
@@ -359,7 +333,9 @@ class Index:
             show_progress_bar=show_progress_bar,
         )
         model = self._model.load()
-        return extend_index(self._store, model, source, encode_options, upsert=upsert, strict=strict)
+        return extend_index(
+            self._store, model, source, encode_options, upsert=upsert, strict=strict
+        )
 
     def delete(self, ids: Iterable[str]) -> Change:
         """Delete documents by id: they are no longer found. `compact` removes them from the disk.
@@ -478,6 +454,47 @@ class Index:
         state = self._store.state()
         size = f"{state.documents} documents, dim {state.dimension}"
         return f"Index({str(self.path)!r}, {size}, {state.metric})"
+
+
+def _build(
+    store: Store,
+    model: SentenceTransformer | str | PathLike[str],
+    loading_options: dict[str, Any],
+    input: Input,
+    read_options: dict[str, str | None],
+    encode_options: EncodeOptions,
+    build_options: BuildOptions,
+) -> SentenceTransformer:
+    """Build an index; returns the model, loaded."""
+    source: Source | Corpus
+    if isinstance(input, (str, PathLike)) and is_corpus(input):
+        source = _open_corpus(Path(input), encode_options, read_options)
+        columns: dict[str, str | None] = {}
+        passages = source.header()["settings"]["passages"]
+    else:
+        source = open_source(input, **read_options).unique()
+        columns = source.columns
+        passages = encode_options.passages
+    check_whiten(build_options.whiten)
+    check_target(store, overwrite=encode_options.overwrite)
+    loaded_model = load(model, loading_options)
+    model_probe = take_probe(loaded_model)
+    new_state = IndexState(
+        model=model_probe.seen_from(store.folder, model).to_json(),
+        metric=_metric_of(loaded_model),
+        dimension=model_probe.dimension,
+        columns=columns,
+        passages=passages,
+        max_seq_length=longest_input(loaded_model),
+    )
+    factory = build_options.factory
+    parameters = build_options.parameters
+    if factory != "auto":
+        try_factory(factory, new_state.dimension, parameters)
+    elif parameters is not None:
+        raise ValueError(f"parameters={parameters!r}: name the factory that they are of")
+    build_index(store, loaded_model, source, new_state, encode_options, build_options)
+    return loaded_model
 
 
 def _metric_of(model: SentenceTransformer) -> str:
