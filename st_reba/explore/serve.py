@@ -15,7 +15,7 @@ from ..optional import required
 from ..serve.access import LOOPBACK, host_name
 from ..serve.run import bound, run
 
-DEFAULT = ("mini classical:pooling=mean", "mini echo:pooling=mean", "mini reba:pooling=mean")
+DEFAULT_MODELS = ("mini classical:pooling=mean", "mini echo:pooling=mean", "mini reba:pooling=mean")
 LANGUAGES = {"en": "English", "zh": "中文"}
 MAX_MODELS = 6
 _FONTS = ("system-ui", "Segoe UI", "Helvetica Neue", "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", "sans-serif")
@@ -24,7 +24,7 @@ _POLICY = b"default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; form-a
 
 
 def launch(
-    models: Sequence[str] = DEFAULT,
+    models: Sequence[str] = DEFAULT_MODELS,
     *,
     host: str = "127.0.0.1",
     port: int = 7860,

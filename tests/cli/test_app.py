@@ -20,9 +20,9 @@ from huggingface_hub import utils as hub
 from transformers.utils import logging as transformers_logging
 
 from st_reba.cli import app, main
-from st_reba.cli.app import quiet
+from st_reba.cli.app import silence_loading
 from st_reba.evaluation.tune import tune
-from st_reba.explore import DEFAULT, launch
+from st_reba.explore import DEFAULT_MODELS, launch
 from st_reba.modules.version import __version__
 from st_reba.serve import serve
 from st_reba.serve.app import EmbeddingServer
@@ -49,7 +49,7 @@ def test_downloads_keep_their_bars(shown: bool) -> None:
     before = hub.are_progress_bars_disabled()
     try:
         (hub.enable_progress_bars if shown else hub.disable_progress_bars)()
-        quiet()
+        silence_loading()
         assert hub.are_progress_bars_disabled() is not shown and not transformers_logging.is_progress_bar_enabled()
     finally:
         transformers_logging.enable_progress_bar()
@@ -141,13 +141,13 @@ def test_what_loads_is_quiet(
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("a\n", encoding="utf-8")
     module, *arguments = command.split()
-    monkeypatch.setattr(f"st_reba.cli.{module}.quiet", Mock(side_effect=ValueError("hushed")))
+    monkeypatch.setattr(f"st_reba.cli.{module}.silence_loading", Mock(side_effect=ValueError("hushed")))
     assert main(arguments) == 1 and capsys.readouterr().err == "st-reba: hushed\n"
 
 
 def test_what_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Mock()
-    for name in ("serve.serve", "explore.launch", "cli.serve.quiet"):
+    for name in ("serve.serve", "explore.launch", "cli.serve.silence_loading"):
         monkeypatch.setattr(f"st_reba.{name}", getattr(found, name.rpartition(".")[2]))
     monkeypatch.delenv("TOKENIZERS_PARALLELISM")
     place = ["--index", "i", "--host", "h", "--port", "0", "--dtype", "float16"]
@@ -156,8 +156,8 @@ def test_what_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     options |= {"device": None, "dtype": "float16", "trust_remote_code": False}
     limits = {"batch_size": 32, "max_body": 4, "max_tokens": 300_000, "queue": 5}
     served = call.serve("m", name="n", limits=limits, **options)
-    launched = call.launch(DEFAULT, open_browser=True, **options)
-    assert found.mock_calls == [call.quiet(), served, call.quiet(), launched]
+    launched = call.launch(DEFAULT_MODELS, open_browser=True, **options)
+    assert found.mock_calls == [call.silence_loading(), served, call.silence_loading(), launched]
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
 

@@ -99,7 +99,7 @@ def test_onnx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Ca
     assert main(["build", "mini", str(tmp_path / "model")]) == 0
     monkeypatch.setattr("st_reba.onnx.export", lambda model, folder, **options: {"folder": str(folder), **options})
     capsys.readouterr()
-    monkeypatch.setattr("st_reba.cli.models.quiet", quiet := Mock())
+    monkeypatch.setattr("st_reba.cli.models.silence_loading", quiet := Mock())
     given = [str(tmp_path / "model"), "out", "--task", "query", "--quantize", "int8", "--json"]
     assert main(["onnx", *given]) == 0
     shown = json.loads(capsys.readouterr().out)

@@ -13,7 +13,7 @@ import pytest
 
 import st_reba
 from st_reba.cli import main
-from st_reba.cli.app import dumped
+from st_reba.cli.app import to_json
 from st_reba.corpus import encode_corpus
 from st_reba.index import Index
 
@@ -67,7 +67,7 @@ def test_json_is_valid_in_every_encoding(monkeypatch: pytest.MonkeyPatch, encodi
     value = {"text": "é 银行 😀 \udc80", "vector": [0.5, float("nan"), float("-inf")]}
     output = io.TextIOWrapper(io.BytesIO(), encoding, errors="backslashreplace")
     monkeypatch.setattr(sys, "stdout", output)
-    print(dumped(value), file=output, flush=True)
+    print(to_json(value), file=output, flush=True)
     line = output.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
     assert json.loads(line) == {**value, "vector": [0.5, None, None]}
     assert ("银行" in line) == (encoding == "utf-8")

@@ -11,7 +11,7 @@ from unittest.mock import ANY, Mock, call
 import pytest
 from starlette import applications, responses, testclient
 
-from st_reba.explore import DEFAULT, launch, serve
+from st_reba.explore import DEFAULT_MODELS, launch, serve
 from st_reba.index import Index
 from st_reba.serve.run import LOOPBACK
 
@@ -20,9 +20,9 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder may have a space in its name."""
     monkeypatch.chdir(tmp_path)
     Path("my model").mkdir()
-    named = serve.read_names(["my model", "mini", *DEFAULT[::2]])
+    named = serve.read_names(["my model", "mini", *DEFAULT_MODELS[::2]])
     assert named["my model"] == ("my model", None) and named["mini"] == ("mini", None)
-    assert str(named[DEFAULT[2]][1]) == "reba:pooling=mean"
+    assert str(named[DEFAULT_MODELS[2]][1]) == "reba:pooling=mean"
     here, there = (str(tmp_path / name / "model") for name in "ab")
     for path in (here, there):
         Path(path).mkdir(parents=True)

@@ -59,7 +59,7 @@ def exported(request: Any, base: Base, tmp_path_factory: pytest.TempPathFactory)
     model = SentenceTransformer(modules=[model[0], model[1], Dense(32, 16), model[2]], device="cpu")
     folder = tmp_path_factory.mktemp("onnx") / "a" / "new" / "folder"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracing, "LARGEST", 0)  # weights stand beside the graph, as those of a large model
+        patch.setattr(tracing, "MAX_BYTES", 0)  # weights stand beside the graph, as those of a large model
         report = st_reba.onnx.export(model, folder, quantize="int8")
     return model, folder, report
 
@@ -124,7 +124,7 @@ def test_int8(exported: Any) -> None:
     assert eight and max(int(abs(onnx.numpy_helper.to_array(each).astype(int)).max()) for each in eight) <= 64
     assert any(each.name.endswith("_scale") and each.dims for each in weights), "one for each channel"
     assert len([node for node in graph.graph.node if node.op_type == "MatMulInteger"]) == len(eight) // 2
-    behind = {each.data_type for each in weights if each.name.startswith("behind.")}
+    behind = {each.data_type for each in weights if each.name.startswith("filter_modules.")}
     assert behind == {types.FLOAT}, "the filter stays in float32"
     found = cosines(np.array([[1, 0], [2, 0]]), np.array([[3, 0], [1, 1]]))
     assert found == {"min": 0.707107, "mean": 0.853553, "ok": False}
@@ -184,7 +184,7 @@ def test_what_no_graph_holds(base: Base, tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch.export, "export", fail)
     for says, call in {
-        "quantize='int4'": lambda: st_reba.onnx.export(graph.first, tmp_path / "a", quantize="int4"),
+        "quantize='int4'": lambda: st_reba.onnx.export(graph.transformer, tmp_path / "a", quantize="int4"),
         "of it: IndexError: 30": lambda: tracing.export_graph(graph, tmp_path / "b"),
         "of it: IndexError": lambda: tracing.export_graph(bloom, tmp_path / "b"),
         "attention of its own": lambda: tracing.export_graph(own, tmp_path / "b"),

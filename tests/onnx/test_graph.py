@@ -48,7 +48,7 @@ def run(graph: EmbeddingGraph, ids: torch.Tensor, mask: torch.Tensor) -> Any:
 
 def graph_vectors(graph: EmbeddingGraph, texts: list[str], side: str) -> Any:
     options: dict[str, Any] = {"truncation": graph.max_length is not None, "max_length": graph.max_length}
-    found = graph.first.tokenizer(texts, split_special_tokens=True, **options)["input_ids"]
+    found = graph.transformer.tokenizer(texts, split_special_tokens=True, **options)["input_ids"]
     rows = [torch.tensor(each) for each in found]
     ids = pad_sequence(rows, True, 7, side)
     return run(graph, ids, pad_sequence([torch.ones_like(each) for each in rows], True, 0, side))

@@ -17,13 +17,13 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import st_reba
-from st_reba.explore import DEFAULT, compute
+from st_reba.explore import DEFAULT_MODELS, compute
 from st_reba.explore.draw import WORDS
 
 pytestmark = pytest.mark.slow
 expect.set_options(timeout=30_000)
 
-MODELS = [*DEFAULT, "mini prompteol"]
+MODELS = [*DEFAULT_MODELS, "mini prompteol"]
 TABS = ("compare", "inside", "search")
 
 
@@ -36,7 +36,7 @@ def models() -> dict[str, Any]:
 def server(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the page, with an index."""
     folder = tmp_path_factory.mktemp("explore")
-    models[DEFAULT[1]].save_pretrained(str(folder / "model"))
+    models[DEFAULT_MODELS[1]].save_pretrained(str(folder / "model"))
     texts = ["猫在沙发上睡觉。", "船在海上航行。", "The bank raised its interest rate."]
     st_reba.Index.build(str(folder / "model"), texts, folder / "index", show_progress_bar=False).close()
     code = "import sys, st_reba.explore as e; e.launch(sys.argv[2:], port=0, index=sys.argv[1])"
@@ -98,7 +98,7 @@ def test_look_inside(opened: Any) -> None:
     page = opened()
     answer = tab(page, "inside")
     page.locator("#inside-model input").click()
-    page.get_by_role("option", name=DEFAULT[2]).click()
+    page.get_by_role("option", name=DEFAULT_MODELS[2]).click()
     # The slider is free again once it fits the model, whose tokens are shown: no template.
     expect(page.locator("#inside-repeats input[type=number]")).to_be_enabled()
     expect(answer.locator(".chip.none")).to_have_count(1)
