@@ -108,10 +108,10 @@ def compare(
 def _parse_varied_option(varied_option: str) -> tuple[str, list[object]]:
     from ..methods import read_value
 
-    option_name, equals, values = varied_option.partition("=")
+    option_name, equals, value_words = varied_option.partition("=")
     if not equals:
         raise ValueError(f"--vary {varied_option!r}: write OPTION=VALUE,VALUE, as repeats=2,3.")
-    return option_name, list(map(read_value, values.split(",")))
+    return option_name, list(map(read_value, value_words.split(",")))
 
 
 @app.command(cls=CheckedCommand)

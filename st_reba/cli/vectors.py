@@ -186,7 +186,7 @@ def _print_word_vectors(
 ) -> None:
     from ..words import encode_words, words_of
 
-    occurrences: list[tuple[str, tuple[int, int] | str]] = []
+    occurrences: list[tuple[str, tuple[int, int]]] = []
     for text in texts:
         occurrences += words_of(text, word)
     if not occurrences:
@@ -262,7 +262,7 @@ def index(
     if not is_existing:
         options.update(factory=factory, parameters=parameters, passages=passages)
         options.update(whiten=whiten, overwrite=overwrite)
-    loading = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    loading: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     silence_loading()
     if not as_json:
         print_progress(f"Loading {model or 'the model of the index'}, then encoding {input}")

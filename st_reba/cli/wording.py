@@ -66,10 +66,10 @@ class CommandWords:
             long_options = [option_word for option_word in parameter.opts if option_word.startswith("--")]
             spelling = long_options[0] if long_options else str(parameter.metavar)
             for option_word in parameter.opts:
-                name = option_word.lstrip("-").replace("-", "_")
-                spellings[name] = spelling
+                python_name = option_word.lstrip("-").replace("-", "_")
+                spellings[python_name] = spelling
                 if getattr(parameter, "is_flag", False):
-                    flags.add(name)
+                    flags.add(python_name)
         for argument, option_names in _OPTIONS_OF_ARGUMENTS.items():
             for option_name in option_names:
                 if option_name in spellings:

@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,7 @@ def export(
     quantize: str | None = None,
     overwrite: bool = False,
     task: GraphTask = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write a model as one ONNX graph, in a folder of stock sentence-transformers modules.
 
     The graph takes ``input_ids`` and ``attention_mask`` of the plain text, repeats it, runs it and
@@ -82,11 +81,20 @@ def export(
         write_folder(model, graph, new_folder)
         export_graph(graph, new_folder / GRAPH)
         texts, expected_vectors = _write_golden(model, graph, new_folder)
-        report: dict[str, Any] = {"dimension": graph.dimension, "max_seq_length": graph.max_length}
+        report: dict[str, object] = {
+            "dimension": graph.dimension,
+            "max_seq_length": graph.max_length,
+        }
         report["distance"] = _check_graph(graph, new_folder, texts, expected_vectors)
         if quantize is not None:
             report["int8"] = quantize_graph(new_folder, texts)
-        write_graph_card(model, graph, new_folder, int8=report.get("int8"), tolerance=TOLERANCE)
+        write_graph_card(
+            model,
+            graph,
+            new_folder,
+            int8=report.get("int8"),
+            tolerance=TOLERANCE,
+        )
         put(new_folder, target)
     return report
 
@@ -98,7 +106,7 @@ def _write_golden(
     # The stock tokenizer may make no token of an empty text, so that nothing would reach the graph.
     if graph.empty_text_id is None or graph.special_token_count == 0:
         texts = [text for text in texts if text]
-    header: dict[str, Any] = {
+    header: dict[str, object] = {
         "graph": GRAPH,
         "task": graph.task,
         "tolerance": TOLERANCE,
@@ -112,7 +120,10 @@ def _write_golden(
 
 
 def _check_graph(
-    graph: EmbeddingGraph, folder: Path, texts: Sequence[str], expected_vectors: NDArray[np.float32]
+    graph: EmbeddingGraph,
+    folder: Path,
+    texts: Sequence[str],
+    expected_vectors: NDArray[np.float32],
 ) -> float:
     """The largest distance from torch of texts that run alone, and in a batch padded on either side."""
     runner = Runner(folder)

@@ -8,7 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedModel,
+)
 from transformers.masking_utils import sdpa_mask
 
 from ..modules.both_ways import sum_rows_and_columns
@@ -106,7 +110,11 @@ def _anchor_ranges(anchors: str, rows: PlacedRows) -> tuple[Tensor, Tensor | int
     if anchors == "end":
         return rows.row_lengths - 1, rows.row_lengths, 1
     half_lengths = (rows.row_lengths // 2).clamp(min=1)
-    return torch.zeros_like(rows.row_lengths), half_lengths, rows.copy_ids.shape[1]
+    return (
+        torch.zeros_like(rows.row_lengths),
+        half_lengths,
+        rows.copy_ids.shape[1],
+    )
 
 
 def attend(

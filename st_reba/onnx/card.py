@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
@@ -37,7 +36,7 @@ class GraphDescription:
     prompt: str | None
     max_length: int | None
     special_token_count: int
-    int8: Mapping[str, Any] | None
+    int8: Mapping[str, object] | None
     tolerance: float
 
 
@@ -46,7 +45,7 @@ def write_graph_card(
     graph: EmbeddingGraph,
     folder: Path,
     *,
-    int8: Mapping[str, Any] | None,
+    int8: Mapping[str, object] | None,
     tolerance: float,
 ) -> None:
     """Write the README.md of an exported folder."""

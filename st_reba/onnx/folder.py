@@ -50,8 +50,18 @@ def write_folder(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path
     files: dict[str, object] = {
         "config.json": _decoder_config(graph, pad_id),
         "modules.json": [
-            {"idx": 0, "name": "0", "path": "", "type": f"{module_types}.Transformer"},
-            {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{module_types}.Pooling"},
+            {
+                "idx": 0,
+                "name": "0",
+                "path": "",
+                "type": f"{module_types}.Transformer",
+            },
+            {
+                "idx": 1,
+                "name": "1",
+                "path": "1_Pooling",
+                "type": f"{module_types}.Pooling",
+            },
         ],
         "1_Pooling/config.json": pooling_config,
         "sentence_bert_config.json": {
@@ -72,9 +82,9 @@ def write_folder(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path
         _write_json(folder / name, value)
 
 
-def _decoder_config(graph: EmbeddingGraph, pad_id: int) -> dict[str, Any]:
+def _decoder_config(graph: EmbeddingGraph, pad_id: int) -> dict[str, object]:
     config = graph.model.config
-    values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    values: dict[str, object] = json.loads(config.to_json_string(use_diff=False))
     values |= {
         "architectures": [f"{type(config).__name__.removesuffix('Config')}Model"],
         "pad_token_id": pad_id,
@@ -134,7 +144,7 @@ def write_tokenizer(graph: EmbeddingGraph, folder: Path) -> int:
             special_names[f"{name}_token"] = token_text
     # Padding is masked, so any token will do.
     pad_token = next(iter(special_names.values()), str(backend.id_to_token(0)))
-    pad_id: int = backend.token_to_id(pad_token)
+    pad_id = backend.token_to_id(pad_token) or 0
     backend.enable_padding(pad_id=pad_id, pad_token=pad_token, direction="right")
     config |= special_names | {"pad_token": pad_token}
     if graph.max_length is not None:

@@ -132,7 +132,11 @@ class EmbeddingGraph(nn.Module):
             model_inputs["position_ids"] = torch.minimum(rows.positions, rows.row_lengths - 1)
         if "use_cache" in self._model_arguments:
             model_inputs["use_cache"] = False
-        features = {"attention_mask": rows.real_tokens, "copy_ids": rows.copy_ids, "spans": []}
+        features = {
+            "attention_mask": rows.real_tokens,
+            "copy_ids": rows.copy_ids,
+            "spans": [],
+        }
         state: Any = ForwardPass(self.model, features)
         GraphMasks(self.transformer).before_layers(state)
         hooks = [hook for hook in self.transformer.pass_hooks(None) if not isinstance(hook, LayerMasks)]
@@ -160,7 +164,10 @@ class EmbeddingGraph(nn.Module):
             rows.row_lengths,
             self.suffix_length,
         )
-        features = {"token_embeddings": hidden_states, "attention_mask": is_pooled.long()}
+        features = {
+            "token_embeddings": hidden_states,
+            "attention_mask": is_pooled.long(),
+        }
         sentence_vectors: Tensor = self.pooling(features)["sentence_embedding"]
         return sentence_vectors
 

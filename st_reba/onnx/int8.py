@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from ..hub.graph import GRAPH, LEAST, QUANTIZED, Runner, cosines
 from .graph import FILTER_PREFIX
@@ -15,7 +14,7 @@ from .graph import FILTER_PREFIX
 _BATCH_SIZE = 16
 
 
-def quantize_graph(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
+def quantize_graph(folder: Path, texts: Sequence[str]) -> dict[str, object]:
     """Write ``onnx/model_quantized.onnx`` beside a folder's graph, and its loss into a JSON file of that name.
 
     Weights are rounded once, activations in every batch by a scale that depends on all of it, so
@@ -32,7 +31,7 @@ def quantize_graph(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
     _write_quantized(source, target)
     expected_vectors = Runner(folder).encode(texts)
     quantized_runner = Runner(folder, QUANTIZED)
-    report: dict[str, Any] = {
+    report: dict[str, object] = {
         "least": LEAST,
         "texts": len(texts),
         "batch_size": _BATCH_SIZE,
@@ -85,4 +84,9 @@ def _write_quantized(source: Path, target: Path) -> None:
         # transformers.js asks for weights beside a graph by this name.
         graph = onnx.load(str(target))
         target.with_name(f"{target.name}.data").unlink()
-        onnx.save(graph, str(target), save_as_external_data=True, location=f"{target.name}_data")
+        onnx.save(
+            graph,
+            str(target),
+            save_as_external_data=True,
+            location=f"{target.name}_data",
+        )

@@ -41,7 +41,10 @@ def export_graph(graph: EmbeddingGraph, file: Path) -> None:
     byte_count = sum(weight.const_value.nbytes for weight in weights)
     options: dict[str, object] = {}
     if byte_count > MAX_BYTES:
-        options.update(external_data=f"{file.name}_data", size_threshold_bytes=_MIN_EXTERNAL_BYTES)
+        options.update(
+            external_data=f"{file.name}_data",
+            size_threshold_bytes=_MIN_EXTERNAL_BYTES,
+        )
     import_module("onnx_ir").save(traced_model, file, **options)
 
 
@@ -62,10 +65,16 @@ def _trace(graph: EmbeddingGraph) -> Any:
     # The exporter logs its progress, and every package that it does without.
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             exported = torch.export.export(
-                graph, example_inputs, dynamic_shapes=(dynamic_axes, dynamic_axes), strict=False
+                graph,
+                example_inputs,
+                dynamic_shapes=(dynamic_axes, dynamic_axes),
+                strict=False,
             )
             program: Any = torch.onnx.export(
                 exported,

@@ -12,8 +12,7 @@ import pytest
 from st_reba.evaluation.attention import LayerMap, Maps, sink_table
 from st_reba.explore import draw
 from st_reba.explore.compute import Inside
-from st_reba.explore.draw import WORDS
-from st_reba.explore.serve import LANGUAGES
+from st_reba.explore.draw import LANGUAGES, WORDS
 
 ROWS = np.array([[0.0, 0.5, 0.25, 0.1], [0.0, 0.0, 0.01, 0.02]])
 
@@ -31,19 +30,19 @@ def cells(html: str) -> list[list[float]]:
 
 def test_tables_have_one_scale() -> None:
     one, other = np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[1.0, -0.25], [-0.25, 1.0]])
-    html = draw.comparison({"one": one, "other": other}, ["a", "b"], WORDS["en"])
+    html = draw.draw_comparison({"one": one, "other": other}, ["a", "b"], WORDS["en"])
     assert cells(html) == [[1.0, 0.5], [0.5, 1.0], [1.0, -0.25], [-0.25, 1.0]]
     assert [float(each) for each in re.findall(r"--s:([\d.]+)", html)] == [1.0, 0.6, 0.6, 1.0, 1.0, 0.0, 0.0, 1.0]
     assert "-0.250<span" in html  # beside the colours
     assert re.findall(r'<td( class="deep")? style', html)[:2] == [' class="deep"', ""]
     assert re.findall(r"<th title=.*?>(.*?)</th>", html) == ["1", "2", "1 a", "2 b"] * 2
     # No scale is possible where all cosines are 1.
-    assert "nan" not in draw.comparison({"one": np.ones((2, 2))}, ["a", "a"], WORDS["zh"])
+    assert "nan" not in draw.draw_comparison({"one": np.ones((2, 2))}, ["a", "a"], WORDS["zh"])
 
 
 def test_a_text_inside() -> None:
     text = inside("<s>", "看", "水", "看")
-    html = draw.inside_text(text, text.weights("last"), [1], 1, WORDS["zh"])
+    html = draw.draw_inside(text, text.weights("last"), [1], 1, WORDS["zh"])
     shown = re.findall(r'<span class="chip[^>]*>(.*?)<small>(.*?)</small>', html)
     assert shown == [("&lt;s&gt;", "–"), ("看", "0.000"), ("水", "0.010"), ("看", "0.020")]
     shares = re.findall(r'<span class="chip ([^"]*)" style="--s:([^"]*)"', html)
@@ -54,16 +53,16 @@ def test_a_text_inside() -> None:
     assert [0.467, 0.361, 0.317] in cells(html)
     # The rows of the chosen token and layer.
     assert re.findall(r'<tr class="chosen"><th[^>]*>(.*?)</th>', html) == ["水", "0 (2) forward"]
-    assert draw._logarithmic(np.array([1.0, 10**-1.5, 1e-3, 0.0])).tolist() == pytest.approx([1.0, 0.5, 0.0, 0.0])
+    assert draw.logarithmic_shares(np.array([1.0, 10**-1.5, 1e-3, 0.0])).tolist() == pytest.approx([1.0, 0.5, 0.0, 0.0])
 
 
 def test_texts_stay_texts() -> None:
     evil = "<img src=x onerror=alert(1)> ${1+1} {{x}}"
     answers = [
-        draw.comparison({evil: np.eye(2)}, [evil, evil], WORDS["en"]),
-        draw.results({evil: [(0.5, evil)]}, "onerror", evil),
-        draw.problem(evil, evil),
-        draw.inside_text(inside(*[evil] * 4), ROWS[0], [0], 0, WORDS["en"]),
+        draw.draw_comparison({evil: np.eye(2)}, [evil, evil], WORDS["en"]),
+        draw.draw_results({evil: [(0.5, evil)]}, "onerror", evil),
+        draw.draw_problem(evil, evil),
+        draw.draw_inside(inside(*[evil] * 4), ROWS[0], [0], 0, WORDS["en"]),
     ]
     assert not any("<img" in html for html in answers) and all("&lt;img" in html for html in answers)
     assert "<mark>onerror</mark>" in answers[1]
@@ -75,7 +74,7 @@ def test_shared_words_are_marked() -> None:
         ("猫在哪里", "小猫在睡觉", "小<mark>猫</mark><mark>在</mark>睡觉"),
         ("art", "a party", "a party"),
     ):
-        assert f"<b>0.500</b><span>{shown}</span>" in draw.results({"reba": [(0.5, text)]}, query, "")
+        assert f"<b>0.500</b><span>{shown}</span>" in draw.draw_results({"reba": [(0.5, text)]}, query, "")
 
 
 def test_both_languages_say_the_same() -> None:

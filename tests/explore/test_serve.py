@@ -13,7 +13,7 @@ from starlette import applications, responses, testclient
 
 from st_reba.explore import DEFAULT_MODELS, launch, serve
 from st_reba.index import Index
-from st_reba.serve.run import LOOPBACK
+from st_reba.serve.hosts import LOOPBACK
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,17 +43,17 @@ def test_a_taken_port(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Mock()
-    for name in ("serve.required", "compute.open_model", "serve.make_app", "serve.run", "serve.threading.Timer"):
+    for name in ("serve.required", "compute.open_model", "serve.make_app", "serve.run_server", "serve.threading.Timer"):
         monkeypatch.setattr(f"st_reba.explore.{name}", getattr(found, name.rpartition(".")[2]))
     monkeypatch.setattr(Index, "open", found.open)
-    found.run.side_effect = lambda app, taken: found.port(taken.getsockname()[1])
+    found.run_server.side_effect = lambda app, taken: found.port(taken.getsockname()[1])
     launch(["mini"], port=0)
     launch(["mini"], port=0, index="i", open_browser=True, dtype="float16")
     found.open.assert_called_once_with("i", dtype="float16")
     page, address = {"mini": found.open_model()}, f"http://localhost:{found.port.call_args[0][0]}"
     assert found.make_app.mock_calls == [call(page, None, LOOPBACK), call(page, found.open(), LOOPBACK)]
     assert found.Timer.mock_calls == [call(1.0, webbrowser.open, [address]), call().start()]
-    assert found.run.mock_calls == [call(found.make_app(), ANY)] * 2
+    assert found.run_server.mock_calls == [call(found.make_app(), ANY)] * 2
 
 
 def test_the_browser_asks_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_the_browser_asks_no_other_server(monkeypatch: pytest.MonkeyPatch) -> No
     assert [[one[name] for name in names] for one in mounted] == [["/en", False, False], ["/zh", False, False]]
     headers = client.get("/").headers
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
-    assert (headers["location"], headers["content-security-policy"]) == ("en/", serve._POLICY.decode())
+    assert (headers["location"], headers["content-security-policy"]) == ("en/", serve._CONTENT_POLICY.decode())
 
 
 def test_gradio_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def test_a_bad_graph_is_not_written(exported: Any, tmp_path: Path, monkeypatch: 
 def test_what_no_graph_holds(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of = (("mini", "reba"), ("bloom", "echo"), ("bloom", "reba"))
     graph, bloom, own = (EmbeddingGraph(build(base(name), method)) for name, method in of)
-    slow: Any = SimpleNamespace(first=SimpleNamespace(tokenizer=SimpleNamespace(is_fast=False)))
+    slow: Any = SimpleNamespace(transformer=SimpleNamespace(text_tokenizer=SimpleNamespace(is_fast=False)))
 
     def fail(*_: Any, **__: Any) -> None:
         warnings.warn("of the exporter", stacklevel=1)
@@ -197,7 +197,7 @@ def test_what_no_graph_holds(base: Base, tmp_path: Path, monkeypatch: pytest.Mon
     assert logging.root.manager.disable == logging.NOTSET
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match="exporting needs onnxscript"):
-        st_reba.onnx.export(bloom.first, tmp_path / "a")
+        st_reba.onnx.export(bloom.transformer, tmp_path / "a")
 
 
 @pytest.mark.parametrize("task", ["query", None])

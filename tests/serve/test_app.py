@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import st_reba
-from st_reba.serve.app import EmbeddingServer, _embeddings
+from st_reba.serve.app import EmbeddingServer, embeddings_json
 
 PATH = "/v1/embeddings"
 TEXTS = ["猫在睡觉。", "", "The bank cut its interest rates again. " * 9, "a", "Ships\n sail  "]
@@ -57,7 +57,7 @@ def test_dimensions(ask: Any, model: Any) -> None:
     close(vectors(cut), [row[:7] / np.sqrt(sum(row[:7] ** 2)) * np.sqrt(sum(row**2)) for row in full])
     close(vectors(whole), full)
     with pytest.raises(ValueError):
-        _embeddings(np.full((1, 2), np.nan), 2, as_base64=False)
+        embeddings_json(np.full((1, 2), np.nan), 2, as_base64=False)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def shown(found: Any) -> list[dict[str, Any]]:
 
 def test_bodies_in_pieces(model: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does not arrive, and one that turns out to be too large."""
-    monkeypatch.setattr("st_reba.serve.app._SECONDS", 0.5)
+    monkeypatch.setattr("st_reba.serve.app._BODY_SECONDS", 0.5)
 
     async def pieces(pause: float) -> AsyncIterator[bytes]:
         yield b"a" * 2**20
@@ -244,5 +244,5 @@ def test_bodies_together_are_bounded(ask: Any, model: Any, max_body: int, most: 
     """At most 64 MiB, or four of the largest, are held at once."""
     app, body = EmbeddingServer(model, "m", max_body=max_body), b'{"input": "a"}'
     for free, status in ((len(body), 200), (len(body) - 1, 429)):
-        app.held = held = most * 2**20 - free
-        assert ask((PATH, body), app=app)[0].status_code == status and app.held == held
+        app.held_bytes = held = most * 2**20 - free
+        assert ask((PATH, body), app=app)[0].status_code == status and app.held_bytes == held

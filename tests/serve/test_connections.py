@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from st_reba.serve import connections, run
+from st_reba.serve import connections
+from st_reba.serve.hosts import bind_socket
 
 Address = tuple[str, int]
 
@@ -31,7 +32,7 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
     monkeypatch.setattr(connections, "BODY_SECONDS", 0.3)
     config = uvicorn.Config(refuse_at_once, http=connections.PatientProtocol, log_level="critical", lifespan="off")
     server = uvicorn.Server(config)
-    with run.bound("127.0.0.1", 0) as listening:
+    with bind_socket("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         yield listening.getsockname()

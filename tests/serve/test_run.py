@@ -20,8 +20,9 @@ from serving import process
 
 import st_reba
 from st_reba.serve import run
-from st_reba.serve.access import API_KEY_VARIABLE, LOOPBACK
+from st_reba.serve.access import API_KEY_VARIABLE
 from st_reba.serve.connections import PatientProtocol
+from st_reba.serve.hosts import LOOPBACK, bind_socket
 
 TEXTS = [f"{number} cats sleep on the warm roof." for number in range(1000)]
 
@@ -31,10 +32,10 @@ def test_a_taken_port_is_refused_before_the_model_is_loaded(monkeypatch: pytest.
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="Give another port"):
         st_reba.serve.serve("organization/model", port=taken.getsockname()[1])
     with pytest.raises(OSError):
-        run.bound("127.0.0.1", 70_000)
+        bind_socket("127.0.0.1", 70_000)
     for host in ("nope.invalid", "a\ud800"):
         with pytest.raises(OSError, match="--host"):
-            run.bound(host, 0)
+            bind_socket(host, 0)
 
 
 @pytest.mark.parametrize("options", [{"host": ""}, {"host": " "}, {"name": ""}, {"name": " "}], ids=str)
@@ -47,7 +48,7 @@ def test_an_empty_address_or_name_is_refused(options: dict[str, str], monkeypatc
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:
     with (
-        run.bound("127.0.0.1", 0) as taken,
+        bind_socket("127.0.0.1", 0) as taken,
         socket.create_connection(taken.getsockname()),
         taken.accept()[0] as accepted,
     ):
@@ -64,7 +65,7 @@ def test_what_is_served_to_whom(
     if key is not None:
         monkeypatch.setenv(API_KEY_VARIABLE, key)
     found = Mock(**{"open.side_effect": lambda *given: given})
-    for one in ("load", "Index.open", "serve.app.EmbeddingServer", "serve.run.run"):
+    for one in ("load", "Index.open", "serve.app.EmbeddingServer", "serve.run.run_server"):
         monkeypatch.setattr(f"st_reba.{one}", getattr(found, one.rpartition(".")[2]))
     monkeypatch.setattr(torch, "set_num_threads", found.threads)
     given = {"keys": [key] if key else [], "hosts": LOOPBACK if host == "127.0.0.1" and not key else (), "queue": 7}
@@ -76,7 +77,7 @@ def test_what_is_served_to_whom(
         # One is left for answers, unless the caller chose.
         assert found.threads.mock_calls == ([call(threads)] if number is None else [])
         found.EmbeddingServer.assert_called_with(found.load(), shown, index=name and (name, found.load()), **given)
-        found.run.assert_called_with(found.EmbeddingServer(), ANY, path="/v1")
+        found.run_server.assert_called_with(found.EmbeddingServer(), ANY, path="/v1")
 
 
 @pytest.mark.parametrize(("name", "shown"), [(("127.0.0.1", 8), "127.0.0.1:8"), (("::1", 8, 0, 0), "[::1]:8")])
@@ -85,7 +86,7 @@ def test_what_runs(name: Any, shown: str, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr("uvicorn.Config", found.Config)
     monkeypatch.setattr("uvicorn.Server", found.Server)
     found.Server().run.side_effect = KeyboardInterrupt
-    run.run("app", taken, "/v1")
+    run.run_server("app", taken, "/v1")
     assert capsys.readouterr().out.startswith(f"http://{shown}/v1 ")
     options = {"log_level": "warning", "server_header": False, "timeout_graceful_shutdown": 120}
     found.Config.assert_called_with("app", http=PatientProtocol, **options)
