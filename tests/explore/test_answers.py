@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
 from sentence_transformers import SentenceTransformer
@@ -37,47 +36,51 @@ def cat_index(tmp_path_factory: pytest.TempPathFactory) -> st_reba.Index:
 def test_compare_draws_the_similarities_of_the_lines() -> None:
     texts = ("a cat", "ships sail")
     tables = {"echo": compute.similarities(echo_model(), texts)}
-    expected = draw.draw_comparison(tables, texts, WORDS)
-    assert answers().compare(["echo"], "a cat\n\nships sail") == expected
+    expected_html = draw.draw_comparison(tables, texts, WORDS)
+    assert answers().compare(["echo"], "a cat\n\nships sail") == expected_html
 
 
-@pytest.mark.parametrize(("weighting", "chosen_tokens"), [("last", [3]), ("mean", []), ("word", [0, 1])])
+@pytest.mark.parametrize(
+    ("weighting", "chosen_tokens"),
+    [("last", [3]), ("mean", []), ("word", [0, 1])],
+)
 def test_look_draws_the_weights_and_a_layer(weighting: compute.Weighting, chosen_tokens: Sequence[int]) -> None:
     inside = compute.look(echo_model(), "天气 cat", 3)
     assert len(inside.rows) == 4
     weights = inside.weights(weighting, chosen_tokens)
     last_layer = 5
-    expected = draw.draw_inside(inside, weights, chosen_tokens, last_layer, WORDS)
+    expected_html = draw.draw_inside(inside, weights, chosen_tokens, last_layer, WORDS)
     # Another model has more layers.
-    assert answers().look("echo", " 天气 cat ", 3.0, weighting, "天气", 9.0) == expected
+    assert answers().look("echo", " 天气 cat ", 3.0, weighting, "天气", 9.0) == expected_html
 
 
 def test_search_ranks_the_results_of_an_index(cat_index: st_reba.Index) -> None:
     index_results = cat_index.search("a cat", k=compute.MAX_HITS)
     hits = [(result.score, str(result.passage)) for result in index_results]
     assert len(hits) > compute.MAX_RESULTS
+    found_texts = [text for _, text in hits]
     results = {
         WORDS["index_column"]: hits[: compute.MAX_RESULTS],
-        "echo": compute.ranked(echo_model(), "a cat", [text for _, text in hits]),
+        "echo": compute.ranked(echo_model(), "a cat", found_texts),
     }
     limits = WORDS["index_about"].format(most=compute.MAX_HITS, read=compute.MAX_READ)
-    expected = draw.draw_results(results, "a cat", f"{WORDS['found']} {limits}")
-    assert answers(cat_index).search(["echo"], "index", "hybrid", "a cat", "") == expected
+    expected_html = draw.draw_results(results, "a cat", f"{WORDS['found']} {limits}")
+    assert answers(cat_index).search(["echo"], "index", "hybrid", "a cat", "") == expected_html
 
 
 def test_search_ranks_pasted_texts() -> None:
     results = {"echo": compute.ranked(echo_model(), "a cat", ["The cat sleeps."])}
-    expected = draw.draw_results(results, "a cat", WORDS["found"])
-    answer = answers().search(["echo"], "pasted", "hybrid", "a cat", "The cat sleeps.")
-    assert answer == expected
+    expected_html = draw.draw_results(results, "a cat", WORDS["found"])
+    answer_html = answers().search(["echo"], "pasted", "hybrid", "a cat", "The cat sleeps.")
+    assert answer_html == expected_html
 
 
 def test_search_by_words_shows_what_the_index_finds_by_words(
     cat_index: st_reba.Index,
 ) -> None:
-    answer = answers(cat_index).search(["echo"], "index", "words", "cat", "")
-    assert "</mark> sleeps." in answer
-    assert "ships sail" not in answer
+    answer_html = answers(cat_index).search(["echo"], "index", "words", "cat", "")
+    assert "</mark> sleeps." in answer_html
+    assert "ships sail" not in answer_html
 
 
 def test_search_without_results_lists_nothing(cat_index: st_reba.Index) -> None:
@@ -96,8 +99,10 @@ def test_refused_input_is_answered_in_the_pages_words(
     assert not caplog.records
 
 
-def test_an_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_is_answered_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     compare = answers().or_problem(answers().compare)
-    expected = draw.draw_problem(WORDS["problem"], "KeyError: 'other'")
-    assert compare(["other"], "a\nb") == expected
+    expected_html = draw.draw_problem(WORDS["problem"], "KeyError: 'other'")
+    assert compare(["other"], "a\nb") == expected_html
     assert caplog.records

@@ -12,7 +12,10 @@ from numpy.typing import ArrayLike
 from oracle import assert_close, oracle
 from reference import reba, reba_weights, reba_word
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    Pooling,
+    Transformer,
+)
 
 import st_reba
 from st_reba.explore import compute
@@ -53,7 +56,12 @@ def test_weights_are_those_of_backward_attention(method: str, repeats: int) -> N
 
 
 def test_attention_is_that_of_the_copies_behind_the_prompt() -> None:
-    model = st_reba.build("mini", "reba", prompts={"query": "query: "}, default_prompt_name="query")
+    model = st_reba.build(
+        "mini",
+        "reba",
+        prompts={"query": "query: "},
+        default_prompt_name="query",
+    )
     inside = look(model, "天气", 3)
     assert inside.copies[-6:] == [1, 1, 2, 2, 3, 3]
     assert "".join(inside.maps.tokens[1:-6]) == "query:␣"

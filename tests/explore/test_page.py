@@ -44,7 +44,12 @@ class FakeGradio:
         self.on = Mock()
 
     def __getattr__(self, kind: str) -> Any:
-        def make_component(*arguments: Any, elem_id: str | None = None, label: str = "", **options: Any) -> Any:
+        def make_component(
+            *arguments: Any,
+            elem_id: str | None = None,
+            label: str = "",
+            **options: Any,
+        ) -> Any:
             component = MagicMock(made=call(*arguments, **options))
             component.__enter__.return_value = component
             self.components[elem_id or options.get("id", kind)] = component
@@ -53,31 +58,31 @@ class FakeGradio:
         return make_component
 
 
-def open_page(models: dict[str, SentenceTransformer], index: Any = None) -> FakeGradio:
-    gradio = FakeGradio()
-    with patch.dict(sys.modules, gradio=gradio):
+def open_page(page_models: dict[str, SentenceTransformer], index: Any = None) -> FakeGradio:
+    fake_gradio = FakeGradio()
+    with patch.dict(sys.modules, gradio=fake_gradio):
         sys.modules.pop("st_reba.explore.page", None)
-        import_module("st_reba.explore.page").Page(models, index, "en")
-    return gradio
+        import_module("st_reba.explore.page").Page(page_models, index, "en")
+    return fake_gradio
 
 
 @pytest.fixture(scope="module")
-def models() -> dict[str, SentenceTransformer]:
+def page_models() -> dict[str, SentenceTransformer]:
     """The first cannot be looked at; the others have two, two and five copies, the third runs layers twice."""
     ensemble = st_reba.build("mini", template="metaeol", check=False)
-    models = {"a": ensemble}
+    page_models = {"a": ensemble}
     for name, options in (
         ("b", {"template": "echo"}),
         ("c", {"setting": "extra-bidir", "k": 2}),
         ("d", {"repeats": 5}),
     ):
-        models[name] = st_reba.build("mini", "reba", check=False, **options)
-    return models
+        page_models[name] = st_reba.build("mini", "reba", check=False, **options)
+    return page_models
 
 
 @pytest.fixture(scope="module")
-def gradio(models: dict[str, SentenceTransformer]) -> FakeGradio:
-    return open_page(models)
+def fake_gradio(page_models: dict[str, SentenceTransformer]) -> FakeGradio:
+    return open_page(page_models)
 
 
 def choices(*keys: str) -> list[tuple[str, str]]:
@@ -88,20 +93,20 @@ def slider(minimum: int, maximum: int, value: int, **options: Any) -> Any:
     return call(minimum, maximum, value, step=1, buttons=[], **options)
 
 
-def test_the_page_has_a_title_and_languages(gradio: FakeGradio) -> None:
-    blocks = gradio.components["Blocks"].made
+def test_the_page_has_a_title_and_languages(fake_gradio: FakeGradio) -> None:
+    blocks = fake_gradio.components["Blocks"].made
     assert blocks == call(title=WORDS["title"], analytics_enabled=False, fill_width=True)
     links = '<nav><b lang="en">English</b><a href="../zh/" lang="zh">中文</a></nav>'
-    assert gradio.components["language"].made == call(links, padding=False)
-    assert gradio.components["title"].made.kwargs == {"padding": False}
+    assert fake_gradio.components["language"].made == call(links, padding=False)
+    assert fake_gradio.components["title"].made.kwargs == {"padding": False}
 
 
-@pytest.mark.parametrize("tab", ENTERED)
-def test_each_tab_has_a_button_and_an_answer(tab: str, gradio: FakeGradio) -> None:
-    assert gradio.components[tab].made == call(WORDS[tab], id=tab)
-    button = call(WORDS[f"run_{tab}"], variant="primary", elem_classes="run")
-    assert gradio.components[f"{tab}-run"].made == button
-    assert gradio.components[f"{tab}-answer"].made == call()
+@pytest.mark.parametrize("tab_name", ENTERED)
+def test_each_tab_has_a_button_and_an_answer(tab_name: str, fake_gradio: FakeGradio) -> None:
+    assert fake_gradio.components[tab_name].made == call(WORDS[tab_name], id=tab_name)
+    button = call(WORDS[f"run_{tab_name}"], variant="primary", elem_classes="run")
+    assert fake_gradio.components[f"{tab_name}-run"].made == button
+    assert fake_gradio.components[f"{tab_name}-answer"].made == call()
 
 
 COMPONENTS = {
@@ -123,39 +128,45 @@ COMPONENTS = {
 
 
 @pytest.mark.parametrize("elem_id", COMPONENTS)
-def test_components_have_their_choices(elem_id: str, gradio: FakeGradio) -> None:
-    assert gradio.components[elem_id].made == COMPONENTS[elem_id]
+def test_components_have_their_choices(elem_id: str, fake_gradio: FakeGradio) -> None:
+    assert fake_gradio.components[elem_id].made == COMPONENTS[elem_id]
 
 
-def test_the_page_has_no_other_component(gradio: FakeGradio) -> None:
+def test_the_page_has_no_other_component(fake_gradio: FakeGradio) -> None:
     other_ids = {"Blocks", "Row", "Tabs", "top", "title", "language"}
-    for tab in ENTERED:
-        other_ids |= {tab, f"{tab}-run", f"{tab}-answer"}
-    assert gradio.components.keys() == COMPONENTS.keys() | other_ids
+    for tab_name in ENTERED:
+        other_ids |= {tab_name, f"{tab_name}-run", f"{tab_name}-answer"}
+    assert fake_gradio.components.keys() == COMPONENTS.keys() | other_ids
 
 
-def test_answers_take_what_was_entered(gradio: FakeGradio, models: dict[str, SentenceTransformer]) -> None:
-    answers = Answers(models, None, WORDS)
+def test_answers_take_what_was_entered(fake_gradio: FakeGradio, page_models: dict[str, SentenceTransformer]) -> None:
+    answers = Answers(page_models, None, WORDS)
     functions = (answers.compare, answers.look, answers.search)
-    components = gradio.components
-    calls = gradio.on.mock_calls
-    for function, tab, (_, arguments, options) in zip(functions, ENTERED, calls, strict=True):
+    page_components = fake_gradio.components
+    calls = fake_gradio.on.mock_calls
+    for direct_function, tab_name, (_, arguments, options) in zip(functions, ENTERED, calls, strict=True):
         triggers, answer_function, inputs, output = arguments
-        assert triggers[:2] == [components["Blocks"].load, components[f"{tab}-run"].click]
+        assert triggers[:2] == [
+            page_components["Blocks"].load,
+            page_components[f"{tab_name}-run"].click,
+        ]
         assert len(triggers) > 2
-        assert inputs == [components[elem_id] for elem_id in ENTERED[tab]]
-        assert output is components[f"{tab}-answer"]
-        values = ENTERED[tab].values()
-        assert answer_function(*values) == function(*values)
+        assert inputs == [page_components[elem_id] for elem_id in ENTERED[tab_name]]
+        assert output is page_components[f"{tab_name}-answer"]
+        values = ENTERED[tab_name].values()
+        assert answer_function(*values) == direct_function(*values)
         assert options["concurrency_limit"] == 1
 
 
-def test_the_sliders_fit_another_model_once(gradio: FakeGradio) -> None:
-    components = gradio.components
-    (fit_sliders, inputs, outputs), _ = components["inside-model"].change.call_args
-    assert inputs == [components["inside-model"], components["State"]]
-    sliders = [components["inside-repeats"], components["inside-layer"]]
-    assert outputs == [*sliders, components["State"]]
+def test_the_sliders_fit_another_model_once(fake_gradio: FakeGradio) -> None:
+    page_components = fake_gradio.components
+    (fit_sliders, inputs, outputs), _ = page_components["inside-model"].change.call_args
+    assert inputs == [page_components["inside-model"], page_components["State"]]
+    sliders = [
+        page_components["inside-repeats"],
+        page_components["inside-layer"],
+    ]
+    assert outputs == [*sliders, page_components["State"]]
     repeats, layer, fitted_model = fit_sliders("c", "d")
     assert repeats.made == slider(1, 4, 2, interactive=True)
     assert layer.made == slider(0, 7, 0)
@@ -166,8 +177,8 @@ def test_the_sliders_fit_another_model_once(gradio: FakeGradio) -> None:
 
 
 def test_tabs_and_choices_that_need_something_are_left_out(
-    models: dict[str, SentenceTransformer],
+    page_models: dict[str, SentenceTransformer],
 ) -> None:
-    components = open_page({"a": models["a"]}, index=Mock()).components
-    assert "inside" not in components
-    assert components["search-where"].made.kwargs["visible"]
+    page_components = open_page({"a": page_models["a"]}, index=Mock()).components
+    assert "inside" not in page_components
+    assert page_components["search-where"].made.kwargs["visible"]

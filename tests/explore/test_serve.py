@@ -27,23 +27,35 @@ def test_a_name_is_a_path_or_a_base_with_a_method(tmp_path: Path, monkeypatch: p
     assert str(method) == "reba:pooling=mean"
 
 
-def test_a_path_is_shown_by_its_end_unless_two_are_alike(tmp_path: Path) -> None:
+def test_a_path_is_shown_by_its_end_unless_two_are_alike(
+    tmp_path: Path,
+) -> None:
     first_folder = tmp_path / "a" / "model"
     second_folder = tmp_path / "b" / "model"
     first_folder.mkdir(parents=True)
     second_folder.mkdir(parents=True)
-    names = [f"{first_folder} echo", str(first_folder), str(second_folder)]
-    displayed_names = list(serve.read_names(names))
+    model_names = [
+        f"{first_folder} echo",
+        str(first_folder),
+        str(second_folder),
+    ]
+    displayed_names = list(serve.read_names(model_names))
     assert displayed_names == ["model echo", "model", str(second_folder)]
 
 
 @pytest.mark.parametrize(
-    "names",
-    [[], [f"mini echo:repeats={repeats}" for repeats in range(1, 8)], ["mini ehco"]],
+    "model_names",
+    [
+        [],
+        [f"mini echo:repeats={repeats}" for repeats in range(1, 8)],
+        ["mini ehco"],
+    ],
 )
-def test_too_few_too_many_and_unknown_models_are_refused(names: list[str]) -> None:
+def test_too_few_too_many_and_unknown_models_are_refused(
+    model_names: list[str],
+) -> None:
     with pytest.raises(ValueError):
-        launch(names)
+        launch(model_names)
 
 
 def test_a_taken_port_is_refused_before_a_model_is_loaded(
@@ -74,7 +86,9 @@ def launch_calls(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return recorder
 
 
-def test_launch_opens_models_and_serves_this_machine_alone(launch_calls: Mock) -> None:
+def test_launch_opens_models_and_serves_this_machine_alone(
+    launch_calls: Mock,
+) -> None:
     launch(["mini"], port=0)
     models = {"mini": launch_calls.open_model()}
     launch_calls.make_app.assert_called_once_with(models, None, LOOPBACK)
