@@ -97,11 +97,11 @@ def test_an_adapter_by_every_route(echo: tuple[Path, dict[str, Any]], tmp_path: 
 def test_data(tmp_path: Path) -> None:
     def read(name: str, text: str, part: str = "0/1") -> Any:
         (tmp_path / name).write_text(text, encoding="utf-8")
-        return train_echo.read(str(tmp_path / name), part)
+        return train_echo.read_data(str(tmp_path / name), part)
 
     rows = read("sts.txt", "1||a||b||5\n2||c||d||3.5\n3||e||f||4\n", "0/2")
     assert rows.to_dict() == {"query": ["a", "e"], "positive": ["b", "f"], "score": [5.0, 4.0]}
-    assert train_echo.positives(rows, 5).to_dict() == {"query": ["a"], "positive": ["b"]}
+    assert train_echo.select_positives(rows, 5).to_dict() == {"query": ["a"], "positive": ["b"]}
     triplets = read("triplets.jsonl", '{"anchor": "a", "positive": "b", "negative": "c"}\n' * 12, "1/6")
     assert triplets.column_names == ["query", "positive", "negative"] and len(triplets) == 2
     with pytest.raises(SystemExit, match="query and positive are needed"):
@@ -116,5 +116,5 @@ def test_the_example_in_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
     exec(text.split("```python\n")[1].split("```")[0], names)
     assert any("lora_B" in name and bool(each.abs().sum() > 0) for name, each in names["model"].named_parameters())
     # Every option that the page names is one.
-    options = {each for action in train_echo.parser()._actions for each in action.option_strings}
+    options = {each for action in train_echo.make_parser()._actions for each in action.option_strings}
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]+", text)) <= options | {"--nproc-per-node"}
