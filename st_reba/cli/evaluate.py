@@ -162,6 +162,20 @@ def evaluate(
     typer.echo(run.markdown(score_table[["metric", "score", "low", "high"]]))
 
 
+LabelsPath = Annotated[
+    Path | None,
+    Option(
+        "--labels",
+        metavar="FILE",
+        help="Choose by labelled pairs, classes, a ranking, a BEIR folder.",
+    ),
+]
+Purpose = Annotated[
+    Literal["similarity", "search"],
+    Option("--for", help="What the vectors are for; search: TEXTS are documents."),
+]
+
+
 @app.command(cls=CheckedCommand)
 def tune(
     base: Base,
@@ -170,18 +184,8 @@ def tune(
         Argument(metavar="TEXTS", help="Yours: .txt (one a line), a table, a folder of these."),
     ],
     out: Annotated[Path, Argument(metavar="OUT", help="Folder to write: recipe, model, report.")],
-    purpose: Annotated[
-        Literal["similarity", "search"],
-        Option("--for", help="What the vectors are for; search: TEXTS are documents."),
-    ] = "similarity",
-    labels_path: Annotated[
-        Path | None,
-        Option(
-            "--labels",
-            metavar="FILE",
-            help="Choose by labelled pairs, classes, a ranking, a BEIR folder.",
-        ),
-    ] = None,
+    purpose: Purpose = "similarity",
+    labels_path: LabelsPath = None,
     task_kind: TaskKind = None,
     column_pairs: ColumnPairs = None,
     label_pairs: LabelPairs = None,

@@ -27,47 +27,58 @@ _LOADING_OPTIONS = {"dtype", "device", "trust_remote_code"}
 _HIDDEN_INDEX_FACTS = ("next_key", "next_number", "filed", "stop", "stamp", "whitening_sha256")
 
 
+MethodText = Annotated[
+    str | None,
+    Option(
+        metavar="METHOD",
+        help="prompteol, echo, reba, nosink or classical; the short form, such as "
+        "echo:pooling=mean,layer=12; or auto, with --texts. [default: the recipe's, else "
+        "prompteol:template=prompteol-search,read=attention]",
+    ),
+]
+PoolingName = Annotated[str | None, Option(metavar="NAME", help=f"{describe_poolings()}.")]
+CopyCount = Annotated[int | None, Option(metavar="N", help="Copies, for echo and reba. [default: 2]")]
+Templates = Annotated[
+    list[str] | None,
+    Option(metavar="TEXT", help="Text with {text} slots, or a name. Repeat it for an ensemble."),
+]
+PromptPairs = Annotated[list[str] | None, Option(metavar="NAME=TEXT", help="Prompt to save. Repeatable.")]
+OptionPairs = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any other option: read=attention, layer=12, gguf_file=… Repeatable.",
+    ),
+]
+TextsPath = Annotated[
+    Path | None,
+    Option("--texts", metavar="PATH", help="Texts for --method auto: a file or folder."),
+]
+Quantization = Annotated[str | None, Option(metavar="TYPE", help="nf4 or int8, by bitsandbytes.")]
+CardLicense = Annotated[
+    str | None,
+    Option(
+        "--license",
+        metavar="ID",
+        help="Licence for the card, as the Hub spells it. [default: the base's]",
+    ),
+]
+
+
 @app.command(cls=CheckedCommand)
 def build(
     base: Base,
     out: Out,
-    method: Annotated[
-        str | None,
-        Option(
-            metavar="METHOD",
-            help="prompteol, echo, reba, nosink or classical; the short form, such as "
-            "echo:pooling=mean,layer=12; or auto, with --texts. [default: the recipe's, else "
-            "prompteol:template=prompteol-search,read=attention]",
-        ),
-    ] = None,
-    pooling: Annotated[str | None, Option(metavar="NAME", help=f"{describe_poolings()}.")] = None,
-    repeats: Annotated[int | None, Option(metavar="N", help="Copies, for echo and reba. [default: 2]")] = None,
-    template: Annotated[
-        list[str] | None,
-        Option(metavar="TEXT", help="Text with {text} slots, or a name. Repeat it for an ensemble."),
-    ] = None,
-    prompt: Annotated[list[str] | None, Option(metavar="NAME=TEXT", help="Prompt to save. Repeatable.")] = None,
-    option_pairs: Annotated[
-        list[str] | None,
-        Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Any other option: read=attention, layer=12, gguf_file=… Repeatable.",
-        ),
-    ] = None,
-    texts_path: Annotated[
-        Path | None,
-        Option("--texts", metavar="PATH", help="Texts for --method auto: a file or folder."),
-    ] = None,
-    quantization: Annotated[str | None, Option(metavar="TYPE", help="nf4 or int8, by bitsandbytes.")] = None,
-    card_license: Annotated[
-        str | None,
-        Option(
-            "--license",
-            metavar="ID",
-            help="Licence for the card, as the Hub spells it. [default: the base's]",
-        ),
-    ] = None,
+    method: MethodText = None,
+    pooling: PoolingName = None,
+    repeats: CopyCount = None,
+    template: Templates = None,
+    prompt: PromptPairs = None,
+    option_pairs: OptionPairs = None,
+    texts_path: TextsPath = None,
+    quantization: Quantization = None,
+    card_license: CardLicense = None,
     dtype: Dtype = None,
     device: Device = None,
     trust_remote_code: Trust = False,
@@ -96,8 +107,8 @@ def build(
         device=device,
         trust_remote_code=trust_remote_code,
     )
-    for name, value in parse_pairs(option_pairs, "--set").items():
-        options[name] = read_value(value)
+    for option_name, option_text in parse_pairs(option_pairs, "--set").items():
+        options[option_name] = read_value(option_text)
     method = options.pop("method", method)
     recipe = recipe_for(base, options | drop_unset(method=method))
     card_facts: dict[str, Any] = {"license": card_license}

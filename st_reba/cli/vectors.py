@@ -52,23 +52,28 @@ Strict = Annotated[
 ]
 
 
+EncodeOut = Annotated[
+    Path | None,
+    Option(
+        metavar="OUT",
+        help="X.npy; or a folder, for a corpus of any size. [default: JSON lines]",
+    ),
+]
+Word = Annotated[str | None, Option(metavar="WORD", help="Encode this word where it occurs in the texts.")]
+IsFloat16 = Annotated[bool, Option("--float16", help="Store the corpus in half the space.")]
+
+
 @app.command(cls=CheckedCommand)
 def encode(
     model: Model,
     input: Input = "-",
-    out: Annotated[
-        Path | None,
-        Option(
-            metavar="OUT",
-            help="X.npy; or a folder, for a corpus of any size. [default: JSON lines]",
-        ),
-    ] = None,
-    word: Annotated[str | None, Option(metavar="WORD", help="Encode this word where it occurs in the texts.")] = None,
+    out: EncodeOut = None,
+    word: Word = None,
     task: Task = None,
     text_column: TextColumn = None,
     id_column: IdColumn = None,
     passages: Passages = None,
-    is_float16: Annotated[bool, Option("--float16", help="Store the corpus in half the space.")] = False,
+    is_float16: IsFloat16 = False,
     workers: Workers = None,
     batch_tokens: BatchTokens = None,
     text_encoding: TextEncoding = None,
@@ -197,31 +202,38 @@ def _print_word_vectors(
         print(to_json(line))
 
 
+IndexInput = Annotated[
+    str,
+    Argument(metavar="INPUT", help=f"{_INPUT_HELP}; or a corpus that st-reba encode wrote."),
+]
+NewModel = Annotated[str | None, Option(metavar="MODEL", help="Saved model. An existing index knows its own.")]
+Factory = Annotated[str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, IVF1024,SQ8, …")]
+SearchParameters = Annotated[str | None, Option(metavar="S", help="FAISS search parameters, such as nprobe=32.")]
+Whiten = Annotated[
+    bool | None,
+    Option(
+        "--whiten/--no-whiten",
+        help="Fit what vectors need for search. [default: for decoders without training]",
+    ),
+]
+AddsDocuments = Annotated[bool, Option("--add", help="Add the documents that the index does not have.")]
+UpsertsDocuments = Annotated[bool, Option("--upsert", help="Add documents, replacing those with the same ids.")]
+
+
 @app.command(cls=CheckedCommand)
 def index(
-    input: Annotated[
-        str,
-        Argument(metavar="INPUT", help=f"{_INPUT_HELP}; or a corpus that st-reba encode wrote."),
-    ],
+    input: IndexInput,
     index_folder: IndexFolder,
-    model: Annotated[str | None, Option(metavar="MODEL", help="Saved model. An existing index knows its own.")] = None,
-    adds_documents: Annotated[bool, Option("--add", help="Add the documents that the index does not have.")] = False,
-    upserts_documents: Annotated[
-        bool, Option("--upsert", help="Add documents, replacing those with the same ids.")
-    ] = False,
+    model: NewModel = None,
+    adds_documents: AddsDocuments = False,
+    upserts_documents: UpsertsDocuments = False,
     overwrite: Overwrite = False,
-    factory: Annotated[str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, IVF1024,SQ8, …")] = "auto",
-    parameters: Annotated[str | None, Option(metavar="S", help="FAISS search parameters, such as nprobe=32.")] = None,
+    factory: Factory = "auto",
+    parameters: SearchParameters = None,
     text_column: TextColumn = None,
     id_column: IdColumn = None,
     passages: Passages = None,
-    whiten: Annotated[
-        bool | None,
-        Option(
-            "--whiten/--no-whiten",
-            help="Fit what vectors need for search. [default: for decoders without training]",
-        ),
-    ] = None,
+    whiten: Whiten = None,
     workers: Workers = None,
     batch_tokens: BatchTokens = None,
     text_encoding: TextEncoding = None,
@@ -241,28 +253,20 @@ def index(
         raise ValueError("give one of --add, --upsert and --overwrite")
     is_existing = adds_documents or upserts_documents
     if is_existing:
-        changed_factory = factory.replace("auto", "")
-        settings = {
-            "--factory": changed_factory,
-            "--parameters": parameters,
-            "--passages": passages,
-        }
-        _refuse("an index that is there, which has its own", settings)
-    if is_existing and whiten is not None:
-        raise ValueError("--whiten and --no-whiten do not go with an index that is there: st-reba prune --compact")
-    if not is_existing and model is None:
+        _refuse_index_settings(factory, parameters, passages, whiten)
+    elif model is None:
         raise ValueError("--model is missing: name a saved model, or give --add or --upsert for an index")
     from ..index import Index
     from ..index.changes import BUILDING
 
     options: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
     documents = _read_input(input, text_encoding, **options)
-    options.update(encoding=text_encoding, batch_tokens=batch_tokens)
-    options.update(workers=workers, strict=is_strict)
+    options.update(encoding=text_encoding, batch_tokens=batch_tokens, workers=workers)
+    options["strict"] = is_strict
     if not is_existing:
-        options.update(factory=factory, parameters=parameters, passages=passages)
-        options.update(whiten=whiten, overwrite=overwrite)
-    loading: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+        options.update(factory=factory, parameters=parameters, passages=passages, whiten=whiten)
+        options["overwrite"] = overwrite
+    loading = dict[str, Any](device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     silence_loading()
     if not as_json:
         print_progress(f"Loading {model or 'the model of the index'}, then encoding {input}")
@@ -275,6 +279,18 @@ def index(
             add_documents = opened_index.upsert if upserts_documents else opened_index.add
             change = add_documents(documents, **options)
     return _report_index(opened_index, change, as_json)
+
+
+def _refuse_index_settings(factory: str, parameters: str | None, passages: str | None, whiten: bool | None) -> None:
+    changed_factory = factory.replace("auto", "")
+    index_settings = {
+        "--factory": changed_factory,
+        "--parameters": parameters,
+        "--passages": passages,
+    }
+    _refuse("an index that is there, which has its own", index_settings)
+    if whiten is not None:
+        raise ValueError("--whiten and --no-whiten do not go with an index that is there: st-reba prune --compact")
 
 
 def _report_index(index: Index, change: Change | None, as_json: bool) -> int:
@@ -352,20 +368,20 @@ def search(
         raise ValueError("no query: give one, or lines on standard input")
 
 
-def parse_where(texts: Iterable[str]) -> dict[str, Any]:
+def parse_where(condition_texts: Iterable[str]) -> dict[str, Any]:
     """Conditions of a command line, as ``lang=zh`` and ``year>=2020``; values are JSON, or strings."""
     conditions: dict[str, Any] = {}
-    for text in texts:
-        match = re.fullmatch(r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", text, re.DOTALL)
+    for condition_text in condition_texts:
+        match = re.fullmatch(r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", condition_text, re.DOTALL)
         if match is None:
-            raise ValueError(f"--where {text!r}: write NAME=VALUE, NAME>=VALUE (or !=, <, <=, >)")
-        name, operator, value = match.groups()
+            raise ValueError(f"--where {condition_text!r}: write NAME=VALUE, NAME>=VALUE (or !=, <, <=, >)")
+        field_name, operator, field_value = match.groups()
         with contextlib.suppress(ValueError):
-            value = json.loads(value)
-        conditions_of_name = conditions.setdefault(name, {})
+            field_value = json.loads(field_value)
+        conditions_of_name = conditions.setdefault(field_name, {})
         if operator in conditions_of_name:
-            raise ValueError(f"--where {text!r}: {name}{operator} is given twice")
-        conditions_of_name[operator] = value
+            raise ValueError(f"--where {condition_text!r}: {field_name}{operator} is given twice")
+        conditions_of_name[operator] = field_value
     return conditions
 
 
