@@ -40,7 +40,7 @@ app = typer.Typer(
 
 
 class CheckedCommand(TyperCommand):
-    """A command that refuses words that are blank or not text: pathlib takes "" for the current folder."""
+    """A command that refuses blank words: pathlib takes "" for the current folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         values, _, _ = self.make_parser(ctx).parse_args(args=list(args))
@@ -91,7 +91,7 @@ def _add_top_options(
 
 
 class Stopped(Exception):
-    """A command was stopped, from the keyboard or by ``kill``; the message describes what is kept."""
+    """A command was stopped, by Ctrl+C or by ``kill``; the message describes what is kept."""
 
     def __init__(self, message: str, status: int = _INTERRUPTED) -> None:
         super().__init__(message)
@@ -104,7 +104,7 @@ class _Terminated(BaseException):
 
 @contextmanager
 def describing_stops(describe_progress: Callable[[], str]) -> Iterator[None]:
-    """Inside the ``with`` block, a stop from the keyboard or by ``kill`` is reported with what is kept."""
+    """Inside the ``with`` block, a stop by Ctrl+C or ``kill`` is reported with what is kept."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous_handler = None
     if in_main_thread:  # no other thread may set a handler
@@ -191,7 +191,7 @@ def _report(error: Exception, command_line: list[str]) -> int:
 
 
 def in_options(message: str, command_name: str) -> str:
-    """A message of the package in the words of a command, which has options in place of arguments."""
+    """A message of the package in the words of a command."""
     commands: Any = getattr(typer.main.get_command(app), "commands", {})
     if command_name not in commands:
         return message
@@ -235,7 +235,7 @@ def parse_pairs(words: Sequence[str] | None, option_name: str) -> dict[str, str]
 
 
 def to_json(value: object, indent: int | None = None) -> str:
-    """A value as JSON, in ASCII where the output cannot hold all letters; NaN and infinity become null."""
+    """A value as JSON, in ASCII if the output cannot hold all letters; NaN and infinity are null."""
     is_ascii = not streams.is_utf8(sys.stdout)
     encoder = json.JSONEncoder(ensure_ascii=is_ascii, indent=indent, default=str, allow_nan=False)
     try:

@@ -1,4 +1,4 @@
-"""The package's messages name arguments of Python; here they come to name options of the command line."""
+"""Messages of the package name arguments of Python; here they get the options' names."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CommandWords:
     """How one command writes its options and arguments.
 
     Args:
-        spellings: By the name of the argument of Python: {"batch_tokens": "--batch-tokens", "input": "INPUT"}.
+        spellings: By the argument of Python: {"batch_tokens": "--batch-tokens", "input": "INPUT"}.
         flags: Names of the options that take no value.
     """
 
@@ -129,7 +129,7 @@ def _any_of(names: Iterable[str]) -> str:
 
 
 def name_option_of_value(message: str, command_line: Sequence[str]) -> str:
-    """A message that begins with the value of an option, such as a file's name, begins with the option.
+    """Put the option before a message that begins with its value, such as a file's name.
 
     Example:
         >>> name_option_of_value("x.csv: no such file", ["evaluate", "model", "--train", "x.csv"])
@@ -149,7 +149,7 @@ def name_option_of_value(message: str, command_line: Sequence[str]) -> str:
 
 
 def _options_of(command_line: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The options of a command line with their values, which stand after "=" or in the next word."""
+    """The options of a command line with their values, after "=" or in the next word."""
     next_words = [*command_line[1:], ""]
     for word, next_word in zip(command_line, next_words, strict=True):
         option_word, equals, value = word.partition("=")
@@ -165,7 +165,8 @@ def _begins_with(message: str, value: str) -> bool:
         return True
     if not value:
         return False
-    # A message names a file as the user did, or by its absolute path. The words after it tell a value from
+    # A message names a file as the user did, or by its absolute path. The words after it tell a
+    # value from
     # a word that happens to stand there.
     file_names = _any_of([value, os.path.abspath(value)])
     return re.match(rf"({file_names})(:|/| is (no|a) )", message) is not None

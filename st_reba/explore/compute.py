@@ -1,4 +1,4 @@
-"""Numbers on the page: similarity tables, weights and attention of a text's tokens, search results."""
+"""Numbers on the page: similarities, weights and attention of a text's tokens, search results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_READ = 1000
 
 
 class Refused(ValueError):
-    """Input that the page does not take; ``key`` is the message in words.yaml, ``values`` its fields."""
+    """Input that the page refuses; ``key`` names the message in words.yaml, ``values`` its fields."""
 
     def __init__(self, key: str, **values: object) -> None:
         super().__init__(f"{key}: {values}")
@@ -134,7 +134,7 @@ def passes_of(model: SentenceTransformer) -> int:
 
 
 def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
-    """Run a text and keep its backward attention and the attention of every layer (ReBA, 3.3; NoSink, 3.4).
+    """Keep the backward attention of a text and the attention of every layer (ReBA, 3.3; NoSink, 3.4).
 
     Args:
         model: A model that :func:`can_look` allows. It stays as it is.

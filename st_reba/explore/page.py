@@ -84,7 +84,8 @@ class Page:
         fitted_model = gr.State(first_name)
 
         def fit_sliders(model_name: str, fitted_name: str) -> tuple[Component, ...]:
-            # Gradio reports one choice several times: a late report must not reset what was entered meanwhile.
+            # Gradio reports one choice several times: a late report must not reset what was entered
+            # meanwhile.
             if model_name == fitted_name:
                 return gr.skip(), gr.skip(), model_name
             return *self._sliders(model_name), model_name
@@ -200,7 +201,8 @@ class Page:
             self.answers.or_problem(run),
             inputs,
             gr.HTML(elem_id=f"{tab}-answer"),
-            # While an answer is computed, only the last of further events is kept: the answer fits the input.
+            # While an answer is computed, only the last of further events is kept: the answer fits
+            # the input.
             trigger_mode="always_last",
             concurrency_id="page",
             concurrency_limit=1,

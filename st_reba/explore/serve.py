@@ -49,7 +49,7 @@ def launch(
     open_browser: bool = False,
     **options: Any,
 ) -> None:
-    """Serve the page until it is interrupted. Nothing is fetched from elsewhere, except models on the Hub.
+    """Serve the page until it is interrupted; only models are fetched from elsewhere, the Hub.
 
     Args:
         models: One to six, each a saved model (folder or Hub id); a base, alone or with a method

@@ -25,7 +25,7 @@ class PlacedRows:
 
 
 def literal_ids(layout: RowLayout, empty_text_id: int) -> list[int]:
-    """Token ids that `place_rows` puts into rows beside texts: of the layout, then that of an empty text."""
+    """Token ids that `place_rows` puts beside texts: of the layout, then that of an empty text."""
     token_ids: list[int] = []
     for segment in layout.segments:
         token_ids += segment or ()

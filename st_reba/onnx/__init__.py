@@ -1,4 +1,4 @@
-"""Export a model as one ONNX graph in a folder of stock modules, for consumers without st_reba or without torch."""
+"""Export a model as one ONNX graph in a folder of stock modules, which need no st_reba."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from .tracing import export_graph
 
 __all__ = ["export", "verify_graph"]
 
-# Largest distance between torch and onnxruntime, which sum in another order, as `probe.worst` gives it.
+# Largest distance between torch and onnxruntime, which sum in another order, as `probe.worst` gives
+# it.
 TOLERANCE = 1e-4
 
 
@@ -59,7 +60,8 @@ def export(
     Raises:
         FileExistsError: Something is there that may not be replaced.
         ImportError: onnx, onnxscript or onnxruntime is missing.
-        ValueError: The model cannot be exported, or its graph computes something else; nothing is written then.
+        ValueError: The model cannot be exported, or its graph computes something else; nothing is
+            written then.
 
     Example:
         >>> import st_reba, st_reba.onnx

@@ -1,4 +1,4 @@
-"""Attention as a graph can hold it: one block of standard operators, without a branch that depends on the data."""
+"""Attention as a graph can hold it: standard operators, without a branch that depends on the data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNSUPPORTED_TERMS = ("block_indices", "sinks", "indices", "position_bias")
 
 
 class GraphMasks(LayerMasks):
-    """Masks of the traced pass, as numbers to add to scores; layers with the same mask share one tensor."""
+    """Masks of the traced pass, as numbers to add to scores; equal masks share one tensor."""
 
     def __init__(self, transformer: RepeatTransformer) -> None:
         self.layer_masks = getattr(transformer, "layer_masks", [])
@@ -40,7 +40,8 @@ class GraphMasks(LayerMasks):
         self.m = getattr(transformer, "m", 1)
         self.rerun_mask = None
         self.last_attention = None
-        # Each mask with the native mask that it was made from, so that no other tensor gets the native mask's id.
+        # Each mask with the native mask that it was made from, so that no other tensor gets the
+        # native mask's id.
         self.additive_masks: dict[tuple[str, int, bool], tuple[Tensor | None, Tensor]] = {}
 
     def name_of_mask(self, module: nn.Module) -> str:
@@ -86,7 +87,8 @@ class GraphCapture(BackwardAttention):
         self.layer_count = 0
         self.maxima = []
         self._rows = None
-        # Two unequal values: in a graph, texts begin anywhere, so that no slice holds their anchors.
+        # Two unequal values: in a graph, texts begin anywhere, so that no slice holds their
+        # anchors.
         self.first_anchors = [0, 1]
 
     def take(self, probabilities: Tensor, *, looks_ahead: bool) -> None:
@@ -102,7 +104,7 @@ class GraphCapture(BackwardAttention):
 
 
 def _anchor_ranges(anchors: str, rows: PlacedRows) -> tuple[Tensor, Tensor | int, int]:
-    """First anchor and number of anchors of each text, and the largest number; as `anchor_range` has them."""
+    """As `anchor_range`: first anchor and number of anchors of each text, and the largest number."""
     if anchors == "last":
         return rows.first_starts + rows.text_lengths - 1, 1, 1
     if anchors == "copy":
@@ -125,7 +127,7 @@ def attend(
     attention_mask: Tensor | None,
     **terms: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer in the traced pass; arguments as for :func:`st_reba.modules.attention.attention`."""
+    """Attention of one layer in the traced pass; arguments as in `st_reba.modules.attention`."""
     for name in _UNSUPPORTED_TERMS:
         if terms.get(name) is not None:
             raise ValueError(f"{type(module).__name__} passes {name!r} to its attention, which no graph is made for.")
@@ -173,7 +175,7 @@ AttentionMaskInterface.register(GRAPH_ATTENTION, _whole_mask)
 
 @contextmanager
 def graph_attention(model: PreTrainedModel) -> Iterator[bool]:
-    """Inside the ``with`` block a model calls :func:`attend`; False where its architecture calls no interface."""
+    """Inside the ``with`` block a model calls :func:`attend`; False if it has an attention of its own."""
     decoder = decoder_of(model)
     previous_attention = decoder.config._attn_implementation
     try:

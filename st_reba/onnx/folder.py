@@ -1,4 +1,4 @@
-"""Write the stock files around a graph, which sentence-transformers, tokenizers and text-embeddings-inference read."""
+"""Write the stock files around a graph, which other libraries and servers read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _LEGACY_POOLINGS = (
 )
 _PROBE_TEXTS = ("hello", "The bank, 1984!", "银行 的利率", " two  spaces ")
 _SPECIAL_NAMES = ("pad", "eos", "sep", "bos", "cls", "unk")
-# What names the folder that a model came from, or asks for code or weights that are not in the graph's folder.
+# What names the folder that a model came from, or asks for code or weights that are not in the
+# graph's folder.
 _DROPPED_KEYS = ("_name_or_path", "auto_map", "quantization_config")
 
 
@@ -121,7 +122,8 @@ def write_tokenizer(graph: EmbeddingGraph, folder: Path) -> int:
     added_tokens: list[dict[str, Any]] = values["added_tokens"]
     vocabulary = values["model"]["vocab"]
     if isinstance(vocabulary, dict):
-        # Added tokens beyond the vocabulary are numbered in order: inside it they keep their numbers.
+        # Added tokens beyond the vocabulary are numbered in order: inside it they keep their
+        # numbers.
         for token in added_tokens:
             vocabulary.setdefault(token["content"], token["id"])
     values["added_tokens"] = [token for token in added_tokens if not token["special"]]
@@ -157,7 +159,7 @@ def write_tokenizer(graph: EmbeddingGraph, folder: Path) -> int:
 
 
 def _check_tokenizer(graph: EmbeddingGraph, folder: Path, added_tokens: list[str]) -> None:
-    """Refuse a tokenizer whose file gives other ids than the model's own input, also for names of special tokens."""
+    """Refuse a tokenizer whose file gives other ids than the model's own input."""
     transformer = graph.transformer
     texts = list(_PROBE_TEXTS)
     for token in added_tokens:

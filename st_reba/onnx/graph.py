@@ -1,4 +1,4 @@
-"""The module that is traced: tokens as the stock tokenizer gives them → vectors that stock pooling averages."""
+"""The module that is traced: tokens of a stock tokenizer → vectors that stock pooling averages."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class EmbeddingGraph(nn.Module):
         return sentence_vectors[:, None] + zeros[:, :, None]
 
     def _run(self, rows: PlacedRows) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [B, T, d], and of ReBA the rows of A^new [B, R, T]; as RepeatTransformer runs them."""
+        """As RepeatTransformer: hidden states [B, T, d], and of ReBA the rows of A^new [B, R, T]."""
         model_inputs: dict[str, object] = {
             "input_ids": rows.token_ids,
             "attention_mask": rows.real_tokens.long(),

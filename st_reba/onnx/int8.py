@@ -15,7 +15,7 @@ _BATCH_SIZE = 16
 
 
 def quantize_graph(folder: Path, texts: Sequence[str]) -> dict[str, object]:
-    """Write ``onnx/model_quantized.onnx`` beside a folder's graph, and its loss into a JSON file of that name.
+    """Write ``onnx/model_quantized.onnx`` beside a folder's graph, and its loss as JSON.
 
     Weights are rounded once, activations in every batch by a scale that depends on all of it, so
     that a vector depends on its batch mates. The loss is therefore measured with each text alone,
@@ -58,7 +58,8 @@ def _byte_count(graph_file: Path) -> int:
 def _write_quantized(source: Path, target: Path) -> None:
     onnx = import_module("onnx")
     onnx_quantization = import_module("onnxruntime.quantization")
-    # Small layers that take differences of nearly equal numbers: 8 bits would leave little of these.
+    # Small layers that take differences of nearly equal numbers: 8 bits would leave little of
+    # these.
     excluded_nodes: list[str] = []
     for node in onnx.load(str(source), load_external_data=False).graph.node:
         if any(name.startswith(FILTER_PREFIX) for name in node.input):
@@ -72,7 +73,8 @@ def _write_quantized(source: Path, target: Path) -> None:
             target,
             weight_type=onnx_quantization.QuantType.QInt8,
             per_channel=True,
-            # Processors without VNNI add pairs of products in 16 bits, where those of 8-bit weights overflow.
+            # Processors without VNNI add pairs of products in 16 bits, where those of 8-bit weights
+            # overflow.
             reduce_range=True,
             use_external_data_format=has_external_weights,
             extra_options={"MatMulConstBOnly": True},

@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 _Handler = Callable[[Request], Awaitable[Response]]
 _MIB = 2**20
 _BODY_SECONDS = 30.0
-# Numbers of an answer above which another thread writes it; for fewer, starting the thread costs more.
+# Numbers of an answer above which another thread writes it; for fewer, starting the thread costs
+# more.
 _MIN_NUMBERS_FOR_THREAD = 2**13
 
 
@@ -141,7 +142,7 @@ class EmbeddingServer(Starlette):
         *,
         needs_key: bool = True,
     ) -> Route:
-        """A route that checks the caller, measures the answer, and turns exceptions into errors of OpenAI's form."""
+        """A route that checks the caller, measures the answer, and answers exceptions as OpenAI does."""
 
         async def answer(request: Request) -> Response:
             start_time = time.perf_counter()

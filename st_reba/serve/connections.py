@@ -10,7 +10,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # Seconds for a request's header, from the connection or from the header's first byte on.
 HEADER_SECONDS = 30.0
-# Seconds for its body. The application answers 408 before that; this is for bodies that it does not read.
+# Seconds for its body. The application answers 408 before that; this is for bodies that it does not
+# read.
 BODY_SECONDS = 40.0
 # Seconds in which a client may go on sending after its answer.
 LINGER_SECONDS = 30.0
@@ -46,7 +47,7 @@ class PatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch_request(self) -> None:
-        """Start a deadline where a request has reached its header or its body, and end it with the request."""
+        """Start a deadline for a request's header and for its body, and end it with the request."""
         state = self.conn.their_state
         if state is self._watched_state:
             return
@@ -68,7 +69,7 @@ class PatientProtocol(H11Protocol):
 
 
 class GentleTransport:
-    """A transport that, closed while a request is arriving, sends its answer and reads on before it closes.
+    """A transport that, closed while a request arrives, sends its answer and reads on first.
 
     Args:
         transport: The connection.

@@ -1,4 +1,4 @@
-"""Batches of waiting requests. A vector depends on its text alone, so other callers' texts never change it."""
+"""Batches of waiting requests: a vector depends on its text alone, not on other callers' texts."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class RequestJoiner:
         return await event_loop.run_in_executor(self._encoding_thread, self._try_encode, texts, task)
 
     def _try_encode(self, texts: list[str], task: Task | None) -> list[Vectors | Exception]:
-        """A vector for each text, or the exception it raised: a text never fails another caller's request."""
+        """A vector for each text, or its exception: it never fails another caller's request."""
         try:
             # Cut texts are counted for each request, and are not logged.
             return list(

@@ -28,8 +28,9 @@ def serve(
     limits: Mapping[str, int] | None = None,
     **options: Any,
 ) -> None:
-    """Serve a saved model to OpenAI's clients. SIGTERM and Ctrl+C answer the accepted requests, then end it.
+    """Serve a saved model to OpenAI's clients.
 
+    SIGTERM and Ctrl+C answer the accepted requests, then end it.
     If the environment variable ST_REBA_API_KEY is set, clients must send one of its keys (separated by
     commas). OMP_NUM_THREADS is the number of torch's threads; without it, all processors but one.
 
@@ -73,7 +74,8 @@ def serve(
         from .app import EmbeddingServer
 
         if "OMP_NUM_THREADS" not in os.environ:
-            # torch's threads wait actively: one for each processor would slow down the thread of requests.
+            # torch's threads wait actively: one for each processor would slow down the thread of
+            # requests.
             processor_count = os.cpu_count() or 1
             torch.set_num_threads(max(1, processor_count - 1))
         loaded_model = load(os.fspath(model), **options)
@@ -92,7 +94,7 @@ def serve(
 
 
 def run_server(app: ASGIApp, bound_socket: socket.socket, path: str = "") -> None:
-    """Print the address and run an ASGI application until SIGTERM or Ctrl+C; accepted requests get two minutes."""
+    """Print the address and run an application until SIGTERM; accepted requests get two minutes."""
     import uvicorn
 
     from .connections import PatientProtocol
