@@ -88,15 +88,10 @@ def export(
             "max_seq_length": graph.max_length,
         }
         report["distance"] = _check_graph(graph, new_folder, texts, expected_vectors)
-        if quantize is not None:
-            report["int8"] = quantize_graph(new_folder, texts)
-        write_graph_card(
-            model,
-            graph,
-            new_folder,
-            int8=report.get("int8"),
-            tolerance=TOLERANCE,
-        )
+        int8 = None if quantize is None else quantize_graph(new_folder, texts)
+        if int8 is not None:
+            report["int8"] = int8
+        write_graph_card(model, graph, new_folder, int8=int8, tolerance=TOLERANCE)
         put(new_folder, target)
     return report
 

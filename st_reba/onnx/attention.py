@@ -103,10 +103,10 @@ class GraphCapture(BackwardAttention):
         self.maxima = [layer_rows]
 
 
-def _anchor_ranges(anchors: str, rows: PlacedRows) -> tuple[Tensor, Tensor | int, int]:
+def _anchor_ranges(anchors: str, rows: PlacedRows) -> tuple[Tensor, Tensor, int]:
     """As `anchor_range`: first anchor and number of anchors of each text, and the largest number."""
     if anchors == "last":
-        return rows.first_starts + rows.text_lengths - 1, 1, 1
+        return rows.first_starts + rows.text_lengths - 1, rows.text_lengths, 1
     if anchors == "copy":
         return rows.first_starts, rows.text_lengths, rows.max_text_length
     if anchors == "end":
