@@ -16,17 +16,17 @@ ROOT = Path(st_reba.__file__).parents[1]
 
 @contextmanager
 def server_process(
-    folder: Path, *options: str, model_name: str = "model", **more_environment: str
+    folder: Path, *command_options: str, model_name: str = "model", **more_environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server of a model in the folder, and its address; it is stopped at the end."""
-    program = str(Path(sys.executable).with_name("st-reba"))
+    program_path = str(Path(sys.executable).with_name("st-reba"))
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
     with subprocess.Popen(
-        [program, "serve", model_name, "--port", "0", *options],
+        [program_path, "serve", model_name, "--port", "0", *command_options],
         cwd=folder,
         env=environment | more_environment,
         stdout=subprocess.PIPE,
