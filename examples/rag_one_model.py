@@ -2,8 +2,8 @@
 
     python examples/rag_one_model.py "Where is the bridge?" --llm HuggingFaceTB/SmolLM2-135M-Instruct --folder notes
 
-The folder holds .txt or .md files, whose paragraphs are indexed; without one, six sentences are. Texts are found by
-their words and by their vectors together. LLM is a folder or Hub id of a chat model.
+The folder holds .txt or .md files, whose paragraphs are indexed; without a folder, six sentences are. Texts are
+found by their words and by their vectors together. LLM is a folder or Hub id of a chat model.
 """
 
 import argparse
@@ -25,10 +25,13 @@ TEXTS = [
 ]
 
 
-def paragraphs(folder: Path) -> list[str]:
-    files = sorted(path for path in folder.rglob("*") if path.suffix in (".txt", ".md"))
-    parts = (part.strip() for path in files for part in path.read_text(encoding="utf-8").split("\n\n"))
-    return [part for part in parts if part]
+def read_paragraphs(folder: Path) -> list[str]:
+    paragraphs: list[str] = []
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in (".txt", ".md"):
+            blocks = file.read_text(encoding="utf-8").split("\n\n")
+            paragraphs += filter(None, map(str.strip, blocks))
+    return paragraphs
 
 
 def main() -> None:
@@ -40,12 +43,15 @@ def main() -> None:
     options = parser.parse_args()
 
     tokenizer = AutoTokenizer.from_pretrained(options.llm)
-    llm = AutoModelForCausalLM.from_pretrained(options.llm, dtype=torch.float32)
-    # The embedder shares the weights: no second model is in memory, and writing goes on as before.
-    embedder = st_reba.build(llm, tokenizer=tokenizer)
+    chat_model = AutoModelForCausalLM.from_pretrained(options.llm, dtype=torch.float32)
+    # The embedder shares the weights: no second model is in memory, and writing works as before.
+    embedder = st_reba.build(chat_model, tokenizer=tokenizer)
 
-    texts = TEXTS if options.folder is None else paragraphs(options.folder)
-    with tempfile.TemporaryDirectory() as scratch, st_reba.Index.build(embedder, texts, f"{scratch}/index") as index:
+    texts = TEXTS if options.folder is None else read_paragraphs(options.folder)
+    with (
+        tempfile.TemporaryDirectory() as temporary_folder,
+        st_reba.Index.build(embedder, texts, f"{temporary_folder}/index") as index,
+    ):
         results = index.search(options.question, options.k)
     for result in results:
         print(f"{result.score:.3f}  {result.text}")
@@ -53,10 +59,14 @@ def main() -> None:
     context = "\n".join(result.text for result in results)
     request = f"{context}\n\nAnswer in one sentence, from the text above: {options.question}"
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": request}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    written = llm.generate(**prompt.to(llm.device), max_new_tokens=60, do_sample=False)
-    print(tokenizer.decode(written[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
+        [{"role": "user", "content": request}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    ).to(chat_model.device)
+    prompt_length = prompt["input_ids"].shape[1]
+    written_ids = chat_model.generate(**prompt, max_new_tokens=60, do_sample=False)
+    print(tokenizer.decode(written_ids[0, prompt_length:], skip_special_tokens=True))
 
 
 if __name__ == "__main__":

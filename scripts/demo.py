@@ -118,9 +118,9 @@ def silence_libraries() -> None:
     """
     for library in ("bitsandbytes", "sentence_transformers", "transformers", "st_reba"):
         logging.getLogger(library).setLevel(logging.CRITICAL)
-    from st_reba.cli.app import quiet
+    from st_reba.cli.app import silence_loading
 
-    quiet()
+    silence_loading()
 
 
 def find_base() -> Base:

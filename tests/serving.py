@@ -15,17 +15,29 @@ ROOT = Path(st_reba.__file__).parents[1]
 
 
 @contextmanager
-def process(
-    folder: Path, *options: str, model: str = "model", **environment: str
+def server_process(
+    folder: Path, *command_options: str, model_name: str = "model", **more_environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server of the folder's model, and its address; it is stopped at the end."""
-    command = [str(Path(sys.executable).with_name("st-reba")), "serve", model, "--port", "0", *options]
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
-    with subprocess.Popen(command, cwd=folder, env=settings, stdout=subprocess.PIPE, text=True) as started:
+    """A server of a model in the folder, and its address; it is stopped at the end."""
+    program_path = str(Path(sys.executable).with_name("st-reba"))
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    with subprocess.Popen(
+        [program_path, "serve", model_name, "--port", "0", *command_options],
+        cwd=folder,
+        env=environment | more_environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
         try:
-            assert started.stdout is not None
-            address, path, _ = started.stdout.readline().partition("/v1 ")  # told when it takes connections
+            assert server.stdout is not None
+            # It is printed when the server takes connections.
+            first_line = server.stdout.readline()
+            base_address, path, _ = first_line.partition("/v1 ")
             assert path
-            yield started, address
+            yield server, base_address
         finally:
-            started.kill()
+            server.kill()

@@ -123,15 +123,15 @@ def test_an_adapter_loads_by_every_route(echo: tuple[Path, dict[str, Any]], tmp_
 def test_every_second_row_of_pairs_with_scores_is_read(tmp_path: Path) -> None:
     file = tmp_path / "sts.txt"
     file.write_text("1||a||b||5\n2||c||d||3.5\n3||e||f||4\n", encoding="utf-8")
-    rows = train_echo.read(str(file), "0/2")
+    rows = train_echo.read_data(str(file), "0/2")
     assert rows.to_dict() == {"query": ["a", "e"], "positive": ["b", "f"], "score": [5.0, 4.0]}
-    assert train_echo.positives(rows, 5).to_dict() == {"query": ["a"], "positive": ["b"]}
+    assert train_echo.select_positives(rows, 5).to_dict() == {"query": ["a"], "positive": ["b"]}
 
 
 def test_triplets_are_read_under_the_names_of_the_example(tmp_path: Path) -> None:
     file = tmp_path / "triplets.jsonl"
     file.write_text('{"anchor": "a", "positive": "b", "negative": "c"}\n' * 12, encoding="utf-8")
-    triplets = train_echo.read(str(file), "1/6")
+    triplets = train_echo.read_data(str(file), "1/6")
     assert triplets.column_names == ["query", "positive", "negative"]
     assert len(triplets) == 2
 
@@ -140,7 +140,7 @@ def test_a_file_without_pairs_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("text,label\na,1\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="query and positive are needed"):
-        train_echo.read(str(file), "0/1")
+        train_echo.read_data(str(file), "0/1")
 
 
 @pytest.mark.slow
@@ -159,6 +159,6 @@ def test_the_example_in_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
 def test_every_option_that_the_documentation_names_is_one() -> None:
     text = (ROOT / "docs" / "how-to" / "train.md").read_text(encoding="utf-8")
     options = {"--nproc-per-node"}  # torchrun's
-    for action in train_echo.parser()._actions:
+    for action in train_echo.make_parser()._actions:
         options.update(action.option_strings)
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]+", text)) <= options

@@ -8,17 +8,30 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba.corpus import Corpus
 
-corpus, model = Corpus(sys.argv[1]), SentenceTransformer(sys.argv[2], trust_remote_code=True)
-database, size = duckdb.connect(sys.argv[3]), model.get_embedding_dimension()
-database.execute(f"CREATE TABLE texts (id VARCHAR, text VARCHAR, metadata JSON, vector FLOAT[{size}])")
-for part in range(corpus.parts()):
-    rows = [row for row in corpus.part(part).rows for _ in range(row.vector_count)]
-    columns = [[row.document().id for row in rows], [row.text for row in rows], [row.metadata for row in rows]]
-    flat = pa.array(corpus.vectors(part).astype("float32").ravel())
-    columns.append(pa.FixedSizeListArray.from_arrays(flat, size))
-    batch = pa.table(columns, names=["id", "text", "metadata", "vector"])
+corpus_folder, model_name, database_file, query_text = sys.argv[1:]
+corpus = Corpus(corpus_folder)
+model = SentenceTransformer(model_name, trust_remote_code=True)
+dimension = model.get_embedding_dimension()
+database = duckdb.connect(database_file)
+database.execute(f"CREATE TABLE texts (id VARCHAR, text VARCHAR, metadata JSON, vector FLOAT[{dimension}])")
+for part_index in range(corpus.parts()):
+    ids = []
+    texts = []
+    metadata = []
+    for corpus_row in corpus.part(part_index).rows:
+        # A row has a vector for each of its passages.
+        ids += [corpus_row.document().id] * corpus_row.vector_count
+        texts += [corpus_row.text] * corpus_row.vector_count
+        metadata += [corpus_row.metadata] * corpus_row.vector_count
+    numbers = pa.array(corpus.vectors(part_index).astype("float32").ravel())
+    vectors = pa.FixedSizeListArray.from_arrays(numbers, dimension)
+    batch = pa.table({"id": ids, "text": texts, "metadata": metadata, "vector": vectors})
     database.execute("INSERT INTO texts SELECT * FROM batch")
-near = f"""SELECT array_cosine_similarity(vector, ?::FLOAT[{size}]) AS score, id, text FROM texts
-           WHERE metadata->>'lang' = 'zh' ORDER BY score DESC LIMIT 3"""
-for score, name, text in database.execute(near, [model.encode_query(sys.argv[4])]).fetchall():
-    print(f"{score:.4f}  {name}  {text}")
+
+nearest_texts = f"""
+    SELECT array_cosine_similarity(vector, ?::FLOAT[{dimension}]) AS score, id, text FROM texts
+    WHERE metadata->>'lang' = 'zh' ORDER BY score DESC LIMIT 3
+"""
+query_vector = model.encode_query(query_text)
+for score, text_id, text in database.execute(nearest_texts, [query_vector]).fetchall():
+    print(f"{score:.4f}  {text_id}  {text}")

@@ -8,14 +8,37 @@ from lancedb.pydantic import LanceModel, Vector
 
 from st_reba.corpus import Corpus
 
-corpus, name, database, query = Corpus(sys.argv[1]), *sys.argv[2:]
-embed = get_registry().get("sentence-transformers").create(name=name)  # trusts the model's code by default
-columns = {"id": str, "text": str, "lang": str, "metadata": str, "vector": Vector(embed.ndims())}
-values = {"text": embed.SourceField(), "vector": embed.VectorField()}
-Text = type("Text", (LanceModel,), {"__annotations__": columns, **values})
-table = lancedb.connect(database).create_table("texts", schema=Text)
-for part in range(corpus.parts()):
-    rows = [(row, row.document(), vector) for row, vectors in corpus.read(part) for vector in vectors]
-    table.add([dict(id=d.id, text=d.text, lang=d.metadata["lang"], metadata=r.metadata, vector=v) for r, d, v in rows])
-for hit in table.search(query).distance_type("cosine").where("lang = 'zh'").limit(3).to_list():
+corpus_folder, model_name, database_folder, query_text = sys.argv[1:]
+corpus = Corpus(corpus_folder)
+# By default it trusts the model's code.
+embedding_function = get_registry().get("sentence-transformers").create(name=model_name)
+
+
+class Text(LanceModel):
+    id: str
+    text: str = embedding_function.SourceField()
+    lang: str
+    metadata: str
+    vector: Vector(embedding_function.ndims()) = embedding_function.VectorField()
+
+
+table = lancedb.connect(database_folder).create_table("texts", schema=Text)
+for part_index in range(corpus.parts()):
+    rows = []
+    for corpus_row, vectors in corpus.read(part_index):
+        document = corpus_row.document()
+        for vector in vectors:
+            rows.append(
+                {
+                    "id": document.id,
+                    "text": document.text,
+                    "lang": document.metadata["lang"],
+                    "metadata": corpus_row.metadata,
+                    "vector": vector,
+                }
+            )
+    table.add(rows)
+
+nearest_texts = table.search(query_text).distance_type("cosine").where("lang = 'zh'").limit(3)
+for hit in nearest_texts.to_list():
     print(f"{1 - hit['_distance']:.4f}  {hit['id']}  {hit['text']}")

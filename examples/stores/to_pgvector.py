@@ -8,18 +8,25 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba.corpus import Corpus
 
-corpus, model = Corpus(sys.argv[1]), SentenceTransformer(sys.argv[2], trust_remote_code=True)
-with psycopg.connect(sys.argv[3]) as database:
+NEAREST_TEXTS = """
+    SELECT vector <=> %s AS distance, id, text FROM texts
+    WHERE metadata->>'lang' = 'zh' ORDER BY distance LIMIT 3
+"""
+
+corpus_folder, model_name, database_address, query_text = sys.argv[1:]
+corpus = Corpus(corpus_folder)
+model = SentenceTransformer(model_name, trust_remote_code=True)
+dimension = model.get_embedding_dimension()
+with psycopg.connect(database_address) as database:
     database.execute("CREATE EXTENSION IF NOT EXISTS vector")
     register_vector(database)
-    size = model.get_embedding_dimension()
-    database.execute(f"CREATE TABLE texts (id text, text text, metadata jsonb, vector vector({size}))")
+    database.execute(f"CREATE TABLE texts (id text, text text, metadata jsonb, vector vector({dimension}))")
     with database.cursor().copy("COPY texts FROM STDIN") as copy:
-        for part in range(corpus.parts()):
-            for row, vectors in corpus.read(part):
-                for vector in vectors:
-                    copy.write_row([row.document().id, row.text, row.metadata, vector.astype("float32")])
+        for part_index in range(corpus.parts()):
+            for corpus_row, vectors in corpus.read(part_index):
+                for vector in vectors.astype("float32"):
+                    copy.write_row([corpus_row.document().id, corpus_row.text, corpus_row.metadata, vector])
     database.execute("CREATE INDEX ON texts USING hnsw (vector vector_cosine_ops)")
-    near = "SELECT vector <=> %s AS away, id, text FROM texts WHERE metadata->>'lang' = 'zh' ORDER BY away LIMIT 3"
-    for away, name, text in database.execute(near, [model.encode_query(sys.argv[4])]):
-        print(f"{1 - away:.4f}  {name}  {text}")
+    query_vector = model.encode_query(query_text)
+    for distance, text_id, text in database.execute(NEAREST_TEXTS, [query_vector]):
+        print(f"{1 - distance:.4f}  {text_id}  {text}")

@@ -8,18 +8,31 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba.corpus import Corpus
 
-corpus, model = Corpus(sys.argv[1]), SentenceTransformer(sys.argv[2], trust_remote_code=True)
-database = apsw.Connection(sys.argv[3])
+INSERT = "INSERT INTO texts (lang, id, text, metadata, vector) VALUES (?, ?, ?, ?, ?)"
+NEAREST_TEXTS = """
+    SELECT 1 - distance, id, text FROM texts
+    WHERE vector MATCH ? AND k = 3 AND lang = 'zh' ORDER BY distance
+"""
+
+corpus_folder, model_name, database_file, query_text = sys.argv[1:]
+corpus = Corpus(corpus_folder)
+model = SentenceTransformer(model_name, trust_remote_code=True)
+database = apsw.Connection(database_file)
 database.enable_load_extension(True)
 sqlite_vec.load(database)
-size = model.get_embedding_dimension()
-columns = f"lang text, +id text, +text text, +metadata text, vector float[{size}] distance_metric=cosine"
+vector_column = f"vector float[{model.get_embedding_dimension()}] distance_metric=cosine"
+columns = f"lang text, +id text, +text text, +metadata text, {vector_column}"
 database.execute(f"CREATE VIRTUAL TABLE texts USING vec0({columns})")
-for part in range(corpus.parts()):
-    rows = ((row, row.document(), vector) for row, vectors in corpus.read(part) for vector in vectors.astype("float32"))
+for part_index in range(corpus.parts()):
+    rows = []
+    for corpus_row, vectors in corpus.read(part_index):
+        document = corpus_row.document()
+        facts = (document.metadata["lang"], document.id, document.text, corpus_row.metadata)
+        for vector in vectors.astype("float32"):
+            rows.append((*facts, vector.tobytes()))
     with database:
-        filled = ((one.metadata["lang"], one.id, one.text, row.metadata, vector.tobytes()) for row, one, vector in rows)
-        database.executemany("INSERT INTO texts (lang, id, text, metadata, vector) VALUES (?, ?, ?, ?, ?)", filled)
-near = "SELECT 1 - distance, id, text FROM texts WHERE vector MATCH ? AND k = 3 AND lang = 'zh' ORDER BY distance"
-for score, name, text in database.execute(near, [model.encode_query(sys.argv[4]).tobytes()]):
-    print(f"{score:.4f}  {name}  {text}")
+        database.executemany(INSERT, rows)
+
+query_vector = model.encode_query(query_text).tobytes()
+for score, text_id, text in database.execute(NEAREST_TEXTS, [query_vector]):
+    print(f"{score:.4f}  {text_id}  {text}")

@@ -5,7 +5,9 @@ import sys
 from keybert import KeyBERT
 from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer(sys.argv[1], trust_remote_code=True)
-# For Chinese give a vectorizer whose tokenizer finds words, as jieba's.
-for phrase, score in KeyBERT(model).extract_keywords(sys.argv[2], keyphrase_ngram_range=(1, 2), top_n=4):
+model_name, text = sys.argv[1:]
+model = SentenceTransformer(model_name, trust_remote_code=True)
+# For Chinese give a vectorizer whose tokenizer finds words, such as jieba's.
+phrases = KeyBERT(model).extract_keywords(text, keyphrase_ngram_range=(1, 2), top_n=4)
+for phrase, score in phrases:
     print(f"{score:.4f}  {phrase}")

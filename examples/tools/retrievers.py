@@ -6,41 +6,48 @@ from typing import Any
 import st_reba
 
 
-def langchain(index: st_reba.Index, k: int = 10) -> Any:
+def langchain(index: st_reba.Index, result_count: int = 10) -> Any:
     """A LangChain retriever."""
     from langchain_core.documents import Document
     from langchain_core.retrievers import BaseRetriever
 
     class IndexRetriever(BaseRetriever):
         def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-            return [
-                Document(id=one.id, page_content=one.passage or one.text, metadata={**one.metadata, "score": one.score})
-                for one in index.search(query, k)
-            ]
+            documents: list[Document] = []
+            for result in index.search(query, result_count):
+                text = result.passage or result.text
+                metadata = result.metadata | {"score": result.score}
+                documents.append(Document(id=result.id, page_content=text, metadata=metadata))
+            return documents
 
     return IndexRetriever()
 
 
-def llama_index(index: st_reba.Index, k: int = 10) -> Any:
+def llama_index(index: st_reba.Index, result_count: int = 10) -> Any:
     """A LlamaIndex retriever."""
     from llama_index.core import schema
     from llama_index.core.retrievers import BaseRetriever
 
     class IndexRetriever(BaseRetriever):
         def _retrieve(self, query_bundle: Any) -> list[Any]:
-            return [self._node(one) for one in index.search(query_bundle.query_str, k)]
+            results = index.search(query_bundle.query_str, result_count)
+            return list(map(self._scored_node, results))
 
-        def _node(self, one: Any) -> Any:
+        def _scored_node(self, result: Any) -> Any:
             # Without a source, LlamaIndex keeps only one of several nodes with the same text and metadata.
-            source = {schema.NodeRelationship.SOURCE: schema.RelatedNodeInfo(node_id=one.id)}
-            text = one.passage or one.text
-            node = schema.TextNode(id_=one.id, text=text, metadata=one.metadata, relationships=source)
-            return schema.NodeWithScore(node=node, score=one.score)
+            source = schema.RelatedNodeInfo(node_id=result.id)
+            node = schema.TextNode(
+                id_=result.id,
+                text=result.passage or result.text,
+                metadata=result.metadata,
+                relationships={schema.NodeRelationship.SOURCE: source},
+            )
+            return schema.NodeWithScore(node=node, score=result.score)
 
     return IndexRetriever()
 
 
-def haystack(index: st_reba.Index, k: int = 10) -> Any:
+def haystack(index: st_reba.Index, result_count: int = 10) -> Any:
     """A Haystack component, in place of an embedder and a retriever."""
     from haystack import Document, component
 
@@ -48,17 +55,22 @@ def haystack(index: st_reba.Index, k: int = 10) -> Any:
     class IndexRetriever:
         @component.output_types(documents=list[Document])
         def run(self, query: str) -> dict[str, list[Document]]:
-            found = index.search(query, k)
-            return {
-                "documents": [
-                    Document(id=one.id, content=one.passage or one.text, meta=one.metadata, score=one.score)
-                    for one in found
-                ]
-            }
+            documents: list[Document] = []
+            for result in index.search(query, result_count):
+                document = Document(
+                    id=result.id,
+                    content=result.passage or result.text,
+                    meta=result.metadata,
+                    score=result.score,
+                )
+                documents.append(document)
+            return {"documents": documents}
 
     return IndexRetriever()
 
 
 if __name__ == "__main__":
-    for document in langchain(st_reba.Index.open(sys.argv[1])).invoke(sys.argv[2]):
+    index_folder, query = sys.argv[1:]
+    retriever = langchain(st_reba.Index.open(index_folder))
+    for document in retriever.invoke(query):
         print(f"{document.metadata['score']:.4f}  {document.page_content}")

@@ -10,39 +10,71 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from .app import CheckedCommand, app, dumped, given, pairs, quiet, telling_what_is_kept
+from .app import (
+    CheckedCommand,
+    app,
+    describing_stops,
+    drop_unset,
+    parse_pairs,
+    silence_loading,
+    to_json,
+)
 from .options import AsJson, Base, Device, Dtype, Model, Trust
+from .streams import print_error
 
 if TYPE_CHECKING:
-    from ..evaluation import Task
+    from ..evaluation.tasks import Task
 
-Words = list[str] | None
-Columns = Annotated[Words, Option("--column", metavar="ROLE=NAME", help="A column, such as text1=premise. Repeatable.")]
-Labels = Annotated[Words, Option("--label", metavar="LABEL=N", help="A label, such as entailment=1. Repeatable.")]
-Kind = Annotated[str | None, Option(metavar="KIND", help="STS, Classification, … [default: by the columns]")]
-Train = Annotated[Path | None, Option(metavar="FILE", help="Table that a classifier is trained on.")]
-Limit = Annotated[int | None, Option(metavar="N", min=1, help="Use N items of a table, drawn at random.")]
+ColumnPairs = Annotated[
+    list[str] | None,
+    Option("--column", metavar="ROLE=NAME", help="A column, such as text1=premise. Repeatable."),
+]
+LabelPairs = Annotated[
+    list[str] | None,
+    Option("--label", metavar="LABEL=N", help="A label, such as entailment=1. Repeatable."),
+]
+TaskKind = Annotated[
+    str | None,
+    Option("--kind", metavar="KIND", help="STS, Classification, … [default: by the columns]"),
+]
+TrainFile = Annotated[Path | None, Option("--train", metavar="FILE", help="Table that a classifier is trained on.")]
+ItemLimit = Annotated[
+    int | None,
+    Option("--limit", metavar="N", min=1, help="Use N items of a table, drawn at random."),
+]
 Prompts = Annotated[str | None, Option(metavar="NAME", help="Instructions: nosink, echo, or a YAML file.")]
-Out = Annotated[Path | None, Option(metavar="FILE", help="Append each result to this file, as a JSON line.")]
-Figure = Annotated[Path | None, Option(metavar="FILE", help="Draw the scores into this file (.png, .svg).")]
+ResultsFile = Annotated[
+    Path | None,
+    Option("--out", metavar="FILE", help="Append each result to this file, as a JSON line."),
+]
+FigureFile = Annotated[
+    Path | None,
+    Option("--figure", metavar="FILE", help="Draw the scores into this file (.png, .svg)."),
+]
 Seed = Annotated[int, Option(metavar="N", min=0, help="Seed of all random draws.")]
 
 
 @app.command(cls=CheckedCommand)
 def compare(
     base: Base,
-    table: Annotated[str, Argument(metavar="TABLE", help="Labelled items: a table, a BEIR folder, CoNLL lines, …")],
+    table: Annotated[
+        str,
+        Argument(metavar="TABLE", help="Labelled items: a table, a BEIR folder, CoNLL lines, …"),
+    ],
     methods: Annotated[list[str], Argument(metavar="METHOD", help="Short forms, such as echo:pooling=mean.")],
-    vary: Annotated[str | None, Option(metavar="X=VALUES", help="Score several values, as layer=1,2,3.")] = None,
+    varied_option: Annotated[
+        str | None,
+        Option("--vary", metavar="X=VALUES", help="Score several values, as layer=1,2,3."),
+    ] = None,
     metric: Annotated[str | None, Option(metavar="NAME", help="paper: that of the papers. [default: by kind]")] = None,
-    kind: Kind = None,
-    column: Columns = None,
-    label: Labels = None,
-    train: Train = None,
-    limit: Limit = None,
+    task_kind: TaskKind = None,
+    column_pairs: ColumnPairs = None,
+    label_pairs: LabelPairs = None,
+    train_file: TrainFile = None,
+    item_limit: ItemLimit = None,
     prompts: Prompts = None,
-    out: Out = None,
-    figure: Figure = None,
+    results_file: ResultsFile = None,
+    figure_file: FigureFile = None,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = None,
@@ -54,39 +86,46 @@ def compare(
     Examples: st-reba compare mini pairs.tsv prompteol reba; st-reba compare mini pairs.tsv echo --vary repeats=2,3,4
     """
     from ..evaluation import run
-    from ..evaluation.results import markdown
 
-    quiet()
-    options: dict[str, Any] = {"metric": metric, "prompts": prompts, "out": out, "figure": figure, "seed": seed}
-    options |= _reading(kind, column, label, train, limit)
-    options["loading"] = given(device=device, dtype=dtype)
-    if vary is None:
-        found = run.compare(base, table, methods, **options)
-        rows = {"results": [asdict(each) for each in found.results]}
-        rows["differences"] = [asdict(each) for each in found.differences]
-        typer.echo(dumped(rows, indent=2) if as_json else str(found))
+    silence_loading()
+    options = _reading_options(task_kind, column_pairs, label_pairs, train_file, item_limit)
+    options.update(metric=metric, prompts=prompts, out=results_file, figure=figure_file, seed=seed)
+    options["loading"] = drop_unset(device=device, dtype=dtype)
+    if varied_option is None:
+        comparison = run.compare(base, table, methods, **options)
+        scores = asdict(comparison)
+        del scores["task"]
+        typer.echo(to_json(scores, indent=2) if as_json else str(comparison))
         return
+    option_name, values = _parse_varied_option(varied_option)
+    score_table = run.curve(base, table, methods, option_name, values, **options)
+    if as_json:
+        typer.echo(to_json(json.loads(score_table.to_json(orient="index"))))
+    else:
+        typer.echo(run.markdown(score_table))
+
+
+def _parse_varied_option(varied_option: str) -> tuple[str, list[object]]:
     from ..methods import read_value
 
-    option, equals, values = vary.partition("=")
+    option_name, equals, value_words = varied_option.partition("=")
     if not equals:
-        raise ValueError(f"--vary {vary!r}: write OPTION=VALUE,VALUE, as repeats=2,3.")
-    frame = run.curve(base, table, methods, option, [read_value(each) for each in values.split(",")], **options)
-    typer.echo(dumped(json.loads(frame.to_json(orient="index"))) if as_json else markdown(frame))
+        raise ValueError(f"--vary {varied_option!r}: write OPTION=VALUE,VALUE, as repeats=2,3.")
+    return option_name, list(map(read_value, value_words.split(",")))
 
 
 @app.command(cls=CheckedCommand)
 def evaluate(
     model: Model,
     tasks: Annotated[list[str], Argument(metavar="TASK", help="Files, KIND=FILE, toy, C-MTEB, a task of mteb, …")],
-    kind: Kind = None,
-    column: Columns = None,
-    label: Labels = None,
-    train: Train = None,
-    limit: Limit = None,
+    task_kind: TaskKind = None,
+    column_pairs: ColumnPairs = None,
+    label_pairs: LabelPairs = None,
+    train_file: TrainFile = None,
+    item_limit: ItemLimit = None,
     prompts: Prompts = None,
-    out: Out = None,
-    figure: Figure = None,
+    results_file: ResultsFile = None,
+    figure_file: FigureFile = None,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = None,
@@ -100,37 +139,56 @@ def evaluate(
     import pandas as pd
 
     from ..evaluation import run
-    from ..evaluation.results import markdown
     from ..safety import load
 
-    quiet()
-    loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    options: dict[str, Any] = {"prompts": prompts, "out": out, "figure": figure, "seed": seed}
-    results = run.evaluate(loaded, tasks, **options, **_reading(kind, column, label, train, limit))
+    silence_loading()
+    loaded_model = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    results = run.evaluate(
+        loaded_model,
+        tasks,
+        prompts=prompts,
+        out=results_file,
+        figure=figure_file,
+        seed=seed,
+        **_reading_options(task_kind, column_pairs, label_pairs, train_file, item_limit),
+    )
+    result_rows = list(map(asdict, results))
     if as_json:
-        typer.echo(dumped([asdict(each) for each in results], indent=2))
+        typer.echo(to_json(result_rows, indent=2))
         return
-    rows = []
-    for each in results:
-        low, high = each.interval or (None, None)
-        rows.append({"task": each.task, "metric": each.metric, "score": each.score, "low": low, "high": high})
-    typer.echo(markdown(pd.DataFrame(rows).set_index("task")))
+    for row in result_rows:
+        row["low"], row["high"] = row["interval"] or (None, None)
+    score_table = pd.DataFrame(result_rows).set_index("task")
+    typer.echo(run.markdown(score_table[["metric", "score", "low", "high"]]))
+
+
+LabelsPath = Annotated[
+    Path | None,
+    Option(
+        "--labels",
+        metavar="FILE",
+        help="Choose by labelled pairs, classes, a ranking, a BEIR folder.",
+    ),
+]
+Purpose = Annotated[
+    Literal["similarity", "search"],
+    Option("--for", help="What the vectors are for; search: TEXTS are documents."),
+]
 
 
 @app.command(cls=CheckedCommand)
 def tune(
     base: Base,
-    texts: Annotated[Path, Argument(metavar="TEXTS", help="Yours: .txt (one a line), a table, a folder of these.")],
+    texts: Annotated[
+        Path,
+        Argument(metavar="TEXTS", help="Yours: .txt (one a line), a table, a folder of these."),
+    ],
     out: Annotated[Path, Argument(metavar="OUT", help="Folder to write: recipe, model, report.")],
-    purpose: Annotated[
-        Literal["similarity", "search"], Option("--for", help="What the vectors are for; search: TEXTS are documents.")
-    ] = "similarity",
-    labels: Annotated[
-        Path | None, Option(metavar="FILE", help="Choose by labelled pairs, classes, a ranking, a BEIR folder.")
-    ] = None,
-    kind: Kind = None,
-    column: Columns = None,
-    label: Labels = None,
+    purpose: Purpose = "similarity",
+    labels_path: LabelsPath = None,
+    task_kind: TaskKind = None,
+    column_pairs: ColumnPairs = None,
+    label_pairs: LabelPairs = None,
     sample: Annotated[int, Option(metavar="N", min=50, help="Use N of the texts, drawn at random.")] = 1000,
     most_cost: Annotated[float | None, Option(metavar="X", help="Highest cost, in passes through the base.")] = None,
     seed: Seed = 0,
@@ -144,43 +202,63 @@ def tune(
     Examples: st-reba tune mini texts.txt tuned; st-reba tune mini documents.jsonl tuned --for search
     """
     from ..corpus.source import read_texts
-    from ..evaluation.tune import tune as search
+    from ..evaluation.tune import tune as tune_model
 
-    columns = pairs(column, "--column")
-    found = read_texts(texts, columns.pop("text", None))
-    options: dict[str, Any] = {"purpose": purpose, "sample": sample, "most_cost": most_cost, "seed": seed}
-    options |= given(device=device, dtype=dtype)
-    if labels is not None:
-        options["labels"] = _labels_of(labels, purpose, kind, columns, pairs(label, "--label"))
-    elif kind or columns or label:
+    columns = parse_pairs(column_pairs, "--column")
+    training_texts = read_texts(texts, columns.pop("text", None))
+    options = drop_unset(device=device, dtype=dtype)
+    if labels_path is not None:
+        label_values = parse_pairs(label_pairs, "--label")
+        options["labels"] = _read_labels(labels_path, purpose, task_kind, columns, label_values)
+    elif task_kind or columns or label_pairs:
         raise ValueError("--kind, --label and --column (but text=…) are about the table of --labels.")
-    quiet()
-    with telling_what_is_kept(lambda: f"Passes that were finished are kept in {out}; the same command goes on."):
-        report = search(base, found, out, say=lambda line: typer.echo(line, err=True), **options)
-    typer.echo(dumped(asdict(report), indent=2) if as_json else str(report))
-    typer.echo(f"The model is in {out / 'model'}, the recipe and the report beside it.", err=True)
+    silence_loading()
+    kept_passes = f"Passes that were finished are kept in {out}; the same command goes on."
+    with describing_stops(lambda: kept_passes):
+        report = tune_model(
+            base,
+            training_texts,
+            out,
+            purpose=purpose,
+            sample=sample,
+            most_cost=most_cost,
+            seed=seed,
+            say=print_error,
+            **options,
+        )
+    typer.echo(to_json(asdict(report), indent=2) if as_json else str(report))
+    print_error(f"The model is in {out / 'model'}, the recipe and the report beside it.")
 
 
-def _labels_of(
+def _read_labels(
     path: Path,
     purpose: str,
-    kind: str | None,
+    task_kind: str | None,
     columns: dict[str, str],
-    labels: dict[str, str],
+    label_values: dict[str, str],
 ) -> Task:
-    from ..evaluation.retrieval_items import read_rankings
+    from ..evaluation.retrieval_labels import read_rankings
     from ..evaluation.tasks import read_task
 
-    reading = given(columns=columns, labels=labels)
+    options = drop_unset(columns=columns, labels=label_values)
     if purpose == "similarity":
-        return read_task(path, kind, **reading)
-    if kind is not None and kind.casefold() != "retrieval":
-        raise ValueError(f"--kind {kind}: --for search chooses by the kind Retrieval. Drop it.")
-    return read_rankings(path, **reading)
+        return read_task(path, task_kind, **options)
+    if task_kind is not None and task_kind.casefold() != "retrieval":
+        raise ValueError(f"--kind {task_kind}: --for search chooses by the kind Retrieval. Drop it.")
+    return read_rankings(path, **options)
 
 
-def _reading(
-    kind: str | None, column: list[str] | None, label: list[str] | None, train: Path | None, limit: int | None
+def _reading_options(
+    task_kind: str | None,
+    column_pairs: list[str] | None,
+    label_pairs: list[str] | None,
+    train_file: Path | None,
+    item_limit: int | None,
 ) -> dict[str, Any]:
-    named = {"columns": pairs(column, "--column"), "labels": pairs(label, "--label")}
-    return given(kind=kind, train=train, limit=limit, **named)
+    return drop_unset(
+        kind=task_kind,
+        columns=parse_pairs(column_pairs, "--column"),
+        labels=parse_pairs(label_pairs, "--label"),
+        train=train_file,
+        limit=item_limit,
+    )

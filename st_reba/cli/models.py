@@ -4,47 +4,88 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 import yaml
 from typer import Argument, Option
 
 from ..poolings import describe_poolings
-from .app import CheckedCommand, app, dumped, given, pairs, quiet
+from .app import CheckedCommand, app, drop_unset, parse_pairs, silence_loading, to_json
 from .options import AsJson, Base, Device, Dtype, Model, Out, Overwrite, Revision, Trust
-from .streams import print_next, print_progress
+from .streams import print_error, print_next, print_progress
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+_INDEX_FILE = "index.sqlite"
+_LOADING_OPTIONS = {"dtype", "device", "trust_remote_code"}
+# Bookkeeping of an index, which only its JSON shows.
+_HIDDEN_INDEX_FACTS = (
+    "next_key",
+    "next_number",
+    "indexed_count",
+    "first_pending_key",
+    "change_id",
+    "whitening_sha256",
+)
+
+
+MethodText = Annotated[
+    str | None,
+    Option(
+        metavar="METHOD",
+        help="prompteol, echo, reba, nosink or classical; the short form, such as "
+        "echo:pooling=mean,layer=12; or auto, with --texts. [default: the recipe's, else "
+        "prompteol:template=prompteol-search,read=attention]",
+    ),
+]
+PoolingName = Annotated[str | None, Option(metavar="NAME", help=f"{describe_poolings()}.")]
+CopyCount = Annotated[int | None, Option(metavar="N", help="Copies, for echo and reba. [default: 2]")]
+Templates = Annotated[
+    list[str] | None,
+    Option(metavar="TEXT", help="Text with {text} slots, or a name. Repeat it for an ensemble."),
+]
+PromptPairs = Annotated[list[str] | None, Option(metavar="NAME=TEXT", help="Prompt to save. Repeatable.")]
+OptionPairs = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any other option: read=attention, layer=12, gguf_file=… Repeatable.",
+    ),
+]
+TextsPath = Annotated[
+    Path | None,
+    Option("--texts", metavar="PATH", help="Texts for --method auto: a file or folder."),
+]
+Quantization = Annotated[str | None, Option(metavar="TYPE", help="nf4 or int8, by bitsandbytes.")]
+CardLicense = Annotated[
+    str | None,
+    Option(
+        "--license",
+        metavar="ID",
+        help="Licence for the card, as the Hub spells it. [default: the base's]",
+    ),
+]
 
 
 @app.command(cls=CheckedCommand)
 def build(
     base: Base,
     out: Out,
-    method: Annotated[
-        str | None,
-        Option(
-            metavar="METHOD",
-            help="prompteol, echo, reba, nosink or classical; the short form, such as echo:pooling=mean,layer=12; or "
-            "auto, with --texts. [default: the recipe's, else prompteol:template=prompteol-search,read=attention]",
-        ),
-    ] = None,
-    pooling: Annotated[str | None, Option(metavar="NAME", help=f"{describe_poolings()}.")] = None,
-    repeats: Annotated[int | None, Option(metavar="N", help="Copies, for echo and reba. [default: 2]")] = None,
-    template: Annotated[
-        list[str] | None, Option(metavar="TEXT", help="Text with {text} slots, or a name. Repeat it for an ensemble.")
-    ] = None,
-    prompt: Annotated[list[str] | None, Option(metavar="NAME=TEXT", help="Prompt to save. Repeatable.")] = None,
-    set: Annotated[
-        list[str] | None,
-        Option(metavar="NAME=VALUE", help="Any other option: read=attention, layer=12, gguf_file=… Repeatable."),
-    ] = None,
-    texts: Annotated[Path | None, Option(metavar="PATH", help="Texts for --method auto: a file or folder.")] = None,
-    quantization: Annotated[str | None, Option(metavar="TYPE", help="nf4 or int8, by bitsandbytes.")] = None,
-    license: Annotated[
-        str | None, Option(metavar="ID", help="Licence for the card, as the Hub spells it. [default: the base's]")
-    ] = None,
+    method: MethodText = None,
+    pooling: PoolingName = None,
+    repeats: CopyCount = None,
+    template: Templates = None,
+    prompt: PromptPairs = None,
+    option_pairs: OptionPairs = None,
+    texts_path: TextsPath = None,
+    quantization: Quantization = None,
+    card_license: CardLicense = None,
     dtype: Dtype = None,
     device: Device = None,
     trust_remote_code: Trust = False,
@@ -62,34 +103,37 @@ def build(
     from ..methods import read_value
     from ..recipe import recipe_for
 
-    options = given(
+    options = drop_unset(
         pooling=pooling,
         repeats=repeats,
         template=template[0] if template and len(template) == 1 else template,
-        prompts=pairs(prompt, "--prompt"),
-        texts=texts and read_texts(texts),
+        prompts=parse_pairs(prompt, "--prompt"),
+        texts=texts_path and read_texts(texts_path),
         quantization=quantization,
         dtype=dtype,
         device=device,
         trust_remote_code=trust_remote_code,
     )
-    options |= {name: read_value(value) for name, value in pairs(set, "--set").items()}
+    for option_name, option_text in parse_pairs(option_pairs, "--set").items():
+        options[option_name] = read_value(option_text)
     method = options.pop("method", method)
-    found, facts = recipe_for(base, {**options, **given(method=method)}), dict[str, Any]()
-    # What is written of a recipe's model does not hold of another.
-    if found and not method and not options.keys() - {"dtype", "device", "trust_remote_code"}:
-        facts = {"about": found.about, "name": found.name}
+    recipe = recipe_for(base, options | drop_unset(method=method))
+    card_facts: dict[str, Any] = {"license": card_license}
+    # Another method than the recipe's has other facts.
+    if recipe is not None and method is None and options.keys() <= _LOADING_OPTIONS:
+        card_facts.update(about=recipe.about, name=recipe.name)
     check_free(out, overwrite=overwrite)
-    quiet()
+    silence_loading()
     if not as_json:
         print_progress(f"Loading {base} and building a model from it")
     model = build_model(base, method, **options)
     if not as_json:
         print_progress(f"Saving {out}: weights, code, golden vectors and a card")
-    save(model, out, overwrite=overwrite, license=license, **facts)
-    _print(_told(str(out), model), as_json)
+    save(model, out, overwrite=overwrite, **card_facts)
+    _print_facts(describe_model(str(out), model), as_json)
     if not as_json:
-        print_next(f"st-reba index TEXTS my_index --model {quote(str(out))}    (TEXTS: a file or folder)")
+        model_word = quote(str(out))
+        print_next(f"st-reba index TEXTS my_index --model {model_word}    (TEXTS: a file or folder)")
 
 
 @app.command(cls=CheckedCommand)
@@ -100,26 +144,31 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Describe a model, a recipe or an index: base, method, layers, masks, sizes."""
-    if model.startswith("zoo:") or model.endswith((".yaml", ".yml")):
-        from ..recipe import read_recipe, recipe
+    _print_facts(_facts_of(model, revision, trust_remote_code, as_json), as_json)
 
-        found = recipe(model.removeprefix("zoo:")) if model.startswith("zoo:") else read_recipe(model)
-        return _print(found.to_dict(), as_json)
-    if Path(model, "index.sqlite").is_file():
-        from ..index import Index
 
-        about = Index.open(model).info()
-        inner: tuple[str, ...] = ()
-        if not as_json:  # of its bookkeeping
-            inner = ("next_key", "next_number", "indexed_count", "first_pending_key", "change_id", "whitening_sha256")
-        return _print({name: value for name, value in about.items() if name not in inner}, as_json)
+def _facts_of(model: str, revision: str | None, trust_remote_code: bool, as_json: bool) -> dict[str, Any]:
+    from ..recipe import read_recipe
+    from ..recipe import recipe as zoo_recipe
     from ..safety import load
 
-    quiet()
+    if model.startswith("zoo:"):
+        return zoo_recipe(model.removeprefix("zoo:")).to_dict()
+    if model.endswith((".yaml", ".yml")):
+        return read_recipe(model).to_dict()
+    if Path(model, _INDEX_FILE).is_file():
+        from ..index import Index
+
+        index_facts = Index.open(model).info()
+        if not as_json:
+            for name in _HIDDEN_INDEX_FACTS:
+                index_facts.pop(name, None)
+        return index_facts
+    silence_loading()
     # It warns that 16 bits are slow on a CPU, but nothing is encoded here.
     logging.getLogger("sentence_transformers.base.model").setLevel(logging.ERROR)
-    loaded = load(model, device="cpu", dtype="auto", revision=revision, trust_remote_code=trust_remote_code)
-    _print(_told(model, loaded), as_json)
+    loaded_model = load(model, device="cpu", dtype="auto", revision=revision, trust_remote_code=trust_remote_code)
+    return describe_model(model, loaded_model)
 
 
 @app.command(cls=CheckedCommand)
@@ -135,15 +184,14 @@ def verify(
 
     The exit status is 1 if they differ.
     """
-    if Path(model, "index.sqlite").is_file():
+    if Path(model, _INDEX_FILE).is_file():
         from ..index import Index
 
-        _print(Index.open(model).verify(), as_json)
+        _print_facts(Index.open(model).verify(), as_json)
         return 0
     from ..hub import verify as verify_model
-    from .streams import print_error
 
-    quiet()
+    silence_loading()
     report = verify_model(
         model,
         device=device,
@@ -152,7 +200,7 @@ def verify(
         trust_remote_code=trust_remote_code,
         report_step=None if as_json else print_error,
     )
-    print(dumped(report.to_dict(), indent=1) if as_json else report)
+    print(to_json(report.to_dict(), indent=1) if as_json else report)
     return 0 if report.ok else 1
 
 
@@ -173,29 +221,38 @@ def push(
     """
     from ..hub import push as push_model
 
-    options: dict[str, Any] = {"private": private, "revision": revision, "create_pr": create_pr, "message": message}
-    options |= {"dry_run": dry_run, "trust_remote_code": trust_remote_code}
-    quiet()
-    push_model(folder, repo_id, **options)
+    silence_loading()
+    push_model(
+        folder,
+        repo_id,
+        private=private,
+        revision=revision,
+        create_pr=create_pr,
+        message=message,
+        dry_run=dry_run,
+        trust_remote_code=trust_remote_code,
+    )
 
 
 @app.command(cls=CheckedCommand)
 def zoo(as_json: AsJson = False) -> None:
     """List the models of the zoo. st-reba info zoo:NAME shows a recipe, st-reba build zoo:NAME OUT builds its model."""
-    from ..recipe import recipe
-    from ..recipe import zoo as names
+    from ..recipe import recipe as zoo_recipe
+    from ..recipe import zoo as zoo_names
 
-    found = [recipe(each) for each in names()]
+    recipes = list(map(zoo_recipe, zoo_names()))
     if as_json:
-        return _print([{"name": each.name, **each.to_dict()} for each in found], as_json)
+        typer.echo(to_json([{"name": recipe.name} | recipe.to_dict() for recipe in recipes], indent=1))
+        return
     rows: list[tuple[str, ...]] = [("NAME", "BASE", "SIZE", "LICENCE", "STATUS", "METHOD")]
-    for each in found:
-        method = ",".join(f"{key}={value}" for key, value in each.method.items() if key != "name")
-        facts = (str(each.about.get(name, "-")) for name in ("parameters", "licence"))
-        rows.append((each.name, each.base, *facts, each.status, f"{each.method['name']}{':' * bool(method)}{method}"))
-    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+    for recipe in recipes:
+        size = str(recipe.about.get("parameters", "-"))
+        licence = str(recipe.about.get("licence", "-"))
+        method = _short_form(recipe.method)
+        rows.append((recipe.name, recipe.base, size, licence, recipe.status, method))
+    column_widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
     for row in rows:
-        print("".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print("".join(map(str.ljust, row, column_widths)).rstrip())
 
 
 @app.command(cls=CheckedCommand)
@@ -215,36 +272,60 @@ def onnx(
     from ..onnx import export
     from ..safety import load
 
-    quiet()
-    loaded = load(model, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
-    options: dict[str, Any] = {"task": task, "quantize": quantize, "overwrite": overwrite}
-    _print(export(loaded, out, **options), as_json)
+    silence_loading()
+    loaded_model = load(model, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
+    report = export(loaded_model, out, task=task, quantize=quantize, overwrite=overwrite)
+    _print_facts(report, as_json)
 
 
-def _told(place: str, model: Any) -> dict[str, Any]:
+def _short_form(method: Mapping[str, object]) -> str:
+    options = [f"{name}={value}" for name, value in method.items() if name != "name"]
+    name = str(method["name"])
+    return f"{name}:{','.join(options)}" if options else name
+
+
+def describe_model(name: str, model: SentenceTransformer) -> dict[str, Any]:
+    """What ``st-reba info`` prints of a model."""
     from ..hub.card_method import written_templates
     from ..methods import method_of
     from ..modules import RepeatTransformer
 
-    first, method = model[0], method_of(model)
-    told: dict[str, Any] = {"model": place, "method": str(method) if method else None}
-    if isinstance(first, RepeatTransformer):
-        told |= {"base": first.base_model, "revision": first.base_revision, "layers": first.depth}
-        told |= {"masks": getattr(first, "layer_masks", None), "copies": first.copies}
-        templates = written_templates(first)
-        if all(texts == templates["document"] for texts in templates.values()):
-            told["template"] = templates["document"]
+    transformer = model[0]
+    method = method_of(model)
+    facts: dict[str, Any] = {"model": name, "method": str(method) if method else None}
+    if isinstance(transformer, RepeatTransformer):
+        facts["base"] = transformer.base_model
+        facts["revision"] = transformer.base_revision
+        facts["layers"] = transformer.depth
+        facts["masks"] = getattr(transformer, "layer_masks", None)
+        facts["copies"] = transformer.copies
+        templates = written_templates(transformer)
+        document_templates = templates["document"]
+        if all(task_templates == document_templates for task_templates in templates.values()):
+            facts["template"] = document_templates
         else:
-            told["templates"] = templates
-        fields = {name: "-" for name in first.fields("document")}
-        told["prompt computed"] = "once for all texts" if first.can_share() else "with every text"
-        told["longest text, in tokens"] = first.budget(task="document", **fields)
-    told |= {"dimensions": model.get_embedding_dimension(), "modules": [type(module).__name__ for module in model]}
-    told |= {"parameters": sum(each.numel() for each in model.parameters()), "prompts": model.prompts}
-    return told
+            facts["templates"] = templates
+        is_shared = transformer.can_share()
+        facts["prompt computed"] = "once for all texts" if is_shared else "with every text"
+        fields = dict.fromkeys(transformer.fields("document"), "-")
+        facts["longest text, in tokens"] = transformer.budget(task="document", **fields)
+    facts["dimensions"] = model.get_embedding_dimension()
+    facts["modules"] = [type(module).__name__ for module in model]
+    facts["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    facts["prompts"] = model.prompts
+    return facts
 
 
-def _print(value: Any, as_json: bool) -> None:
-    text = dumped(value if as_json else {name: each for name, each in value.items() if each is not None}, indent=1)
-    options: dict[str, Any] = {"allow_unicode": True, "default_flow_style": None, "sort_keys": False, "width": 1000}
-    typer.echo(text if as_json else yaml.safe_dump(json.loads(text), **options).rstrip())
+def _print_facts(facts: Mapping[str, object], as_json: bool) -> None:
+    if as_json:
+        typer.echo(to_json(facts, indent=1))
+        return
+    known_facts = {name: value for name, value in facts.items() if value is not None}
+    text = yaml.safe_dump(
+        json.loads(to_json(known_facts)),
+        allow_unicode=True,
+        default_flow_style=None,
+        sort_keys=False,
+        width=1000,
+    )
+    typer.echo(text.rstrip())

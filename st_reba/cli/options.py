@@ -14,65 +14,21 @@ Base = Annotated[
         help="mini, smollm2, a folder, a Hub id, a GGUF file, recipe.yaml or zoo:NAME.",
     ),
 ]
-Model = Annotated[
-    str,
-    Argument(
-        metavar="MODEL",
-        help="Saved model: a folder or Hub id.",
-    ),
-]
-Out = Annotated[
-    Path,
-    Argument(
-        metavar="OUT",
-        help="Folder to write.",
-    ),
-]
-Overwrite = Annotated[
-    bool,
-    Option(
-        "--overwrite",
-        help="Replace what is there.",
-    ),
-]
+Model = Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id.")]
+Out = Annotated[Path, Argument(metavar="OUT", help="Folder to write.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace what is there.")]
 Device = Annotated[
     str | None,
-    Option(
-        metavar="DEVICE",
-        help="Device, such as cuda. [default: a GPU if there is one]",
-    ),
+    Option(metavar="DEVICE", help="Device, such as cuda. [default: a GPU if there is one]"),
 ]
 Dtype = Annotated[
     str | None,
-    Option(
-        metavar="TYPE",
-        help="Number type of the weights: float32, bfloat16 or float16.",
-    ),
+    Option(metavar="TYPE", help="Number type of the weights: float32, bfloat16 or float16."),
 ]
-Revision = Annotated[
-    str | None,
-    Option(
-        metavar="REVISION",
-        help="Branch, tag or commit on the Hub.",
-    ),
-]
-Trust = Annotated[
-    bool,
-    Option(
-        "--trust-remote-code",
-        help="Run code from the model's repository.",
-    ),
-]
+Revision = Annotated[str | None, Option(metavar="REVISION", help="Branch, tag or commit on the Hub.")]
+Trust = Annotated[bool, Option("--trust-remote-code", help="Run code from the model's repository.")]
 Task = Annotated[
     Literal["query", "document"] | None,
-    Option(
-        help="Encode as queries or documents, if these differ.",
-    ),
+    Option(help="Encode as queries or documents, if these differ."),
 ]
-AsJson = Annotated[
-    bool,
-    Option(
-        "--json",
-        help="Print JSON.",
-    ),
-]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]

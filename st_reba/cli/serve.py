@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
-from .app import CheckedCommand, app, quiet
+from .app import CheckedCommand, app, silence_loading
 from .options import Device, Dtype, Model, Trust
 
-Host = Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is reachable from other machines.")]
+Host = Annotated[
+    str,
+    Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is reachable from other machines."),
+]
 Port = Annotated[int, Option(metavar="N", min=0, max=65535, help="Port; 0 picks a free one.")]
 
 
 @app.command(cls=CheckedCommand)
 def serve(
     model: Model,
-    index: Annotated[Path | None, Option(metavar="FOLDER", help="Index of this model, for /v1/search.")] = None,
-    name: Annotated[str | None, Option(metavar="NAME", help="Model name for clients. [default: the folder's]")] = None,
+    index_folder: Annotated[
+        Path | None,
+        Option("--index", metavar="FOLDER", help="Index of this model, for /v1/search."),
+    ] = None,
+    model_name: Annotated[
+        str | None,
+        Option("--name", metavar="NAME", help="Model name for clients. [default: the folder's]"),
+    ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8080,
     batch_size: Annotated[int, Option(metavar="N", min=1, help="Most texts to run together.")] = 32,
@@ -42,19 +51,35 @@ def serve(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from ..serve import serve as serve_model
 
-    limits = {"batch_size": batch_size, "max_body": max_body, "max_tokens": max_tokens, "queue": queue}
-    options: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    quiet()
-    serve_model(model, index=index, host=host, port=port, name=name, limits=limits, **options)
+    silence_loading()
+    serve_model(
+        model,
+        index=index_folder,
+        host=host,
+        port=port,
+        name=model_name,
+        limits={
+            "batch_size": batch_size,
+            "max_body": max_body,
+            "max_tokens": max_tokens,
+            "queue": queue,
+        },
+        device=device,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+    )
 
 
 @app.command(cls=CheckedCommand)
 def explore(
-    models: Annotated[
+    model_names: Annotated[
         list[str] | None,
-        Argument(metavar="MODEL", help="Up to six: saved models, bases, 'BASE METHOD', zoo:NAME or recipe.yaml."),
+        Argument(
+            metavar="MODEL",
+            help="Up to six: saved models, bases, 'BASE METHOD', zoo:NAME or recipe.yaml.",
+        ),
     ] = None,
-    index: Annotated[Path | None, Option(metavar="FOLDER", help="Index to search in.")] = None,
+    index_folder: Annotated[Path | None, Option("--index", metavar="FOLDER", help="Index to search in.")] = None,
     host: Host = "127.0.0.1",
     port: Port = 7860,
     open_browser: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
@@ -66,8 +91,16 @@ def explore(
 
     Nothing that you enter leaves this machine. Example: st-reba explore my_model "mini echo:pooling=mean" --open
     """
-    from ..explore import DEFAULT, launch
+    from ..explore import DEFAULT_MODELS, launch
 
-    options: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    quiet()
-    launch(models or DEFAULT, index=index, host=host, port=port, open_browser=open_browser, **options)
+    silence_loading()
+    launch(
+        model_names or DEFAULT_MODELS,
+        index=index_folder,
+        host=host,
+        port=port,
+        open_browser=open_browser,
+        device=device,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+    )

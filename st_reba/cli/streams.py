@@ -1,4 +1,4 @@
-"""Standard input, output and errors: closed, full, interrupted, and in whatever encoding."""
+"""Standard input, output and error: closed, full, interrupted, and in any encoding."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, TextIO, cast
 
-# As the shell says of a program that a closed pipe ended.
+# The shell's status of a program that a closed pipe ended.
 CLOSED_PIPE = 141
 
 
 class ClosedOutput(io.TextIOBase):
-    """Stands for a standard output that is closed: to write to it is an error."""
+    """Takes the place of a closed standard output: writing to it is an error."""
 
     def write(self, text: str) -> int:
         raise OSError(errno.EBADF, "it is closed")
@@ -25,7 +25,8 @@ class ClosedOutput(io.TextIOBase):
 class WatchedOutput:
     """Standard output that remembers why it could not be written to.
 
-    An OSError that reaches the end of a command may be of any file; and typer turns that of a closed pipe into an exit.
+    An OSError at the end of a command may concern any file, and typer turns that of a closed pipe
+    into an exit.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -52,9 +53,9 @@ class WatchedOutput:
             raise
 
     def finish(self) -> OSError | None:
-        """Write what is left; the error, if standard output could not be written to: then the rest is dropped.
+        """Write what is buffered; returns the error if standard output could not be written to.
 
-        Python would write the rest at its own end, and print a traceback.
+        Then the rest is dropped: Python would write it at exit, and print a traceback.
         """
         with suppress(OSError):
             self.flush()
@@ -69,15 +70,16 @@ def prepare() -> WatchedOutput:
     for descriptor in range(3):
         _occupy(descriptor)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal that cannot show Chinese must not end the command
+        # A terminal that cannot show Chinese must not end the command.
+        if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    output = WatchedOutput(cast(TextIO, ClosedOutput()) if sys.stdout is None else sys.stdout)
+    output = WatchedOutput(sys.stdout or cast(TextIO, ClosedOutput()))
     sys.stdout = cast(TextIO, output)
     return output
 
 
 def _occupy(descriptor: int) -> None:
-    """Open nothing in the place of a closed stream, which the next file that is opened would take."""
+    """Fill the place of a closed stream, which the next opened file would take."""
     try:
         os.fstat(descriptor)
     except OSError:
@@ -92,7 +94,7 @@ def standard_input() -> BinaryIO:
 
 
 def is_utf8(stream: TextIO) -> bool:
-    """True if every letter can be written to a stream."""
+    """Whether a stream can hold every letter."""
     encoding = getattr(stream, "encoding", None) or "ascii"
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
 
@@ -108,18 +110,18 @@ def print_error(message: str) -> None:
 
 
 def print_progress(step: str) -> None:
-    """Tell on standard error what takes the next seconds."""
+    """Print to standard error what takes the next seconds."""
     print_error(f"{step} ...")
 
 
 def print_next(command: str) -> None:
-    """Tell on standard error which command may follow."""
+    """Print to standard error which command may come next."""
     print_error(f"Next: {command}")
 
 
 def _drop(stream: TextIO) -> None:
     with suppress(OSError, ValueError):
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, stream.fileno())
-        os.close(nothing)
+        null_descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_descriptor, stream.fileno())
+        os.close(null_descriptor)
         stream.flush()

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -16,72 +16,68 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from .app import CheckedCommand, app, dumped, in_options, quiet, telling_what_is_kept
+from .app import CheckedCommand, app, describing_stops, in_options, silence_loading, to_json
 from .options import AsJson, Device, Dtype, Model, Overwrite, Task, Trust
 from .streams import print_next, print_progress, standard_input
 
 if TYPE_CHECKING:
-    from ..index import SearchResult
+    from sentence_transformers import SentenceTransformer
 
-_FILES = (
-    ".txt (one text a line), .jsonl, .json, .csv, .tsv, .parquet, .md (one document), or a folder; -: lines of stdin"
-)
+    from ..corpus import Document, Source
+    from ..corpus.records import Reject
+    from ..encode import Task as EncodeTask
+    from ..index import Index, SearchResult
+    from ..index.changes import Change
+
+_FILE_TYPES = ".txt (one text a line), .jsonl, .json, .csv, .tsv, .parquet, .md (one document)"
+_INPUT_HELP = f"Texts: {_FILE_TYPES}, or a folder; -: lines of stdin"
 _STANDARD_INPUT = "standard input"
 # Characters of a text in a line of results; --json has all.
-SHOWN = 300
-Input = Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}.")]
-Folder = Annotated[Path, Argument(metavar="INDEX", help="Folder of the index.")]
+MAX_RESULT_LENGTH = 300
+Input = Annotated[str, Argument(metavar="INPUT", help=f"{_INPUT_HELP}.")]
+IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="Folder of the index.")]
+MovedModel = Annotated[str | None, Option(metavar="MODEL", help="Saved model, if it is no longer where it was.")]
 TextColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the text. [default: text, content, …]")]
 IdColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the id; '': none. [default: id, _id, …]")]
 Passages = Annotated[str | None, Option(metavar="N:M", help="Cut texts into passages of N tokens that overlap by M.")]
 Workers = Annotated[int | None, Option(metavar="N", min=1, help="Encode in N workers of Ray. [default: here]")]
 BatchTokens = Annotated[int | None, Option(metavar="N", min=1, help="Most token positions in a forward pass.")]
-Encoding = Annotated[str | None, Option(metavar="NAME", help="Encoding of text files and of stdin. [default: UTF-8]")]
-Mode = Annotated[
-    Literal["hybrid", "vectors", "words"] | None, Option(help="What is compared. [default: hybrid, if it has words]")
-]
-Whiten = Annotated[
-    bool | None,
-    Option("--whiten/--no-whiten", help="Fit what vectors need for search. [default: for decoders without training]"),
+TextEncoding = Annotated[
+    str | None,
+    Option("--encoding", metavar="NAME", help="Encoding of text files and of stdin. [default: UTF-8]"),
 ]
 Strict = Annotated[
-    bool, Option("--strict", help="Stop at the first invalid record. [default, into a folder: set it aside]")
+    bool,
+    Option("--strict", help="Stop at the first invalid record. [default, into a folder: set it aside]"),
 ]
 
 
-def parse_where(texts: list[str]) -> dict[str, Any]:
-    """Conditions of a command line, as ``lang=zh`` and ``year>=2020``; values are JSON, or strings."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        parts = re.fullmatch(r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", text, re.DOTALL)
-        if parts is None:
-            raise ValueError(f"--where {text!r}: write NAME=VALUE, NAME>=VALUE (or !=, <, <=, >)")
-        name, operator, value = parts.groups()
-        with contextlib.suppress(ValueError):
-            value = json.loads(value)
-        if operator in found.setdefault(name, {}):
-            raise ValueError(f"--where {text!r}: {name}{operator} is given twice")
-        found[name][operator] = value
-    return found
+EncodeOut = Annotated[
+    Path | None,
+    Option(
+        metavar="OUT",
+        help="X.npy; or a folder, for a corpus of any size. [default: JSON lines]",
+    ),
+]
+Word = Annotated[str | None, Option(metavar="WORD", help="Encode this word where it occurs in the texts.")]
+IsFloat16 = Annotated[bool, Option("--float16", help="Store the corpus in half the space.")]
 
 
 @app.command(cls=CheckedCommand)
 def encode(
     model: Model,
     input: Input = "-",
-    out: Annotated[
-        Path | None, Option(metavar="OUT", help="X.npy; or a folder, for a corpus of any size. [default: JSON lines]")
-    ] = None,
-    word: Annotated[str | None, Option(metavar="WORD", help="Encode this word where it occurs in the texts.")] = None,
+    out: EncodeOut = None,
+    word: Word = None,
     task: Task = None,
     text_column: TextColumn = None,
     id_column: IdColumn = None,
     passages: Passages = None,
-    float16: Annotated[bool, Option("--float16", help="Store the corpus in half the space.")] = False,
+    is_float16: IsFloat16 = False,
     workers: Workers = None,
     batch_tokens: BatchTokens = None,
-    encoding: Encoding = None,
-    strict: Strict = False,
+    text_encoding: TextEncoding = None,
+    is_strict: Strict = False,
     overwrite: Overwrite = False,
     device: Device = None,
     dtype: Dtype = None,
@@ -92,84 +88,156 @@ def encode(
     If encoding a corpus is stopped, the same command resumes it. st-reba index reads the corpus folder.
     Example: st-reba encode my_model corpus.jsonl --out my_corpus
     """
-    in_parts = out is not None and out.suffix != ".npy"
-    kind = "a corpus" if in_parts else str(out or "JSON lines; name a folder with --out")
-    _refuse(kind, {"--word": out and word})
-    of_corpora = {"--passages": passages, "--workers": workers, "--float16": float16}
-    _refuse(kind, {"--task": task} if in_parts else of_corpora)
-    if out is not None and not in_parts and out.exists() and (not overwrite or out.is_dir()):
-        raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
-    if in_parts and out is not None and out.exists() and not out.is_dir():
-        raise FileExistsError(f"{out}: already there, and no folder; give another path")
-    if out is not None and not in_parts and not out.parent.is_dir():
-        raise FileNotFoundError(f"{out.parent}: no such folder")
-    from tqdm.auto import tqdm
-
-    from ..corpus import Document, encode_corpus
-    from ..corpus.records import describe_rejects
+    corpus_folder = None if out is None or out.suffix == ".npy" else out
+    if corpus_folder is None:
+        output_name = str(out or "JSON lines; name a folder with --out")
+        _refuse(output_name, {"--word": out and word, "--passages": passages})
+        _refuse(output_name, {"--workers": workers, "--float16": is_float16})
+    else:
+        _refuse("a corpus", {"--word": word, "--task": task})
+    if out is not None:
+        _check_target(out, overwrite)
     from ..corpus.source import open_source
-    from ..encode import encode_texts
-    from ..files import write_npy
     from ..safety import load
 
-    reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
-    source = open_source(_lines(input, **reading), **reading)
-    quiet()
+    documents = _read_input(input, text_encoding, text_column=text_column, id_column=id_column)
+    source = open_source(documents, text_column=text_column, id_column=id_column, encoding=text_encoding)
+    silence_loading()
     print_progress(f"Loading {model}")
-    loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    if out is not None and in_parts:
-        running: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite}
-        running |= {"dtype": "float16" if float16 else "float32", "batch_tokens": batch_tokens}
-        source = source.unique()
-        with telling_what_is_kept(lambda: _describe_encoded(out)):
-            corpus = encode_corpus(loaded, source.strict() if strict else source, out, **running)
-        totals = corpus.header()["totals"]
-        rejects = list(corpus.rejects())
-        if not totals["documents"]:
-            raise ValueError(f"{input}: {describe_rejects(rejects)}")
-        print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
-        return _tell_rejects(rejects, f"all in {out}/rejects.jsonl", "encode")
-    texts = [one.text for one in source.strict().read() if isinstance(one, Document)]
-    options: dict[str, Any] = {"task": task, "batch_tokens": batch_tokens}
-    if word is not None:
-        return _encode_word(loaded, texts, word, options)
-    with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=None) as bar:
-        vectors = encode_texts(loaded, texts, progress=bar.update, **options)
-    if out is not None:
-        write_npy(out, vectors)
-        return print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]} dimensions")
+    loaded_model = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    if corpus_folder is not None:
+        unique_source = source.unique()
+        _encode_corpus(
+            loaded_model,
+            unique_source.strict() if is_strict else unique_source,
+            corpus_folder,
+            input_name=input,
+            passages=passages,
+            workers=workers,
+            overwrite=overwrite,
+            dtype="float16" if is_float16 else "float32",
+            batch_tokens=batch_tokens,
+        )
+    elif word is not None:
+        _print_word_vectors(loaded_model, _texts_of(source), word, task, batch_tokens)
+    else:
+        _write_vectors(loaded_model, _texts_of(source), out, task, batch_tokens)
+
+
+def _check_target(out: Path, overwrite: bool) -> None:
+    """Refuse what cannot be written before a model is loaded."""
+    if out.suffix != ".npy":
+        if out.exists() and not out.is_dir():
+            raise FileExistsError(f"{out}: already there, and no folder; give another path")
+        return
+    if out.is_dir() or (out.exists() and not overwrite):
+        raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out.parent}: no such folder")
+
+
+def _texts_of(source: Source) -> list[str]:
+    from ..corpus import Document
+
+    records = source.strict().read()
+    return [record.text for record in records if isinstance(record, Document)]
+
+
+def _encode_corpus(
+    model: SentenceTransformer, source: Source, folder: Path, *, input_name: str, **options: Any
+) -> None:
+    from ..corpus import encode_corpus
+    from ..corpus.records import describe_rejects
+
+    with describing_stops(lambda: _describe_progress(folder)):
+        corpus = encode_corpus(model, source, folder, **options)
+    totals = corpus.header()["totals"]
+    rejects = list(corpus.rejects())
+    if not totals["documents"]:
+        raise ValueError(f"{input_name}: {describe_rejects(rejects)}")
+    documents = f"{totals['documents']:,} documents"
+    print(f"{folder}: {documents}, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
+    _report_rejects(rejects, f"all in {folder}/rejects.jsonl", "encode")
+
+
+def _write_vectors(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    file: Path | None,
+    task: EncodeTask | None,
+    batch_tokens: int | None,
+) -> None:
+    from tqdm.auto import tqdm
+
+    from ..encode import encode_texts
+    from ..files import write_npy
+
+    with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=None) as progress_bar:
+        vectors = encode_texts(model, texts, task=task, batch_tokens=batch_tokens, progress=progress_bar.update)
+    if file is not None:
+        write_npy(file, vectors)
+        print(f"{file}: {len(vectors):,} vectors of {vectors.shape[1]} dimensions")
+        return
     for text, vector in zip(texts, vectors.tolist(), strict=True):
-        print(dumped({"text": text, "vector": vector}))
+        print(to_json({"text": text, "vector": vector}))
 
 
-def _encode_word(model: Any, texts: list[str], word: str, options: dict[str, Any]) -> None:
+def _print_word_vectors(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    word: str,
+    task: EncodeTask | None,
+    batch_tokens: int | None,
+) -> None:
     from ..words import encode_words, words_of
 
-    items = [item for text in texts for item in words_of(text, word)]
-    if not items:
+    occurrences: list[tuple[str, tuple[int, int]]] = []
+    for text in texts:
+        occurrences += words_of(text, word)
+    if not occurrences:
         raise ValueError(f"--word {word!r} is not in the texts")
-    for (text, (start, end)), vector in zip(items, encode_words(model, items, **options), strict=True):
-        print(dumped({"text": text, "word": word, "start": start, "end": end, "vector": vector.tolist()}))
+    vectors = encode_words(model, occurrences, task=task, batch_tokens=batch_tokens)
+    for (text, (start, end)), vector in zip(occurrences, vectors.tolist(), strict=True):
+        line = {"text": text, "word": word, "start": start, "end": end, "vector": vector}
+        print(to_json(line))
+
+
+IndexInput = Annotated[
+    str,
+    Argument(metavar="INPUT", help=f"{_INPUT_HELP}; or a corpus that st-reba encode wrote."),
+]
+NewModel = Annotated[str | None, Option(metavar="MODEL", help="Saved model. An existing index knows its own.")]
+Factory = Annotated[str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, IVF1024,SQ8, …")]
+SearchParameters = Annotated[str | None, Option(metavar="S", help="FAISS search parameters, such as nprobe=32.")]
+Whiten = Annotated[
+    bool | None,
+    Option(
+        "--whiten/--no-whiten",
+        help="Fit what vectors need for search. [default: for decoders without training]",
+    ),
+]
+AddsDocuments = Annotated[bool, Option("--add", help="Add the documents that the index does not have.")]
+UpsertsDocuments = Annotated[bool, Option("--upsert", help="Add documents, replacing those with the same ids.")]
 
 
 @app.command(cls=CheckedCommand)
 def index(
-    input: Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}; or a corpus that st-reba encode wrote.")],
-    folder: Folder,
-    model: Annotated[str | None, Option(metavar="MODEL", help="Saved model. An existing index knows its own.")] = None,
-    add: Annotated[bool, Option("--add", help="Add the documents that the index does not have.")] = False,
-    upsert: Annotated[bool, Option("--upsert", help="Add documents, replacing those with the same ids.")] = False,
+    input: IndexInput,
+    index_folder: IndexFolder,
+    model: NewModel = None,
+    adds_documents: AddsDocuments = False,
+    upserts_documents: UpsertsDocuments = False,
     overwrite: Overwrite = False,
-    factory: Annotated[str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, IVF1024,SQ8, …")] = "auto",
-    parameters: Annotated[str | None, Option(metavar="S", help="FAISS search parameters, such as nprobe=32.")] = None,
+    factory: Factory = "auto",
+    parameters: SearchParameters = None,
     text_column: TextColumn = None,
     id_column: IdColumn = None,
     passages: Passages = None,
     whiten: Whiten = None,
     workers: Workers = None,
     batch_tokens: BatchTokens = None,
-    encoding: Encoding = None,
-    strict: Strict = False,
+    text_encoding: TextEncoding = None,
+    is_strict: Strict = False,
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Trust = False,
@@ -181,61 +249,88 @@ def index(
     Examples: st-reba index corpus.jsonl my_index --model my_model; st-reba index more.jsonl my_index --upsert;
     st-reba index notes notes_index --model my_model --passages 256:32
     """
-    if add + upsert + overwrite > 1:
+    if adds_documents + upserts_documents + overwrite > 1:
         raise ValueError("give one of --add, --upsert and --overwrite")
-    if add or upsert:
-        own = {"--factory": factory.replace("auto", ""), "--parameters": parameters, "--passages": passages}
-        _refuse("an index that is there, which has its own", own)
-        if whiten is not None:
-            raise ValueError("--whiten and --no-whiten do not go with an index that is there: st-reba prune --compact")
+    is_existing = adds_documents or upserts_documents
+    if is_existing:
+        _refuse_index_settings(factory, parameters, passages, whiten)
     elif model is None:
         raise ValueError("--model is missing: name a saved model, or give --add or --upsert for an index")
     from ..index import Index
     from ..index.changes import BUILDING
 
-    running: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
-    texts = _lines(input, **reading)
-    building = folder / BUILDING
-    options: dict[str, Any] = {**reading, "workers": workers, "batch_tokens": batch_tokens, "strict": strict}
-    quiet()
+    options: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
+    documents = _read_input(input, text_encoding, **options)
+    options.update(encoding=text_encoding, batch_tokens=batch_tokens, workers=workers)
+    options["strict"] = is_strict
+    if not is_existing:
+        options.update(factory=factory, parameters=parameters, passages=passages, whiten=whiten)
+        options["overwrite"] = overwrite
+    loading = dict[str, Any](device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    silence_loading()
     if not as_json:
         print_progress(f"Loading {model or 'the model of the index'}, then encoding {input}")
-    if model is None or add or upsert:
-        opened = Index.open(folder, model, **running)
-        with telling_what_is_kept(lambda: _describe_encoded(building)):
-            outcome = asdict((opened.upsert if upsert else opened.add)(texts, **options))
-        said = [f"{outcome[name]:,} {name}" for name in ("added", "replaced", "unchanged") if outcome[name]]
+    change: Change | None = None
+    with describing_stops(lambda: _describe_progress(index_folder / BUILDING)):
+        if model is not None and not is_existing:
+            opened_index = Index.build(model, documents, index_folder, **options, **loading)
+        else:
+            opened_index = Index.open(index_folder, model, **loading)
+            add_documents = opened_index.upsert if upserts_documents else opened_index.add
+            change = add_documents(documents, **options)
+    return _report_index(opened_index, change, as_json)
+
+
+def _refuse_index_settings(factory: str, parameters: str | None, passages: str | None, whiten: bool | None) -> None:
+    changed_factory = factory.replace("auto", "")
+    index_settings = {
+        "--factory": changed_factory,
+        "--parameters": parameters,
+        "--passages": passages,
+    }
+    _refuse("an index that is there, which has its own", index_settings)
+    if whiten is not None:
+        raise ValueError("--whiten and --no-whiten do not go with an index that is there: st-reba prune --compact")
+
+
+def _report_index(index: Index, change: Change | None, as_json: bool) -> int:
+    """Print what was written to an index; the exit status is 1 if all records were set aside."""
+    facts = index.info()
+    outcome: list[str] = []
+    if change is None:
+        outcome.append(f"factory {facts['factory']}")
+        if facts["whitening"] is not None:
+            outcome.append(f"whitened by {facts['whitening']}")
     else:
-        options |= {"factory": factory, "parameters": parameters, "passages": passages, "overwrite": overwrite}
-        options["whiten"] = whiten
-        with telling_what_is_kept(lambda: _describe_encoded(building)):
-            opened = Index.build(model, texts, folder, **options, **running)
-        about = opened.info()
-        outcome, said = {}, [f"factory {about['factory']}"]
-        if about["whitening"] is not None:
-            said.append(f"whitened by {about['whitening']}")
-    rejects = opened.rejects() if not outcome or outcome["rejected"] else []
+        facts |= asdict(change)
+        for name in ("added", "replaced", "unchanged"):
+            if facts[name]:
+                outcome.append(f"{facts[name]:,} {name}")
+    rejects = index.rejects() if change is None or change.rejected else []
     if as_json:
-        print(dumped({**opened.info(), **outcome, "rejects": [asdict(one) for one in rejects]}))
+        print(to_json(facts | {"rejects": list(map(asdict, rejects))}))
     else:
-        print(f"{folder}: {len(opened):,} documents; {', '.join(said) or 'nothing new'}")
-        _tell_rejects(rejects, "--json lists all", "index")
-        if not outcome:
-            print_next(f"st-reba search {quote(str(folder))} 'a question'")
-    return int(bool(rejects) and not said)  # all was set aside
+        print(f"{index.path}: {len(index):,} documents; {', '.join(outcome) or 'nothing new'}")
+        _report_rejects(rejects, "--json lists all", "index")
+        if change is None:
+            print_next(f"st-reba search {quote(str(index.path))} 'a question'")
+    all_rejected = bool(rejects) and not outcome
+    return int(all_rejected)
 
 
 @app.command(cls=CheckedCommand)
 def search(
-    folder: Folder,
-    query: Annotated[list[str] | None, Argument(metavar="QUERY", help="Queries. [default: lines of stdin]")] = None,
-    top: Annotated[int, Option("--top", "-k", metavar="N", min=1, help="Results per query.")] = 10,
+    index_folder: IndexFolder,
+    queries: Annotated[list[str] | None, Argument(metavar="QUERY", help="Queries. [default: lines of stdin]")] = None,
+    result_count: Annotated[int, Option("--top", "-k", metavar="N", min=1, help="Results per query.")] = 10,
     where: Annotated[list[str] | None, Option(metavar="C", help="Condition, as 'year>=2020'. Repeatable.")] = None,
-    mode: Mode = None,
-    explain: Annotated[bool, Option("--explain", help="Also show the scores of vectors and of words.")] = False,
-    model: Annotated[str | None, Option(metavar="MODEL", help="Saved model, if it is no longer where it was.")] = None,
-    encoding: Encoding = None,
+    mode: Annotated[
+        Literal["hybrid", "vectors", "words"] | None,
+        Option(help="What is compared. [default: hybrid, if it has words]"),
+    ] = None,
+    explains_scores: Annotated[bool, Option("--explain", help="Also show the scores of vectors and of words.")] = False,
+    model: MovedModel = None,
+    text_encoding: TextEncoding = None,
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Trust = False,
@@ -249,53 +344,79 @@ def search(
     """
     from ..index import Index
 
-    if query:
-        _refuse("queries on the command line", {"--encoding": encoding})
-    chosen = parse_where(where) if where else None
-    quiet()
-    opened = Index.open(folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    one = None
-    for one in query or _queries(encoding):
-        results = opened.search(one, top, where=chosen, mode=mode, explain=explain)
+    if queries:
+        _refuse("queries on the command line", {"--encoding": text_encoding})
+    conditions = parse_where(where) if where else None
+    silence_loading()
+    opened_index = Index.open(index_folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    repeats_query = not queries or len(queries) > 1
+    query_count = 0
+    for query in queries or _read_queries(text_encoding):
+        query_count += 1
+        results = opened_index.search(query, result_count, where=conditions, mode=mode, explain=explains_scores)
         if as_json:
-            print(dumped({"query": one, "results": [result.to_json() for result in results]}), flush=True)
+            result_rows = [result.to_json() for result in results]
+            print(to_json({"query": query, "results": result_rows}), flush=True)
             continue
-        if not query or len(query) > 1:
-            print(one)
+        if repeats_query:
+            print(query)
         for result in results:
-            text = " ".join((result.passage or result.text).split())
-            text = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-            print(f"{result.rank:>3}. {_scores(result)}  {_place_of(result)}  {text}", flush=True)
+            print(_describe_result(result), flush=True)
         if not results:
             print("nothing found", file=sys.stderr)
-    if one is None:
+    if not query_count:
         raise ValueError("no query: give one, or lines on standard input")
 
 
-def _place_of(result: SearchResult) -> str:
+def parse_where(condition_texts: Iterable[str]) -> dict[str, Any]:
+    """Conditions of a command line, as ``lang=zh`` and ``year>=2020``; values are JSON, or strings."""
+    conditions: dict[str, Any] = {}
+    for condition_text in condition_texts:
+        match = re.fullmatch(r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", condition_text, re.DOTALL)
+        if match is None:
+            raise ValueError(f"--where {condition_text!r}: write NAME=VALUE, NAME>=VALUE (or !=, <, <=, >)")
+        field_name, operator, field_value = match.groups()
+        with contextlib.suppress(ValueError):
+            field_value = json.loads(field_value)
+        conditions_of_name = conditions.setdefault(field_name, {})
+        if operator in conditions_of_name:
+            raise ValueError(f"--where {condition_text!r}: {field_name}{operator} is given twice")
+        conditions_of_name[operator] = field_value
+    return conditions
+
+
+def _describe_result(result: SearchResult) -> str:
+    text = " ".join((result.passage or result.text).split())
+    if len(text) > MAX_RESULT_LENGTH:
+        text = f"{text[:MAX_RESULT_LENGTH]}…"
+    scores: list[str] = []
+    if result.vector_score is not None:
+        scores.append(f"vectors {result.vector_score:.4f}")
+    if result.word_score is not None:
+        scores.append(f"words {result.word_score:.4f}")
+    explanation = f" ({', '.join(scores)})" if scores else ""
+    return f"{result.rank:>3}. {result.score:.4f}{explanation}  {_origin_of(result)}  {text}"
+
+
+def _origin_of(result: SearchResult) -> str:
     """The file and the line or row that a result was read from, or else its id."""
     metadata = result.metadata
-    for position in ("line", "row"):
-        if {"file", position} <= metadata.keys():
-            return f"{metadata['file']}, {position} {metadata[position]}"
+    for unit in ("line", "row"):
+        if {"file", unit} <= metadata.keys():
+            return f"{metadata['file']}, {unit} {metadata[unit]}"
     return result.id
-
-
-def _scores(result: SearchResult) -> str:
-    sides = {"vectors": result.vector_score, "words": result.word_score}
-    explained = ", ".join(f"{side} {score:.4f}" for side, score in sides.items() if score is not None)
-    return f"{result.score:.4f} ({explained})" if explained else f"{result.score:.4f}"
 
 
 @app.command(cls=CheckedCommand)
 def prune(
-    folder: Folder,
+    index_folder: IndexFolder,
     ids: Annotated[list[str] | None, Argument(metavar="ID", help="Ids of documents to delete.")] = None,
     compact: Annotated[bool, Option("--compact", help="Also write all anew without what was deleted.")] = False,
     whiten: Annotated[
-        bool | None, Option("--whiten/--no-whiten", help="With --compact: fit the whitening anew, or take it away.")
+        bool | None,
+        Option("--whiten/--no-whiten", help="With --compact: fit the whitening anew, or take it away."),
     ] = None,
-    model: Annotated[str | None, Option(metavar="MODEL", help="Saved model, if it is no longer where it was.")] = None,
+    model: MovedModel = None,
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Trust = False,
@@ -310,65 +431,72 @@ def prune(
         raise ValueError("--whiten and --no-whiten write all vectors anew: give --compact too")
     from ..index import Index
 
-    quiet()
-    opened = Index.open(folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    silence_loading()
+    opened_index = Index.open(index_folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     if ids:
-        change = opened.delete(ids)
-        print(f"{folder}: {change.deleted:,} deleted; {change.count:,} documents")
+        change = opened_index.delete(ids)
+        print(f"{index_folder}: {change.deleted:,} deleted; {change.count:,} documents")
     if compact:
-        change = opened.compact(whiten=whiten)
-        print(f"{folder}: {change.deleted:,} vectors removed from the disk; {change.count:,} documents")
+        change = opened_index.compact(whiten=whiten)
+        removed_vectors = f"{change.deleted:,} vectors removed from the disk"
+        print(f"{index_folder}: {removed_vectors}; {change.count:,} documents")
 
 
 @app.command(cls=CheckedCommand)
 def export(
-    folder: Folder,
-    out: Annotated[Path, Argument(metavar="OUT", help="X.parquet: documents and vectors; X.faiss: vectors by key.")],
+    index_folder: IndexFolder,
+    out: Annotated[
+        Path,
+        Argument(metavar="OUT", help="X.parquet: documents and vectors; X.faiss: vectors by key."),
+    ],
     overwrite: Overwrite = False,
 ) -> None:
     """Export an index for other tools. Example: st-reba export my_index everything.parquet"""
     from ..index import Index
 
-    print(f"{out}: {Index.open(folder).export(out, overwrite=overwrite):,} vectors")
+    vector_count = Index.open(index_folder).export(out, overwrite=overwrite)
+    print(f"{out}: {vector_count:,} vectors")
 
 
-def _refuse(kind: str, useless: dict[str, Any]) -> None:
-    for option, value in useless.items():
+def _refuse(output_name: str, useless_options: Mapping[str, object]) -> None:
+    for option, value in useless_options.items():
         if value:
-            raise ValueError(f"{option} {value} does not go with {kind}")
+            raise ValueError(f"{option} {value} does not go with {output_name}")
 
 
-def _lines(input: str, *, encoding: str | None, **useless: Any) -> Any:
-    """The input; of "-", the lines of standard input."""
+def _read_input(
+    input: str, text_encoding: str | None, *, text_column: str | None, id_column: str | None
+) -> str | Iterator[Document | Reject]:
+    """The input as the package takes it: a path, or the lines of standard input for "-"."""
     if input != "-":
         return input
-    _refuse("standard input", {f"--{name.replace('_', '-')}": value for name, value in useless.items()})
+    _refuse(_STANDARD_INPUT, {"--text-column": text_column, "--id-column": id_column})
     from ..corpus.source import read_stream
     from ..corpus.text_files import check_encoding
 
-    check_encoding(encoding)
-    records = read_stream(standard_input(), _STANDARD_INPUT, encoding)
+    check_encoding(text_encoding)
+    records = read_stream(standard_input(), _STANDARD_INPUT, text_encoding)
     first_record = next(records, None)
     if first_record is None:
         raise ValueError(f"{_STANDARD_INPUT}: no documents: it is empty")
     return chain([first_record], records)
 
 
-def _queries(encoding: str | None) -> Iterator[str]:
-    """The lines of standard input, each as soon as it is there."""
+def _read_queries(text_encoding: str | None) -> Iterator[str]:
+    """The lines of standard input, each as soon as it arrives."""
     from ..corpus.text_files import check_encoding, decode_stream, named_errors, read_text_lines
 
-    check_encoding(encoding)
+    check_encoding(text_encoding)
     with named_errors(_STANDARD_INPUT):
-        stream = decode_stream(standard_input(), _STANDARD_INPUT, encoding, is_interactive=True)
-        for place, row in read_text_lines(stream):
+        stream = decode_stream(standard_input(), _STANDARD_INPUT, text_encoding, is_interactive=True)
+        for line_name, row in read_text_lines(stream):
             if isinstance(row, str):
-                raise ValueError(f"{_STANDARD_INPUT}, {place}: {row}")
+                raise ValueError(f"{_STANDARD_INPUT}, {line_name}: {row}")
             yield row["text"]
 
 
-def _describe_encoded(folder: Path) -> str:
-    """What a stopped command leaves in the folder of an encoded corpus, and how it goes on."""
+def _describe_progress(folder: Path) -> str:
+    """What a stopped command leaves in the folder of an encoded corpus, and how it is resumed."""
     from ..corpus.folder import read_progress
 
     progress = read_progress(folder)
@@ -377,8 +505,10 @@ def _describe_encoded(folder: Path) -> str:
     return f"{progress}; the same command goes on from there."
 
 
-def _tell_rejects(rejects: list[Any], remedy: str, command: str) -> None:
-    if rejects:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(one.kind for one in rejects).items())
-        first = in_options(str(rejects[0]), command)
-        print(f"set aside: {kinds}; first {first} ({remedy})", file=sys.stderr)
+def _report_rejects(rejects: Sequence[Reject], remedy: str, command_name: str) -> None:
+    if not rejects:
+        return
+    counts = Counter(reject.kind for reject in rejects)
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+    first_reject = in_options(str(rejects[0]), command_name)
+    print(f"set aside: {kinds}; first {first_reject} ({remedy})", file=sys.stderr)

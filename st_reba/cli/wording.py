@@ -1,58 +1,80 @@
-"""The package's messages in the words of the command line: they name arguments of Python, a user has options."""
+"""Messages of the package name arguments of Python; here they get the options' names."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
-# Arguments of Python that have another name on the command line.
-_OTHER_NAMES = {
-    "path": ("folder", "out"),
+# Arguments of Python, and the options that they are on the command line.
+_OPTIONS_OF_ARGUMENTS = {
+    "path": ("index_folder", "out"),
     "columns": ("column",),
     "text_column": ("column",),
     "labels": ("label",),
     "prompts": ("prompt",),
-    "queries": ("query",),
     "option": ("vary",),
 }
-# Arguments that messages begin with. (Others could be the name of a file.)
+# Arguments that may begin a message. (Another word there could be a file's name.)
 _SUBJECTS = {"tasks", "where"}
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;()]*[^\s,;:.()]"""
 # As "out (--out)" and "columns={'text': …} (--column text=…)".
 _BOTH_NAMES = re.compile(r"(?:(?<![=\w])\w+|\b\w+=\{[^}]*\}) \((--[^)]+)\)")
-_SAME_AGAIN = re.compile(r"(--[a-z-]+)([^;.]*?) \(\1\)")  # as "Give --task 'query' or 'document' (--task)"
-# A remedy of readers, which commands without that option do not have.
+# As "Give --task 'query' or 'document' (--task)".
+_REPEATED_OPTION = re.compile(r"(--[a-z-]+)([^;.]*?) \(\1\)")
+# A remedy that only commands with that option can offer.
 _NAME_ENCODING = re.compile(
     r", or name its encoding, as encoding='[\w-]+'( \([\w ]+\))?( or encoding='[\w-]+' \([\w ]+\))?"
 )
 _OPTION_FIRST = re.compile(r"(\w+: )?--?[a-z]")
 
 
+class ClickParameter(Protocol):
+    """An option or an argument of click, whose classes some versions of typer keep private."""
+
+    name: str
+    opts: list[str]
+    metavar: str | None
+
+
+class ClickCommand(Protocol):
+    """A command of click."""
+
+    params: Sequence[ClickParameter]
+
+
 @dataclass(frozen=True)
 class CommandWords:
-    """What the options and arguments of one command are called.
+    """How one command writes its options and arguments.
 
     Args:
-        spellings: By the name of the argument of Python, as {"batch_tokens": "--batch-tokens", "input": "INPUT"}.
-        flags: Names of those that take no value.
+        spellings: By the argument of Python: {"batch_tokens": "--batch-tokens", "input": "INPUT"}.
+        flags: Names of the options that take no value.
     """
 
     spellings: dict[str, str]
     flags: frozenset[str]
 
     @classmethod
-    def of_command(cls, command: Any) -> CommandWords:
+    def of_command(cls, command: ClickCommand) -> CommandWords:
         """The words of a command of click."""
-        spellings = dict(pair for parameter in command.params for pair in _spellings(parameter))
-        for python_name, option_names in _OTHER_NAMES.items():
+        spellings: dict[str, str] = {}
+        flags: set[str] = set()
+        for parameter in command.params:
+            long_options = [option_word for option_word in parameter.opts if option_word.startswith("--")]
+            spelling = long_options[0] if long_options else str(parameter.metavar)
+            for option_word in parameter.opts:
+                python_name = option_word.lstrip("-").replace("-", "_")
+                spellings[python_name] = spelling
+                if getattr(parameter, "is_flag", False):
+                    flags.add(python_name)
+        for argument, option_names in _OPTIONS_OF_ARGUMENTS.items():
             for option_name in option_names:
                 if option_name in spellings:
-                    spellings.setdefault(python_name, spellings[option_name])
-        flags = frozenset(parameter.name for parameter in command.params if getattr(parameter, "is_flag", False))
-        return cls(spellings, flags)
+                    spellings.setdefault(argument, spellings[option_name])
+        return cls(spellings, frozenset(flags))
 
     def translate(self, message: str) -> str:
         """A message with options in place of arguments of Python.
@@ -70,33 +92,44 @@ class CommandWords:
         message = _BOTH_NAMES.sub(r"\1", message)
         if "encoding" not in self.spellings:
             message = _NAME_ENCODING.sub("", message)
-        names = "|".join(map(re.escape, self.spellings))
-        # A remedy that is given in both ways.
-        message = re.sub(rf"(?<![\w.:/-])({names})=({{[^{{}}]*}}|…) \((--[a-z-]+ [^()]*)\)", r"\3", message)
+        any_name = _any_of(self.spellings)
+        # A remedy that is given for Python and for the command line.
+        message = re.sub(rf"(?<![\w.:/-])({any_name})=({{[^{{}}]*}}|…) \((--[a-z-]+ [^()]*)\)", r"\3", message)
         for subject in _SUBJECTS & self.spellings.keys():
             message = re.sub(rf"^{subject}: ", f"{self.spellings[subject]}: ", message)
-        long_names = "|".join(re.escape(name) for name in self.spellings if "_" in name)
-        message = re.sub(rf"(?<![\w.:/-])({names})=({_VALUE})( \(--[a-z-]+\))?", self._assignment, message)
+        message = re.sub(
+            rf"(?<![\w.:/-])({any_name})=({_VALUE})( \(--[a-z-]+\))?",
+            self._spell_assignment,
+            message,
+        )
+        # A name of one word may be a word of the message, unless "=" or "with" shows what it is.
+        long_names = [name for name in self.spellings if "_" in name]
         if long_names:
-            message = re.sub(rf"(?<![\w.:/'-])({long_names})(?![\w='])", self._spelling, message)
-        message = _SAME_AGAIN.sub(r"\1\2", message)
+            message = re.sub(rf"(?<![\w.:/'-])({_any_of(long_names)})(?![\w='])", self._spell_name, message)
+        message = _REPEATED_OPTION.sub(r"\1\2", message)
         if self.flags:
-            flags = "|".join(self.flags)
-            message = re.sub(rf"\bwith ({flags})\b", lambda match: f"with {self._spelling(match)}", message)
+            message = re.sub(rf"\bwith ({_any_of(self.flags)})\b", self._spell_flag, message)
         return message
 
-    def _assignment(self, match: re.Match[str]) -> str:
-        name, value = match[1], match[2]
+    def _spell_assignment(self, match: re.Match[str]) -> str:
+        name, value = match.group(1, 2)
         if name in self.flags and value == "True":
             return self.spellings[name]
         return f"{self.spellings[name]} {value}"
 
-    def _spelling(self, match: re.Match[str]) -> str:
+    def _spell_name(self, match: re.Match[str]) -> str:
         return self.spellings[match[1]]
 
+    def _spell_flag(self, match: re.Match[str]) -> str:
+        return f"with {self._spell_name(match)}"
 
-def name_option_of_value(message: str, words: Sequence[str]) -> str:
-    """A message that begins with the value of an option, such as a file's name, begins with the option.
+
+def _any_of(names: Iterable[str]) -> str:
+    return "|".join(map(re.escape, names))
+
+
+def name_option_of_value(message: str, command_line: Sequence[str]) -> str:
+    """Put the option before a message that begins with its value, such as a file's name.
 
     Example:
         >>> name_option_of_value("x.csv: no such file", ["evaluate", "model", "--train", "x.csv"])
@@ -108,19 +141,20 @@ def name_option_of_value(message: str, words: Sequence[str]) -> str:
         >>> name_option_of_value("the model gives NaN", ["serve", "model", "--name", "the"])
         'the model gives NaN'
     """
-    for option, value in _options_of(words):
+    for option_word, value in _options_of(command_line):
         if _begins_with(message, value):
-            # The rest of the message may name the option too, for those who call the package from Python.
-            return f"{option} {message.replace(f' ({option})', '')}"
+            # For callers from Python, the rest of the message may name the option too.
+            return f"{option_word} {message.replace(f' ({option_word})', '')}"
     return message
 
 
-def _options_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The options of a command line with their values, which may be behind "=" or the next word."""
-    for word, next_word in zip(words, (*words[1:], ""), strict=True):
-        option, equals, value = word.partition("=")
-        if option.startswith("--") and option != "--":
-            yield option, value if equals else next_word
+def _options_of(command_line: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The options of a command line with their values, after "=" or in the next word."""
+    next_words = [*command_line[1:], ""]
+    for word, next_word in zip(command_line, next_words, strict=True):
+        option_word, equals, value = word.partition("=")
+        if option_word.startswith("--") and option_word != "--":
+            yield option_word, value if equals else next_word
 
 
 def _begins_with(message: str, value: str) -> bool:
@@ -129,19 +163,15 @@ def _begins_with(message: str, value: str) -> bool:
         return True
     if message.startswith(f"{value!r} "):
         return True
-    # Of a file, messages tell as it was named, or by its whole path; a value may also be their first word by chance.
-    names = f"{re.escape(value)}|{re.escape(os.path.abspath(value))}"
-    return value != "" and re.match(rf"({names})(:|/| is (no|a) )", message) is not None
+    if not value:
+        return False
+    # A message names a file as the user did, or by its absolute path. The words after it tell a
+    # value from
+    # a word that happens to stand there.
+    file_names = _any_of([value, os.path.abspath(value)])
+    return re.match(rf"({file_names})(:|/| is (no|a) )", message) is not None
 
 
 def names_an_option_first(message: str) -> bool:
-    """True for a message about an option: then the command was used wrongly."""
+    """Whether a message is about an option: then the command was used wrongly."""
     return _OPTION_FIRST.match(message) is not None
-
-
-def _spellings(parameter: Any) -> Iterator[tuple[str, str]]:
-    options = [option for option in parameter.opts if option.startswith("--")]
-    spelling = options[0] if options else str(parameter.metavar or parameter.name.upper())
-    yield parameter.name, spelling
-    for option in parameter.opts:
-        yield option.lstrip("-").replace("-", "_"), spelling

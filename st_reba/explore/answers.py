@@ -5,9 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Literal
+
+from sentence_transformers import SentenceTransformer
 
 from . import compute, draw
+
+if TYPE_CHECKING:
+    from ..index import Index
 
 logger = logging.getLogger(__name__)
 
@@ -15,58 +20,91 @@ logger = logging.getLogger(__name__)
 class Answers:
     """What the page answers, in the words of a language."""
 
-    def __init__(self, models: Mapping[str, Any], index: Any, words: Mapping[str, str]) -> None:
-        self.models, self.index, self.words = models, index, words
-        # Kept, so that a slider does not run a model again; all layers' attention is large.
-        self._similar = lru_cache(64)(lambda name, texts: compute.similarities(models[name], texts))
-        self._inside = lru_cache(4)(lambda name, text, repeats: compute.look(models[name], text, repeats))
-        self._ranked = lru_cache(64)(lambda name, query, texts: compute.ranked(models[name], query, texts))
+    def __init__(
+        self,
+        models: Mapping[str, SentenceTransformer],
+        index: Index | None,
+        words: Mapping[str, str],
+    ) -> None:
+        self.models = models
+        self.index = index
+        self.words = words
+        # Cached, so that a slider does not run a model again; the attention of all layers is large.
+        self._similarities = lru_cache(64)(compute.similarities)
+        self._look = lru_cache(4)(compute.look)
+        self._rank = lru_cache(64)(compute.ranked)
 
-    def compare(self, names: Sequence[str], text: str) -> str:
-        texts = tuple(compute.lines_of(text, least=2, most=compute.MAX_SENTENCES))
-        return draw.comparison({name: self._similar(name, texts) for name in _some(names)}, texts, self.words)
+    def compare(self, model_names: Sequence[str], entered_text: str) -> str:
+        texts = tuple(compute.lines_of(entered_text, least=2, most=compute.MAX_SENTENCES))
+        _check_names(model_names)
+        tables = {model_name: self._similarities(self.models[model_name], texts) for model_name in model_names}
+        return draw.draw_comparison(tables, texts, self.words)
 
-    def look(self, name: str, text: str, repeats: float, weighting: compute.Weighting, word: str, layer: float) -> str:
-        (text,) = compute.lines_of(text, least=1, most=1)
-        inside = self._inside(name, text, int(repeats))
-        rows = {"mean": [], "last": [len(inside.rows) - 1]}
-        chosen = rows[weighting] if weighting in rows else compute.tokens_of(self.models[name], text, word)
-        shown = min(int(layer), len(inside.maps.layers) - 1)
-        return draw.inside_text(inside, inside.weights(weighting, chosen), chosen, shown, self.words)
+    def look(
+        self,
+        model_name: str,
+        entered_text: str,
+        repeats: float,
+        weighting: compute.Weighting,
+        word: str,
+        layer: float,
+    ) -> str:
+        (text,) = compute.lines_of(entered_text, least=1, most=1)
+        inside = self._look(self.models[model_name], text, int(repeats))
+        chosen_tokens: list[int] = []
+        if weighting == "last":
+            chosen_tokens.append(len(inside.rows) - 1)
+        elif weighting == "word":
+            chosen_tokens = compute.tokens_of(self.models[model_name], text, word)
+        weights = inside.weights(weighting, chosen_tokens)
+        # The slider may still have a layer of another model.
+        layer_index = min(int(layer), len(inside.maps.layers) - 1)
+        return draw.draw_inside(inside, weights, chosen_tokens, layer_index, self.words)
 
-    def search(self, names: Sequence[str], where: str, mode: str, query: str, text: str) -> str:
-        (query,) = compute.lines_of(query, least=1, most=1)
-        about, found = self.words["found"], {}
-        if where == "index":
-            # An index without words is still searched by vectors.
-            wanted_mode = None if mode == "hybrid" else mode
-            results = self.index.search(query, k=compute.MAX_FOUND, mode=wanted_mode)
-            hits = [(result.score, result.passage or result.text) for result in results]
-            found[self.words["index_column"]] = hits[: compute.MAX_RESULTS]
+    def search(
+        self,
+        model_names: Sequence[str],
+        corpus: Literal["index", "pasted"],
+        mode: Literal["hybrid", "vectors", "words"],
+        entered_query: str,
+        entered_text: str,
+    ) -> str:
+        (query,) = compute.lines_of(entered_query, least=1, most=1)
+        heading = self.words["found"]
+        results: dict[str, Sequence[compute.Hit]] = {}
+        if corpus == "index" and self.index is not None:
+            # Without a mode, an index without words is still searched by vectors.
+            index_mode = None if mode == "hybrid" else mode
+            index_results = self.index.search(query, k=compute.MAX_HITS, mode=index_mode)
+            hits = [(result.score, result.passage or result.text) for result in index_results]
+            results[self.words["index_column"]] = hits[: compute.MAX_RESULTS]
             texts = [text for _, text in hits]
-            about += " " + self.words["index_about"].format(most=compute.MAX_FOUND, read=compute.MAX_READ)
+            index_heading = self.words["index_about"]
+            heading += " " + index_heading.format(most=compute.MAX_HITS, read=compute.MAX_READ)
         else:
-            texts = compute.lines_of(text, least=1, most=compute.MAX_DOCUMENTS)
+            texts = compute.lines_of(entered_text, least=1, most=compute.MAX_DOCUMENTS)
         if texts:
-            found |= {name: self._ranked(name, query, tuple(texts)) for name in _some(names)}
-        return draw.results(found, query, about)
+            _check_names(model_names)
+            for model_name in model_names:
+                results[model_name] = self._rank(self.models[model_name], query, tuple(texts))
+        return draw.draw_results(results, query, heading)
 
     def or_problem(self, run: Callable[..., str]) -> Callable[..., str]:
-        """The same function, but an error takes the answer's place."""
+        """The same function, which answers with the problem where it fails."""
 
-        def answered(*values: Any) -> str:
+        def answer(*values: object) -> str:
             try:
                 return run(*values)
             except compute.Refused as refused:
-                return draw.problem(self.words["problem"], self.words[refused.key].format(**refused.values))
+                message = self.words[refused.key].format(**refused.values)
             except Exception as error:
                 logger.exception("The page could not answer.")
-                return draw.problem(self.words["problem"], f"{type(error).__name__}: {error}")
+                message = f"{type(error).__name__}: {error}"
+            return draw.draw_problem(self.words["problem"], message)
 
-        return answered
+        return answer
 
 
-def _some(names: Sequence[str]) -> Sequence[str]:
-    if not names:
+def _check_names(model_names: Sequence[str]) -> None:
+    if not model_names:
         raise compute.Refused("no_model")
-    return names

@@ -1,4 +1,4 @@
-"""Numbers on the page: similarity tables, weights and attention of a text's tokens, results of a search."""
+"""Numbers on the page: similarities, weights and attention of a text's tokens, search results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sentence_transformers.util import batch_to_device, cos_sim, load_file_path
 from ..build import build
 from ..evaluation.attention import Maps, attention_maps, sink_table
 from ..methods import Method, method_of
-from ..modules import RepeatTransformer
 from ..modules.capture import Capture
+from ..modules.transformer import RepeatTransformer
 from ..safety import load
 
 Weighting = Literal["last", "mean", "word"]
+# The score of a result, by a model its cosine with the query, and its text.
 Hit = tuple[float, str]
-"""The cosine of a text that was found (from an index: its score), and the text."""
 
 # Each sentence, position and result becomes a table that has to be read.
 MAX_SENTENCES = 12
@@ -31,36 +31,44 @@ MAX_CHARACTERS = 300
 MAX_COPIES = 4
 MAX_POSITIONS = 192
 MAX_RESULTS = 5
-# Results of an index, and characters of each, that methods rank anew.
-MAX_FOUND = 30
+# Results of an index that methods rank again, and characters that they read of each.
+MAX_HITS = 30
 MAX_READ = 1000
 
 
 class Refused(ValueError):
-    """Input that the page does not take; ``key`` is the message in words.yaml, ``values`` its fields."""
+    """Input that the page refuses; ``key`` names the message in words.yaml, ``values`` its fields."""
 
-    def __init__(self, key: str, **values: Any) -> None:
+    def __init__(self, key: str, **values: object) -> None:
         super().__init__(f"{key}: {values}")
-        self.key, self.values = key, values
+        self.key = key
+        self.values = values
 
 
 def open_model(base: str, method: Method | None, **options: Any) -> SentenceTransformer:
-    """Load a saved model; or build one, where the base is none or a method is given."""
-    named = method is None and ("/" in base or os.path.isdir(base))
-    saved = named and load_file_path(base, "modules.json") is not None
-    return load(base, **options) if saved else build(base, method, **options)
+    """Load a saved model; build one where the base is no saved model, or a method is given."""
+    is_name = method is None and ("/" in base or os.path.isdir(base))
+    if is_name and load_file_path(base, "modules.json") is not None:
+        return load(base, **options)
+    return build(base, method, **options)
 
 
-def lines_of(text: str, *, least: int, most: int) -> list[str]:
-    """Lines of a text, as many and as long as the page takes; else :class:`Refused`."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+def lines_of(entered_text: str, *, least: int, most: int) -> list[str]:
+    """The lines of what was entered; Refused where they are too few, too many or too long."""
+    stripped_lines = map(str.strip, entered_text.splitlines())
+    lines = list(filter(None, stripped_lines))
     if len(lines) < least:
         raise Refused("too_few", count=len(lines), least=least)
     if len(lines) > most:
         raise Refused("too_many", count=len(lines), most=most)
-    for number, line in enumerate(lines, 1):
+    for line_number, line in enumerate(lines, 1):
         if len(line) > MAX_CHARACTERS:
-            raise Refused("too_long", number=number, count=len(line), most=MAX_CHARACTERS)
+            raise Refused(
+                "too_long",
+                number=line_number,
+                count=len(line),
+                most=MAX_CHARACTERS,
+            )
     return lines
 
 
@@ -76,7 +84,8 @@ class Inside:
 
     Args:
         copies: [T] c in copy c, 0 at special and template tokens.
-        rows: [n, T] rows of A^new of the n tokens of copy 1, at content positions from the token on; else 0.
+        rows: [n, T] rows of A^new of the n tokens of copy 1, at content positions from the token on;
+            elsewhere 0.
         maps: The T tokens, and the attention of every layer.
         sinks: Rows of :func:`st_reba.evaluation.attention.sink_table`.
     """
@@ -86,11 +95,17 @@ class Inside:
     maps: Maps
     sinks: list[Any]
 
-    def weights(self, weighting: Weighting, chosen: Sequence[int] = ()) -> NDArray[np.float64]:
-        """Weight of each position, [T]: in e_n, in the mean (alpha_t, not yet divided by n), or of a word's tokens."""
+    def weights(
+        self,
+        weighting: Weighting,
+        word_tokens: Sequence[int] = (),
+    ) -> NDArray[np.float64]:
+        """Weight of each position, [T]: in e_n, in the mean (alpha_t, times n), or of a word's tokens."""
         if weighting == "mean":
             return np.asarray(self.rows.sum(axis=0))
-        return np.asarray(self.rows[-1] if weighting == "last" else self.rows[list(chosen)].mean(axis=0))
+        if weighting == "last":
+            return np.asarray(self.rows[-1])
+        return np.asarray(self.rows[list(word_tokens)].mean(axis=0))
 
 
 def can_look(model: SentenceTransformer) -> bool:
@@ -98,20 +113,28 @@ def can_look(model: SentenceTransformer) -> bool:
     return isinstance(model[0], RepeatTransformer) and model[0].rows == 1
 
 
+def _transformer_of(model: SentenceTransformer) -> RepeatTransformer:
+    transformer = model[0]
+    assert isinstance(transformer, RepeatTransformer)
+    return transformer
+
+
 def copies_of(model: SentenceTransformer) -> tuple[int, bool]:
     """Number of copies, and whether it can be changed: a template fixes it."""
-    first: Any = model[0]
-    return int(first.copies), first.template is None and method_of(model) is not None
+    transformer = _transformer_of(model)
+    can_change = transformer.template is None and method_of(model) is not None
+    return transformer.copies, can_change
 
 
 def passes_of(model: SentenceTransformer) -> int:
     """Number of passes through layers; a layer that runs twice counts twice."""
-    first: Any = model[0]
-    return int(first.depth + len(getattr(first, "second", None) or ()))
+    transformer = _transformer_of(model)
+    second_runs = getattr(transformer, "second", None) or ()
+    return transformer.depth + len(second_runs)
 
 
 def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
-    """Run a text and keep its backward attention and the attention of every layer (ReBA, 3.3; NoSink, 3.4).
+    """Keep the backward attention of a text and the attention of every layer (ReBA, 3.3; NoSink, 3.4).
 
     Args:
         model: A model that :func:`can_look` allows. It stays as it is.
@@ -124,41 +147,67 @@ def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
         >>> inside.copies, inside.rows.shape, len(inside.maps.layers)
         ([0, 1, 1, 1, 1, 2, 2, 2, 2], (4, 9), 6)
     """
-    own, free = copies_of(model)
+    copy_count, can_change = copies_of(model)
     prompt = model.prompts.get(model.default_prompt_name or "")
-    if repeats != own and free:
-        first, method = model[0], method_of(model)
-        kept = {name: getattr(method, name) for name in ("max_seq_length", "setting", "k", "k0", "m")}
-        model = build(first.model, Method("reba", repeats=repeats, **kept), tokenizer=first.tokenizer, check=False)
-    transformer: Any = model[0]
+    transformer = _transformer_of(model)
+    if repeats != copy_count and can_change:
+        model = _with_copies(model, repeats)
+        transformer = _transformer_of(model)
     features = batch_to_device(transformer.preprocess([text], prompt=prompt), model.device)
     span = features["spans"][0]
     if span.total > MAX_POSITIONS:
         raise Refused("too_many_positions", count=span.total, most=MAX_POSITIONS)
-    if span.length < (count := len(transformer.content([text])["input_ids"][0])):
-        raise Refused("cut", count=count, kept=span.length)
+    token_count = len(transformer.content([text])["input_ids"][0])
+    if span.length < token_count:
+        raise Refused("cut", count=token_count, kept=span.length)
     model.eval()
     with torch.inference_mode():
-        captured = transformer(features, capture=Capture("copy"))["backward_attention"]
-    copies = features["copy_ids"][0, : span.total].cpu()
-    rows = captured[0, :, : span.total].double().cpu().numpy()
+        output = transformer(features, capture=Capture("copy"))
+    copy_ids = features["copy_ids"][0, : span.total].tolist()
+    attention_rows = output["backward_attention"][0, :, : span.total]
+    rows = attention_rows.double().cpu().numpy()
     maps = attention_maps(model, text, prompt=prompt)
-    return Inside(copies.tolist(), rows, maps, list(sink_table([maps]).itertuples()))
+    sinks = list(sink_table([maps]).itertuples())
+    return Inside(copy_ids, rows, maps, sinks)
+
+
+def _with_copies(model: SentenceTransformer, repeats: int) -> SentenceTransformer:
+    """A model of the same base that reads a text ``repeats`` times."""
+    transformer = _transformer_of(model)
+    method = method_of(model)
+    options = {
+        option_name: getattr(method, option_name) for option_name in ("max_seq_length", "setting", "k", "k0", "m")
+    }
+    changed_method = Method("reba", repeats=repeats, **options)
+    return build(
+        transformer.model,
+        changed_method,
+        tokenizer=transformer.tokenizer,
+        check=False,
+    )
 
 
 def tokens_of(model: SentenceTransformer, text: str, word: str) -> list[int]:
     """Content tokens, from 0, of the word's first occurrence in the text; else :class:`Refused`."""
-    if not (word := word.strip()) or word not in text:
+    word = word.strip()
+    if not word or word not in text:
         raise Refused("no_word", word=word)
-    first: Any = model[0]
-    offsets = first.content([text], offsets=True)["offset_mapping"][0]
-    start = text.index(word)
-    end = start + len(word)
-    return [place for place, (left, right) in enumerate(offsets) if left < end and start < right]
+    word_start = text.index(word)
+    word_end = word_start + len(word)
+    content = _transformer_of(model).content([text], offsets=True)
+    word_tokens: list[int] = []
+    for token, (token_start, token_end) in enumerate(content["offset_mapping"][0]):
+        if token_start < word_end and word_start < token_end:
+            word_tokens.append(token)
+    return word_tokens
 
 
 def ranked(model: SentenceTransformer, query: str, texts: Sequence[str]) -> list[Hit]:
-    """The texts nearest to a query by cosine, the best first; each as its cosine and the text."""
-    documents = model.encode_document([text[:MAX_READ] for text in texts], show_progress_bar=False)
-    scores = cos_sim(model.encode_query([query], show_progress_bar=False), documents)[0].tolist()
-    return sorted(zip(scores, texts, strict=True), key=lambda hit: -hit[0])[:MAX_RESULTS]
+    """The texts nearest to a query by cosine, the best first."""
+    read_texts = [text[:MAX_READ] for text in texts]
+    document_vectors = model.encode_document(read_texts, show_progress_bar=False)
+    query_vectors = model.encode_query([query], show_progress_bar=False)
+    scores = cos_sim(query_vectors, document_vectors)[0].tolist()
+    hits = list(zip(scores, texts, strict=True))
+    hits.sort(key=lambda hit: -hit[0])
+    return hits[:MAX_RESULTS]

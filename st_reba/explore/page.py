@@ -4,98 +4,218 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from sentence_transformers import SentenceTransformer
 
 from . import compute, draw
 from .answers import Answers
-from .serve import LANGUAGES
+
+if TYPE_CHECKING:
+    from ..index import Index
 
 gr: Any = import_module("gradio")
+Component = Any  # of gradio
 
 
 class Page:
     """The page with its three tabs, in a language of words.yaml."""
 
-    def __init__(self, models: Mapping[str, Any], index: Any, language: str) -> None:
-        self.models, self.index, self.words = models, index, draw.WORDS[language]
+    def __init__(
+        self,
+        models: Mapping[str, SentenceTransformer],
+        index: Index | None,
+        language: str,
+    ) -> None:
+        self.models = models
+        self.has_index = index is not None
+        self.words = draw.WORDS[language]
         self.answers = Answers(models, index, self.words)
-        links = "".join(
-            f'<b lang="{code}">{name}</b>' if code == language else f'<a href="../{code}/" lang="{code}">{name}</a>'
-            for code, name in LANGUAGES.items()
-        )
+        self.inside_models = [name for name, model in models.items() if compute.can_look(model)]
         title = f"<h1>{self.words['title']}</h1><p>{self.words['about']}</p>"
-        tabs = {"compare": self._compare_tab, "inside": self._inside_tab, "search": self._search_tab}
-        self.looked = [name for name, model in models.items() if compute.can_look(model)]
-        with gr.Blocks(title=self.words["title"], analytics_enabled=False, fill_width=True) as self.blocks:
+        links = _language_links(language)
+        self.blocks = gr.Blocks(title=self.words["title"], analytics_enabled=False, fill_width=True)
+        with self.blocks:
             with gr.Row(elem_id="top"):
                 gr.HTML(title, elem_id="title", padding=False)
                 gr.HTML(f"<nav>{links}</nav>", elem_id="language", padding=False)
             with gr.Tabs():
-                for name, fill in tabs.items():
-                    if name != "inside" or self.looked:
-                        with gr.Tab(self.words[name], id=name):
-                            fill()
+                with self._tab("compare"):
+                    self._fill_compare_tab()
+                if self.inside_models:
+                    with self._tab("inside"):
+                        self._fill_inside_tab()
+                with self._tab("search"):
+                    self._fill_search_tab()
 
-    def _compare_tab(self) -> None:
-        models = self._choice("compare-models")
-        texts = self._box("sentences", "some_sentences", lines=5)
-        self._answer("compare", self.answers.compare, [models, texts], [models.change])
+    def _tab(self, key: str) -> Component:
+        return gr.Tab(self.words[key], id=key)
 
-    def _inside_tab(self) -> None:
-        own = self.looked[-1]
+    def _fill_compare_tab(self) -> None:
+        model_choice = self._model_choice("compare-models")
+        texts_box = self._textbox("sentences", "some_sentences", line_count=5)
+        self._add_answer(
+            "compare",
+            self.answers.compare,
+            [model_choice, texts_box],
+            [model_choice.change],
+        )
+
+    def _fill_inside_tab(self) -> None:
+        first_name = self.inside_models[-1]
         with gr.Row():
-            model = gr.Dropdown(self.looked, value=own, label=self.words["model"], elem_id="inside-model")
-            repeats, layer = self._sliders(own)
-        text = self._box("text", "some_text")
+            model_choice = gr.Dropdown(
+                self.inside_models,
+                value=first_name,
+                label=self.words["model"],
+                elem_id="inside-model",
+            )
+            repeats_slider, layer_slider = self._sliders(first_name)
+        text_box = self._textbox("text", "some_text")
         with gr.Row():
-            choices, label = self._choices("last", "mean", "word"), self.words["weighting"]
-            weighting = gr.Radio(choices, value="mean", label=label, scale=2, elem_id="inside-weighting")
-            word = self._box("which_word", "some_word")
-        fitted = gr.State(own)
+            weighting_choice = gr.Radio(
+                self._choices("last", "mean", "word"),
+                value="mean",
+                label=self.words["weighting"],
+                scale=2,
+                elem_id="inside-weighting",
+            )
+            word_box = self._textbox("which_word", "some_word")
+        fitted_model = gr.State(first_name)
 
-        def fit(name: str, last: str) -> tuple[Any, ...]:
-            # Gradio tells one choice several times: a late one must not reset what was entered meanwhile.
-            return (gr.skip(), gr.skip(), name) if name == last else (*self._sliders(name), name)
+        def fit_sliders(model_name: str, fitted_name: str) -> tuple[Component, ...]:
+            # Gradio reports one choice several times: a late report must not reset what was entered
+            # meanwhile.
+            if model_name == fitted_name:
+                return gr.skip(), gr.skip(), model_name
+            return *self._sliders(model_name), model_name
 
-        model.change(fit, [model, fitted], [repeats, layer, fitted], api_visibility="private")
-        changes = [model.change, repeats.change, layer.change, weighting.change, text.submit, word.submit]
-        self._answer("inside", self.answers.look, [model, text, repeats, weighting, word, layer], changes)
+        outputs = [repeats_slider, layer_slider, fitted_model]
+        model_choice.change(
+            fit_sliders,
+            [model_choice, fitted_model],
+            outputs,
+            api_visibility="private",
+        )
+        choices = [model_choice, repeats_slider, layer_slider, weighting_choice]
+        changes = [component.change for component in choices]
+        self._add_answer(
+            "inside",
+            self.answers.look,
+            [
+                model_choice,
+                text_box,
+                repeats_slider,
+                weighting_choice,
+                word_box,
+                layer_slider,
+            ],
+            [*changes, text_box.submit, word_box.submit],
+        )
 
-    def _sliders(self, name: str) -> tuple[Any, Any]:
-        model = self.models[name]
-        copies, free = compute.copies_of(model)
-        most, last = max(copies, compute.MAX_COPIES), compute.passes_of(model) - 1
-        shown: dict[str, Any] = {"label": self.words["repeats"], "interactive": free, "elem_id": "inside-repeats"}
-        repeats = gr.Slider(1, most, copies, step=1, buttons=[], **shown)
-        return repeats, gr.Slider(0, last, 0, step=1, buttons=[], label=self.words["layer"], elem_id="inside-layer")
+    def _sliders(self, model_name: str) -> tuple[Component, Component]:
+        """The sliders of copies and layers, which fit a model."""
+        model = self.models[model_name]
+        copy_count, can_change = compute.copies_of(model)
+        repeats = gr.Slider(
+            1,
+            max(copy_count, compute.MAX_COPIES),
+            copy_count,
+            step=1,
+            buttons=[],
+            label=self.words["repeats"],
+            interactive=can_change,
+            elem_id="inside-repeats",
+        )
+        layer = gr.Slider(
+            0,
+            compute.passes_of(model) - 1,
+            0,
+            step=1,
+            buttons=[],
+            label=self.words["layer"],
+            elem_id="inside-layer",
+        )
+        return repeats, layer
 
-    def _search_tab(self) -> None:
-        models = self._choice("search-models")
-        choices, there = self._choices("pasted", "index"), self.index is not None
-        where = gr.Radio(choices, value="pasted", label=self.words["corpus"], elem_id="search-where", visible=there)
-        modes = self._choices("hybrid", "vectors", "words")
-        mode = gr.Radio(modes, value="hybrid", label=self.words["mode"], elem_id="search-mode", visible=there)
-        query = self._box("query", "some_query")
-        texts = self._box("documents", "some_documents", lines=6)
-        changes = [query.submit, models.change, where.change, mode.change]
-        self._answer("search", self.answers.search, [models, where, mode, query, texts], changes)
+    def _fill_search_tab(self) -> None:
+        model_choice = self._model_choice("search-models")
+        corpus_choice = gr.Radio(
+            self._choices("pasted", "index"),
+            value="pasted",
+            label=self.words["corpus"],
+            elem_id="search-where",
+            visible=self.has_index,
+        )
+        mode_choice = gr.Radio(
+            self._choices("hybrid", "vectors", "words"),
+            value="hybrid",
+            label=self.words["mode"],
+            elem_id="search-mode",
+            visible=self.has_index,
+        )
+        query_box = self._textbox("query", "some_query")
+        texts_box = self._textbox("documents", "some_documents", line_count=6)
+        inputs = [
+            model_choice,
+            corpus_choice,
+            mode_choice,
+            query_box,
+            texts_box,
+        ]
+        changes = [component.change for component in (model_choice, corpus_choice, mode_choice)]
+        self._add_answer("search", self.answers.search, inputs, [query_box.submit, *changes])
 
-    def _box(self, key: str, example: str, *, lines: int = 1) -> Any:
-        size = {"lines": lines, "max_lines": 1 if lines == 1 else 8}
-        return gr.Textbox(self.words[example], label=self.words[key], elem_id=key, **size)
+    def _textbox(self, key: str, example_key: str, *, line_count: int = 1) -> Component:
+        return gr.Textbox(
+            self.words[example_key],
+            label=self.words[key],
+            elem_id=key,
+            lines=line_count,
+            max_lines=1 if line_count == 1 else 8,
+        )
 
-    def _choice(self, elem_id: str) -> Any:
-        return gr.CheckboxGroup(list(self.models), value=[*self.models], label=self.words["models"], elem_id=elem_id)
+    def _model_choice(self, elem_id: str) -> Component:
+        names = list(self.models)
+        return gr.CheckboxGroup(names, value=names, label=self.words["models"], elem_id=elem_id)
 
     def _choices(self, *keys: str) -> list[tuple[str, str]]:
         return [(self.words[key], key) for key in keys]
 
-    def _answer(self, tab: str, run: Callable[..., str], inputs: Sequence[Any], events: Sequence[Any]) -> None:
+    def _add_answer(
+        self,
+        tab: str,
+        run: Callable[..., str],
+        inputs: Sequence[Component],
+        events: Sequence[Component],
+    ) -> None:
         """Answer at the tab's button, on events, and when the page opens."""
-        button = gr.Button(self.words[f"run_{tab}"], variant="primary", elem_id=f"{tab}-run", elem_classes="run")
-        answer = gr.HTML(elem_id=f"{tab}-answer")
-        # While one runs, only the last of further events is kept, so that the answer fits the input.
-        order: dict[str, Any] = {"trigger_mode": "always_last", "concurrency_id": "page", "concurrency_limit": 1}
-        shown: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
-        triggers, answered = [self.blocks.load, button.click, *events], self.answers.or_problem(run)
-        gr.on(triggers, answered, list(inputs), answer, **order, **shown)
+        button = gr.Button(
+            self.words[f"run_{tab}"],
+            variant="primary",
+            elem_id=f"{tab}-run",
+            elem_classes="run",
+        )
+        gr.on(
+            [self.blocks.load, button.click, *events],
+            self.answers.or_problem(run),
+            inputs,
+            gr.HTML(elem_id=f"{tab}-answer"),
+            # While an answer is computed, only the last of further events is kept: the answer fits
+            # the input.
+            trigger_mode="always_last",
+            concurrency_id="page",
+            concurrency_limit=1,
+            api_visibility="private",
+            show_progress="minimal",
+        )
+
+
+def _language_links(current_language: str) -> str:
+    links = ""
+    for language, language_name in draw.LANGUAGES.items():
+        if language == current_language:
+            links += f'<b lang="{language}">{language_name}</b>'
+        else:
+            links += f'<a href="../{language}/" lang="{language}">{language_name}</a>'
+    return links

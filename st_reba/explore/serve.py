@@ -1,4 +1,4 @@
-"""Serve the page on this machine; a browser that opens it asks no other."""
+"""Serve the page on this machine; a browser that opens it asks no other server."""
 
 from __future__ import annotations
 
@@ -8,23 +8,40 @@ import webbrowser
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..methods import Method
 from ..optional import required
-from ..serve.access import LOOPBACK, host_name
-from ..serve.run import bound, run
+from ..serve.hosts import LOOPBACK, bind_socket, host_name
+from ..serve.run import run_server
 
-DEFAULT = ("mini classical:pooling=mean", "mini echo:pooling=mean", "mini reba:pooling=mean")
-LANGUAGES = {"en": "English", "zh": "中文"}
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from ..index import Index
+
+DEFAULT_MODELS = (
+    "mini classical:pooling=mean",
+    "mini echo:pooling=mean",
+    "mini reba:pooling=mean",
+)
 MAX_MODELS = 6
-_FONTS = ("system-ui", "Segoe UI", "Helvetica Neue", "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", "sans-serif")
+_FONTS = (
+    "system-ui",
+    "Segoe UI",
+    "Helvetica Neue",
+    "PingFang SC",
+    "Microsoft YaHei",
+    "Noto Sans CJK SC",
+    "sans-serif",
+)
 # The browser refuses whatever is not from this server.
-_POLICY = b"default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; form-action 'self'"
+_CONTENT_POLICY = b"default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; form-action 'self'"
 
 
 def launch(
-    models: Sequence[str] = DEFAULT,
+    models: Sequence[str] = DEFAULT_MODELS,
     *,
     host: str = "127.0.0.1",
     port: int = 7860,
@@ -32,11 +49,11 @@ def launch(
     open_browser: bool = False,
     **options: Any,
 ) -> None:
-    """Serve the page until it is interrupted. Nothing is fetched from elsewhere, except models on the Hub.
+    """Serve the page until it is interrupted; only models are fetched from elsewhere, the Hub.
 
     Args:
-        models: One to six, each a saved model (folder or Hub id); a base, alone or with a method behind a space, as
-            ``"mini echo:pooling=mean"``; ``"zoo:NAME"``; or a recipe's file.
+        models: One to six, each a saved model (folder or Hub id); a base, alone or with a method
+            behind a space, as ``"mini echo:pooling=mean"``; ``"zoo:NAME"``; or a recipe's file.
         host: Address; ``"0.0.0.0"`` serves to everybody who reaches this machine.
         port: Port; 0 takes a free one.
         index: Folder of an index to search in.
@@ -51,59 +68,97 @@ def launch(
     Example:
         >>> launch(["mini", "mini echo:pooling=mean"])  # doctest: +SKIP
     """
-    named = read_names(models)
+    named_models = read_names(models)
     required("gradio", "explore")
-    with bound(host, port) as taken:
+    with bind_socket(host, port) as bound_socket:
         from ..index import Index
         from .compute import open_model
 
-        opened = {name: open_model(base, method, **options) for name, (base, method) in named.items()}
-        searched = None if index is None else Index.open(index, **options)
-        app = make_app(opened, searched, LOOPBACK if host in LOOPBACK else ())
+        opened_models: dict[str, SentenceTransformer] = {}
+        for model_name, (base, method) in named_models.items():
+            opened_models[model_name] = open_model(base, method, **options)
+        opened_index = None if index is None else Index.open(index, **options)
+        allowed_hosts = LOOPBACK if host in LOOPBACK else ()
+        app = make_app(opened_models, opened_index, allowed_hosts)
         if open_browser:
-            threading.Timer(1.0, webbrowser.open, [f"http://localhost:{taken.getsockname()[1]}"]).start()
-        run(app, taken)
+            bound_port = bound_socket.getsockname()[1]
+            threading.Timer(1.0, webbrowser.open, [f"http://localhost:{bound_port}"]).start()
+        run_server(app, bound_socket)
 
 
-def read_names(names: Sequence[str]) -> dict[str, tuple[str, Method | None]]:
-    """Base and method by the name that is shown, before anything is loaded."""
-    if not 1 <= len(names) <= MAX_MODELS:
-        raise ValueError(f"{len(names)} models: the page shows 1 to {MAX_MODELS}.")
-    found: dict[str, tuple[str, Method | None]] = {}
-    for name in names:
-        base, _, method = (name, "", "") if os.path.exists(name) else name.strip().partition(" ")
-        # Of a path, its last part is shown, unless two are alike.
-        shown = name.replace(base, os.path.basename(os.path.abspath(base)), 1) if os.path.exists(base) else name
-        found[name if shown in found else shown] = base, Method.parse(method.strip()) if method else None
-    return found
+def read_names(
+    model_names: Sequence[str],
+) -> dict[str, tuple[str, Method | None]]:
+    """Base and method by the displayed model_name, before anything is loaded."""
+    if not 1 <= len(model_names) <= MAX_MODELS:
+        raise ValueError(f"{len(model_names)} models: the page shows 1 to {MAX_MODELS}.")
+    models: dict[str, tuple[str, Method | None]] = {}
+    for model_name in model_names:
+        base, method_text = model_name, ""
+        if not os.path.exists(model_name):
+            base, _, method_text = model_name.strip().partition(" ")
+        displayed_name = model_name
+        if os.path.exists(base):
+            folder_name = os.path.basename(os.path.abspath(base))
+            displayed_name = model_name.replace(base, folder_name, 1)
+        if displayed_name in models:
+            displayed_name = model_name
+        method = Method.parse(method_text.strip()) if method_text else None
+        models[displayed_name] = base, method
+    return models
 
 
-def make_app(models: Mapping[str, Any], index: Any, hosts: Sequence[str] = ()) -> Any:
-    """The page in each language, below ``/en`` and ``/zh``, as an ASGI application that answers ``hosts`` alone."""
+def make_app(
+    models: Mapping[str, SentenceTransformer],
+    index: Index | None,
+    allowed_hosts: Sequence[str] = (),
+) -> ASGIApp:
+    """The page in each language, below ``/en`` and ``/zh``, as an ASGI application.
+
+    It answers requests to ``allowed_hosts`` alone, if there are any: a page elsewhere can give a
+    name of its own the address of this machine.
+    """
+    from .draw import LANGUAGES
     from .page import Page, gr
 
     fastapi: Any = import_module("fastapi")
-    served = fastapi.FastAPI(openapi_url=None)
-    theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=_FONTS, font_mono=("monospace",))
-    looks: dict[str, Any] = {"theme": theme, "css_paths": Path(__file__).with_name("page.css")}
-    quiet: dict[str, Any] = {"footer_links": [], "ssr_mode": False, "enable_monitoring": False}
+    pages: Any = fastapi.FastAPI(openapi_url=None)
 
-    def start(request: Any) -> Any:
-        chinese = request.headers.get("accept-language", "").startswith("zh")
-        return fastapi.responses.RedirectResponse("zh/" if chinese else "en/")
+    def redirect_to_language(request: Any) -> Any:
+        is_chinese = request.headers.get("accept-language", "").startswith("zh")
+        return fastapi.responses.RedirectResponse("zh/" if is_chinese else "en/")
 
-    served.add_route("/", start)
-    for each in LANGUAGES:
-        gr.mount_gradio_app(served, Page(models, index, each).blocks, path=f"/{each}", **looks, **quiet)
+    pages.add_route("/", redirect_to_language)
+    theme = gr.themes.Default(
+        primary_hue="blue",
+        neutral_hue="slate",
+        font=_FONTS,
+        font_mono=("monospace",),
+    )
+    for language in LANGUAGES:
+        gr.mount_gradio_app(
+            pages,
+            Page(models, index, language).blocks,
+            path=f"/{language}",
+            theme=theme,
+            css_paths=Path(__file__).with_name("page.css"),
+            footer_links=[],
+            ssr_mode=False,
+            enable_monitoring=False,
+        )
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        async def guarded(message: dict[str, Any]) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"content-security-policy", _POLICY)]
+                policy_header = (b"content-security-policy", _CONTENT_POLICY)
+                message["headers"] = [*message["headers"], policy_header]
             await send(message)
 
-        name = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1")
-        refused = scope["type"] == "http" and hosts and host_name(name) not in hosts  # of a page elsewhere
-        await (fastapi.responses.Response(status_code=403) if refused else served)(scope, receive, guarded)
+        application = pages
+        if scope["type"] == "http" and allowed_hosts:
+            header = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+            if host_name(header) not in allowed_hosts:
+                application = fastapi.responses.Response(status_code=403)
+        await application(scope, receive, send_with_policy)
 
     return app

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copyreg
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +28,6 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 Features = dict[str, Any]  # what modules hand on, by name
 # Pairs of a literal and the field after it, or None.
 Template = tuple[tuple[str, str | None], ...]
-# A number of tokens: of one text, or those of a batch, [B, 1].
-Count = TypeVar("Count", int, Tensor)
 
 
 def published(module_class: Any) -> Any:
@@ -44,10 +42,7 @@ def published(module_class: Any) -> Any:
     return module_class
 
 
-def _new(
-    home: str,
-    name: str,
-) -> object:
+def _new(home: str, name: str) -> object:
     module_class = getattr(import_module(home), name)
     return module_class.__new__(module_class)
 
@@ -99,17 +94,6 @@ class RowLayout:
         """Number s of template and special tokens."""
         return sum(len(segment or ()) for segment in self.segments)
 
-    def row_length(self, text_length: Count) -> Count:
-        """Tokens of a row whose text has ``text_length`` tokens."""
-        return self.overhead + self.copies * text_length
-
-    def segment_starts(self, text_length: Count) -> Iterator[tuple[tuple[int, ...] | None, Count]]:
-        """Each segment, and the position at which it begins in a row whose text has ``text_length`` tokens."""
-        start = text_length * 0
-        for segment in self.segments:
-            yield segment, start
-            start = start + (text_length if segment is None else len(segment))
-
     def build_row(self, content: Sequence[int]) -> tuple[list[int], list[int], Span]:
         """Token ids of one row, copy ids (c in copy c, 0 elsewhere), and the span."""
         token_ids: list[int] = []
@@ -126,10 +110,7 @@ class RowLayout:
         return token_ids, copy_ids, Span(copy_ids.index(1), len(content), len(token_ids))
 
 
-def copy_starts(
-    copy_ids: Tensor,
-    copy_number: int,
-) -> Tensor:
+def copy_starts(copy_ids: Tensor, copy_number: int) -> Tensor:
     """Position at which a copy begins in each row, [B, 1]."""
     return (copy_ids == copy_number).int().argmax(dim=1, keepdim=True)
 
@@ -197,8 +178,17 @@ def tokenize(
     """
     # Half of a surrogate pair has no UTF-8 form; its length is kept for the offsets.
     clean_texts = [_SURROGATES.sub("\ufffd", text) for text in texts]
-    options: dict[str, Any] = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": False}
-    options |= {"return_attention_mask": False, "return_token_type_ids": False, "return_offsets_mapping": offsets}
+    options: dict[str, Any] = {
+        "padding": False,
+        "truncation": False,
+        "verbose": False,
+        "add_special_tokens": False,
+    }
+    options |= {
+        "return_attention_mask": False,
+        "return_token_type_ids": False,
+        "return_offsets_mapping": offsets,
+    }
     with tokenizer_lock:
         return dict(tokenizer(clean_texts, split_special_tokens=not special, **options))
 

@@ -1,29 +1,32 @@
-"""Export a model as one ONNX graph in a folder of stock modules, for consumers without st_reba or without torch."""
+"""Export a model as one ONNX graph in a folder of stock modules, which need no st_reba."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from ..comparison import GOLDEN_TEXTS, relative_distance
-from ..encode import Task, encode_texts
+from ..encode import encode_texts
 from ..hub.golden import digest_header, environment, write_file
 from ..hub.graph import GRAPH, Runner, verify_graph, versions
 from ..hub.save import check_free, put
 from ..optional import required
 from .card import write_graph_card
 from .folder import write_folder
-from .graph import EmbeddingGraph
-from .int8 import quantize as _quantize
+from .graph import EmbeddingGraph, GraphTask
+from .int8 import quantize_graph
 from .tracing import export_graph
 
 __all__ = ["export", "verify_graph"]
 
-# Distance between torch and onnxruntime, whose sums run in another order, as `relative_distance` gives it.
+# Largest distance between torch and onnxruntime, which sum in another order, as `relative_distance` gives
+# it.
 TOLERANCE = 1e-4
 
 
@@ -33,22 +36,23 @@ def export(
     *,
     quantize: str | None = None,
     overwrite: bool = False,
-    task: Task | Literal["similarity"] | None = None,
-) -> dict[str, Any]:
+    task: GraphTask = None,
+) -> dict[str, object]:
     """Write a model as one ONNX graph, in a folder of stock sentence-transformers modules.
 
-    The graph takes ``input_ids`` and ``attention_mask`` of the plain text, repeats, runs, captures and pools; the mean
-    of its ``last_hidden_state`` over the tokens is the sentence vector. It is run before the folder appears, which also
-    holds golden vectors and a card, so that ``st-reba verify`` and ``st-reba push`` take it like a saved model.
+    The graph takes ``input_ids`` and ``attention_mask`` of the plain text, repeats it, runs it and
+    pools; the mean of its ``last_hidden_state`` over the tokens is the sentence vector. It is tried
+    before the folder appears. The folder also holds golden vectors and a card, so that
+    ``st-reba verify`` and ``st-reba push`` take it like a saved model.
 
     Args:
         model: A model that st_reba built, in float32, on a CPU.
         folder: The folder to make.
-        quantize: ``"int8"``: also write a graph in 8 bits, and what it loses on the golden texts; refused where that is
-            too much.
+        quantize: ``"int8"``: also write a graph in 8 bits, and its loss on the golden texts; refused
+            if it loses too much.
         overwrite: Replace an exported model that is there.
-        task: Whose template, prompt and shift the graph holds: ``"query"``, ``"document"``, or ``"similarity"`` for
-            what ``encode`` gives; None: all are the same.
+        task: Whose template, prompt and shift the graph holds: ``"query"``, ``"document"``, or
+            ``"similarity"`` for what ``encode`` gives; None: all are the same.
 
     Returns:
         Sizes, the distance from torch, and the loss of int8 if asked for.
@@ -56,7 +60,8 @@ def export(
     Raises:
         FileExistsError: Something is there that may not be replaced.
         ImportError: onnx, onnxscript or onnxruntime is missing.
-        ValueError: The model cannot be exported, or its graph computes something else; nothing is written then.
+        ValueError: The model cannot be exported, or its graph computes something else; nothing is
+            written then.
 
     Example:
         >>> import st_reba, st_reba.onnx
@@ -66,40 +71,69 @@ def export(
     """
     if quantize not in (None, "int8"):
         raise ValueError(f"quantize={quantize!r} is not known: choose 'int8', or None.")
-    for name in ("onnx", "onnxruntime", "onnxscript"):
-        required(name, "onnx", f"exporting needs {name}")
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        required(package, "onnx", f"exporting needs {package}")
     check_free(folder, overwrite=overwrite, kind="exported model")
-    graph, target = EmbeddingGraph(model, task), Path(os.path.realpath(folder))
+    graph = EmbeddingGraph(model, task)
+    target = Path(os.path.realpath(folder))
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
-        new = Path(temporary, "new")
-        new.mkdir()
-        write_folder(model, graph, new)
-        export_graph(graph, new / GRAPH)
-        golden, wanted = _write_golden(model, graph, new)
-        report: dict[str, Any] = {"dimension": graph.dimension, "max_seq_length": graph.max_length}
-        runner, count = Runner(new), len(golden)
-        found = (runner.encode(golden), runner.encode(golden, count), runner.encode(golden, count, "left"))
-        report["distance"] = distance = max(relative_distance(wanted, each) for each in found)
-        if not distance <= TOLERANCE:
-            raise ValueError(
-                f"The graph of {type(graph.model).__name__} is off by {distance:.1e} ({TOLERANCE:.0e} are allowed): "
-                "its forward pass depends on the input in a way that a graph cannot hold."
-            )
-        if quantize is not None:
-            report["int8"] = _quantize(new, golden)
-        write_graph_card(model, graph, new, int8=report.get("int8"), tolerance=TOLERANCE)
-        put(new, target)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary_folder:
+        new_folder = Path(temporary_folder, "new")
+        new_folder.mkdir()
+        write_folder(model, graph, new_folder)
+        export_graph(graph, new_folder / GRAPH)
+        texts, expected_vectors = _write_golden(model, graph, new_folder)
+        report: dict[str, object] = {
+            "dimension": graph.dimension,
+            "max_seq_length": graph.max_length,
+        }
+        report["distance"] = _check_graph(graph, new_folder, texts, expected_vectors)
+        int8 = None if quantize is None else quantize_graph(new_folder, texts)
+        if int8 is not None:
+            report["int8"] = int8
+        write_graph_card(model, graph, new_folder, int8=int8, tolerance=TOLERANCE)
+        put(new_folder, target)
     return report
 
 
-def _write_golden(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path) -> tuple[list[str], Any]:
+def _write_golden(
+    model: SentenceTransformer, graph: EmbeddingGraph, folder: Path
+) -> tuple[list[str], NDArray[np.float32]]:
+    texts = list(GOLDEN_TEXTS)
     # The stock tokenizer may make no token of an empty text, so that nothing would reach the graph.
-    empty = graph.empty is not None and graph.before + graph.after > 0
-    texts = [text for text in GOLDEN_TEXTS if text or empty]
-    about: dict[str, Any] = {"graph": GRAPH, "task": graph.task, "tolerance": TOLERANCE, "fields": {}}
-    about["made"] = {**environment(model), **versions()}
-    about |= digest_header(folder)
+    if graph.empty_text_id is None or graph.special_token_count == 0:
+        texts = [text for text in texts if text]
+    header: dict[str, object] = {
+        "graph": GRAPH,
+        "task": graph.task,
+        "tolerance": TOLERANCE,
+        "fields": {},
+        "made": environment(model) | versions(),
+    }
+    header |= digest_header(folder)
     vectors = encode_texts(model, texts, task=graph.task)
-    write_file(folder, about, texts, vectors.tolist())
+    write_file(folder, header, texts, vectors.tolist())
     return texts, vectors
+
+
+def _check_graph(
+    graph: EmbeddingGraph,
+    folder: Path,
+    texts: Sequence[str],
+    expected_vectors: NDArray[np.float32],
+) -> float:
+    """The largest distance from torch of texts that run alone, and in a batch padded on either side."""
+    runner = Runner(folder)
+    batch_size = len(texts)
+    runs = [
+        runner.encode(texts),
+        runner.encode(texts, batch_size),
+        runner.encode(texts, batch_size, "left"),
+    ]
+    distance = max(relative_distance(expected_vectors, vectors) for vectors in runs)
+    if not distance <= TOLERANCE:
+        raise ValueError(
+            f"The graph of {type(graph.model).__name__} is off by {distance:.1e} ({TOLERANCE:.0e} are allowed): "
+            "its forward pass depends on the input in a way that a graph cannot hold."
+        )
+    return distance

@@ -1,4 +1,4 @@
-"""Attention as a graph can hold it: one block of standard operators, without a branch that depends on the data."""
+"""Attention as a graph can hold it: standard operators, without a branch that depends on the data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedModel,
+)
 from transformers.masking_utils import sdpa_mask
 
 from ..modules.both_ways import sum_rows_and_columns
@@ -17,23 +21,28 @@ from ..modules.layout import decoder_of
 from ..modules.masks import MASKS
 from ..modules.nosink import LayerMask, LayerMasks, apply_mask
 from ..modules.passes import current_pass
+from ..modules.placement import PlacedRows
+from ..modules.transformer import RepeatTransformer
 
 GRAPH_ATTENTION = "st_reba_graph"
 # Larger than any score, small enough for every runtime's float16.
 _HIDDEN = -1e9
+# Arguments of some models' attention that change it in a way that `attend` does not follow.
+_UNSUPPORTED_TERMS = ("block_indices", "sinks", "indices", "position_bias")
 
 
 class GraphMasks(LayerMasks):
-    """Masks of the traced pass as numbers to add to scores; layers that see alike share one."""
+    """Masks of the traced pass, as numbers to add to scores; equal masks share one tensor."""
 
-    def __init__(self, transformer: Any) -> None:
+    def __init__(self, transformer: RepeatTransformer) -> None:
         self.layer_masks = getattr(transformer, "layer_masks", [])
         self.second = getattr(transformer, "second", [])
         self.m = getattr(transformer, "m", 1)
         self.rerun_mask = None
         self.last_attention = None
-        # Each mask is kept beside what was made of it, so that its identity stays its own.
-        self.added: dict[tuple[str, int, bool], tuple[Tensor | None, Tensor]] = {}
+        # Each mask with the native mask that it was made from, so that no other tensor gets the
+        # native mask's id.
+        self.additive_masks: dict[tuple[str, int, bool], tuple[Tensor | None, Tensor]] = {}
 
     def name_of_mask(self, module: nn.Module) -> str:
         """Name of the mask of the layer that runs now."""
@@ -44,46 +53,70 @@ class GraphMasks(LayerMasks):
         mask_name = self.name_of_mask(module)
         self.last_attention = (module, mask_name)
         key = (mask_name, id(native_mask), is_causal)
-        if key not in self.added:
-            if native_mask is None or native_mask.dtype == torch.bool:
-                boolean_mask = self.boolean_mask(native_mask, is_causal)
-                visible_tokens = apply_mask(mask_name, boolean_mask, self.real_tokens, self.m)
-                mask = torch.where(visible_tokens, 0.0, _HIDDEN)
-            elif mask_name == "forward":
-                mask = native_mask.clamp(min=_HIDDEN)  # it may hold position biases
-            else:
-                raise ValueError("The model adds position biases to its masks, so these cannot be changed.")
-            self.added[key] = native_mask, mask
+        if key not in self.additive_masks:
+            additive_mask = self._additive_mask(mask_name, native_mask, is_causal)
+            self.additive_masks[key] = native_mask, additive_mask
         looks_ahead = not (is_causal and MASKS[mask_name].is_causal)
-        return LayerMask(self.added[key][1], False, looks_ahead)
+        return LayerMask(self.additive_masks[key][1], False, looks_ahead)
+
+    def _additive_mask(self, mask_name: str, native_mask: Tensor | None, is_causal: bool) -> Tensor:
+        if native_mask is None or native_mask.dtype == torch.bool:
+            boolean_mask = self.boolean_mask(native_mask, is_causal)
+            visible_tokens = apply_mask(mask_name, boolean_mask, self.real_tokens, self.m)
+            return torch.where(visible_tokens, 0.0, _HIDDEN)
+        if mask_name != "forward":
+            raise ValueError("The model adds position biases to its masks, so these cannot be changed.")
+        return native_mask.clamp(min=_HIDDEN)  # it may hold position biases
 
 
 class GraphCapture(BackwardAttention):
-    """Rows of A^new in the traced pass, in which the texts' spans are tensors: start, length and total, [B, 1] each."""
+    """Rows of A^new in the traced pass, in which the positions of texts are tensors.
 
-    def __init__(self, capture: Capture, span: tuple[Tensor, Tensor, Tensor], summed: Tensor, longest: int) -> None:
+    Args:
+        capture: Which rows and columns the pooling needs.
+        rows: The rows of the batch.
+    """
+
+    def __init__(self, capture: Capture, rows: PlacedRows) -> None:
         self.earlier_columns = capture.earlier_columns
-        self.kept_columns, end = summed, summed.shape[1]
-        start, length, total = span
-        first, count, rows = {
-            "last": (start + length - 1, length, 1),
-            "copy": (start, length, longest),
-            "end": (total - 1, total, 1),
-            "half": (torch.zeros_like(total), (total // 2).clamp(min=1), end),
-        }[capture.anchors]
-        offset = torch.arange(rows, device=summed.device)
-        self.anchors, self.valid = first + offset, offset < count
-        self.layer_count, self.maxima, self._rows = 0, [], None
-        self.first_anchors = [0, 1]  # in a graph, texts begin anywhere
+        self.kept_columns = rows.real_tokens if capture.special_columns else rows.copy_ids > 0
+        first_anchors, anchor_counts, max_count = _anchor_ranges(capture.anchors, rows)
+        offsets = torch.arange(max_count, device=rows.copy_ids.device)
+        self.anchors = first_anchors + offsets
+        self.valid = offsets < anchor_counts
+        self.layer_count = 0
+        self.maxima = []
+        self._rows = None
+        # Two unequal values: in a graph, texts begin anywhere, so that no slice holds their
+        # anchors.
+        self.first_anchors = [0, 1]
 
     def take(self, probabilities: Tensor, *, looks_ahead: bool) -> None:
         """Raise the maxima by one layer's probabilities [B, H, T, T]."""
         if looks_ahead or self.earlier_columns:
-            layer = sum_rows_and_columns(self, probabilities)
+            layer_rows = sum_rows_and_columns(self, probabilities)
         else:
-            layer = self.anchor_columns(probabilities)
+            layer_rows = self.anchor_columns(probabilities)
         self.layer_count += 1
-        self.maxima = [torch.maximum(self.maxima[0], layer) if self.maxima else layer]
+        if self.maxima:
+            layer_rows = torch.maximum(self.maxima[0], layer_rows)
+        self.maxima = [layer_rows]
+
+
+def _anchor_ranges(anchors: str, rows: PlacedRows) -> tuple[Tensor, Tensor, int]:
+    """As `anchor_range`: first anchor and number of anchors of each text, and the largest number."""
+    if anchors == "last":
+        return rows.first_starts + rows.text_lengths - 1, rows.text_lengths, 1
+    if anchors == "copy":
+        return rows.first_starts, rows.text_lengths, rows.max_text_length
+    if anchors == "end":
+        return rows.row_lengths - 1, rows.row_lengths, 1
+    half_lengths = (rows.row_lengths // 2).clamp(min=1)
+    return (
+        torch.zeros_like(rows.row_lengths),
+        half_lengths,
+        rows.copy_ids.shape[1],
+    )
 
 
 def attend(
@@ -94,34 +127,45 @@ def attend(
     attention_mask: Tensor | None,
     **terms: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer in the traced pass; arguments as for :func:`st_reba.modules.attention.attention`."""
-    for name in ("block_indices", "sinks", "indices", "position_bias"):
+    """Attention of one layer in the traced pass; arguments as in `st_reba.modules.attention`."""
+    for name in _UNSUPPORTED_TERMS:
         if terms.get(name) is not None:
             raise ValueError(f"{type(module).__name__} passes {name!r} to its attention, which no graph is made for.")
-    is_causal, scaling, softcap, sinks = (terms.get(name) for name in ("is_causal", "scaling", "softcap", "s_aux"))
     state: Any = current_pass()
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    mask, _, looks_ahead = state.masks.mask_for_layer(module, attention_mask, causal)
-    batch, heads, length, width = query.shape
-    groups, keys = key.shape[1:3]
-    rows = (query * (width**-0.5 if scaling is None else scaling)).reshape(batch, groups, -1, width)
-    scores = torch.matmul(rows, key.mT).reshape(batch, heads, length, keys)
+    is_causal = terms.get("is_causal")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    layer_mask = state.masks.mask_for_layer(module, attention_mask, bool(is_causal))
+    batch_size, head_count, length, width = query.shape
+    group_count, key_count = key.shape[1:3]
+    scaling = terms.get("scaling")
+    if scaling is None:
+        scaling = width**-0.5
+    # Heads of one group share a key: their queries stand one below the other.
+    grouped_queries = (query * scaling).reshape(batch_size, group_count, -1, width)
+    scores = torch.matmul(grouped_queries, key.mT)
+    scores = scores.reshape(batch_size, head_count, length, key_count)
+    softcap = terms.get("softcap")
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + mask
+    scores = scores + layer_mask.mask
+    sinks = terms.get("s_aux")
     if sinks is not None:
-        sink = sinks.to(scores.dtype).reshape(1, heads, 1, 1).expand(batch, heads, length, 1)
-        scores = torch.cat([scores, sink], dim=-1)
-    probabilities = scores.softmax(dim=-1)[..., :keys]
+        sink_scores = sinks.to(scores.dtype).reshape(1, head_count, 1, 1)
+        sink_scores = sink_scores.expand(batch_size, head_count, length, 1)
+        scores = torch.cat([scores, sink_scores], dim=-1)
+    probabilities = scores.softmax(dim=-1)[..., :key_count]
     if state.attention_reader is not None:
-        state.attention_reader.take(probabilities, looks_ahead=looks_ahead)
-    mixed = torch.matmul(probabilities.reshape(batch, groups, -1, keys), value)
-    return mixed.reshape(batch, heads, length, -1).transpose(1, 2), None
+        state.attention_reader.take(probabilities, looks_ahead=layer_mask.looks_ahead)
+    grouped_probabilities = probabilities.reshape(batch_size, group_count, -1, key_count)
+    outputs = torch.matmul(grouped_probabilities, value)
+    outputs = outputs.reshape(batch_size, head_count, length, -1)
+    return outputs.transpose(1, 2), None
 
 
-def _whole_mask(*arguments: Any, **keywords: Any) -> Tensor | None:
-    keywords.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-    mask: Tensor | None = sdpa_mask(*arguments, **keywords)
+def _whole_mask(*arguments: Any, **options: Any) -> Tensor | None:
+    options.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    mask: Tensor | None = sdpa_mask(*arguments, **options)
     return mask
 
 
@@ -130,13 +174,13 @@ AttentionMaskInterface.register(GRAPH_ATTENTION, _whole_mask)
 
 
 @contextmanager
-def graph_attention(model: Any) -> Iterator[bool]:
-    """Inside the ``with`` block a model calls :func:`attend`; False where its architecture calls no interface."""
+def graph_attention(model: PreTrainedModel) -> Iterator[bool]:
+    """Inside the ``with`` block a model calls :func:`attend`; False if it has an attention of its own."""
     decoder = decoder_of(model)
-    before = decoder.config._attn_implementation
+    previous_attention = decoder.config._attn_implementation
     try:
-        if before != "eager":  # so it is where attention is hooked
+        if previous_attention != "eager":  # where attention is hooked, it is "eager"
             decoder.set_attn_implementation(GRAPH_ATTENTION)
         yield decoder.config._attn_implementation == GRAPH_ATTENTION
     finally:
-        decoder.set_attn_implementation(before)
+        decoder.set_attn_implementation(previous_attention)

@@ -1,11 +1,10 @@
-"""The card of an exported folder: what the model's own card says of base and method, and what its graph holds."""
+"""The card of an exported folder: the model's own card, and what the graph holds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
@@ -22,12 +21,12 @@ class GraphDescription:
 
     Args:
         task: What it embeds: queries, documents, or (None) all texts.
-        encoder: The method of the model that it does the same as.
+        encoder: The method of the model that gives the same vectors.
         template: What it puts around a text, quoted; None: nothing.
-        prompt: The prompt in it, quoted; empty: there is none.
-        max_length: Tokens of a text that are read, with special tokens; None: there is no limit.
+        prompt: The prompt in it, quoted; empty: none.
+        max_length: Largest number of tokens of a text, special tokens included; None: no limit.
         special_token_count: Special tokens that the tokenizer puts around a text.
-        int8: What a graph of 8 bits loses; None: there is none.
+        int8: What the graph in 8 bits loses; None: there is no such graph.
         tolerance: Largest distance from torch's vectors.
     """
 
@@ -37,7 +36,7 @@ class GraphDescription:
     prompt: str | None
     max_length: int | None
     special_token_count: int
-    int8: Mapping[str, Any] | None
+    int8: Mapping[str, object] | None
     tolerance: float
 
 
@@ -46,7 +45,7 @@ def write_graph_card(
     graph: EmbeddingGraph,
     folder: Path,
     *,
-    int8: Mapping[str, Any] | None,
+    int8: Mapping[str, object] | None,
     tolerance: float,
 ) -> None:
     """Write the README.md of an exported folder."""
@@ -59,7 +58,7 @@ def write_graph_card(
     card_data.model_name = "-".join(name_words)
     template = None
     if graph.prompt or not values.input.is_bare:
-        task = graph.task or graph.first.default_task
+        task = graph.task or graph.transformer.default_task
         template = quoted(values.input.templates[task][0])
     description = GraphDescription(
         task=graph.task,
@@ -67,7 +66,7 @@ def write_graph_card(
         template=template,
         prompt=graph.prompt and quoted(graph.prompt),
         max_length=graph.max_length,
-        special_token_count=graph.before + graph.after,
+        special_token_count=graph.special_token_count,
         int8=int8,
         tolerance=tolerance,
     )

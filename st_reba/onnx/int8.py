@@ -7,65 +7,88 @@ import logging
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from ..hub.graph import GRAPH, LEAST, QUANTIZED, Runner, cosines
-from .graph import BEHIND
+from .graph import FILTER_PREFIX
 
-_TOGETHER = 16
+_BATCH_SIZE = 16
 
 
-def quantize(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
-    """Write ``onnx/model_quantized.onnx`` beside a folder's graph, and what it loses into a JSON file of that name.
+def quantize_graph(folder: Path, texts: Sequence[str]) -> dict[str, object]:
+    """Write ``onnx/model_quantized.onnx`` beside a folder's graph, and its loss as JSON.
 
-    Weights are rounded once, activations in every batch by a scale that depends on all of it: a vector depends on its
-    batch mates. The loss is therefore measured of each text alone, and in batches, by running both graphs.
-    Returned are cosines between vectors of the ``texts``, and file sizes; a ValueError where one lies below ``LEAST``.
+    Weights are rounded once, activations in every batch by a scale that depends on all of it, so
+    that a vector depends on its batch mates. The loss is therefore measured with each text alone,
+    and in batches, by running both graphs.
+
+    Returns:
+        Cosines between the vectors of both graphs, and the sizes of their files.
+
+    Raises:
+        ValueError: A cosine is below ``LEAST``.
     """
     source, target = folder / GRAPH, folder / QUANTIZED
-    _write(source, target)
-    wanted, rounded = Runner(folder).encode(texts), Runner(folder, QUANTIZED)
-    found = {
-        name: cosines(rounded.encode(texts, size), wanted) for name, size in (("alone", 1), ("batched", _TOGETHER))
+    _write_quantized(source, target)
+    expected_vectors = Runner(folder).encode(texts)
+    quantized_runner = Runner(folder, QUANTIZED)
+    report: dict[str, object] = {
+        "least": LEAST,
+        "texts": len(texts),
+        "batch_size": _BATCH_SIZE,
+        "bytes": {"float32": _byte_count(source), "int8": _byte_count(target)},
     }
-    for name, each in found.items():
-        if not each["ok"]:
+    for name, batch_size in (("alone", 1), ("batched", _BATCH_SIZE)):
+        loss = cosines(quantized_runner.encode(texts, batch_size), expected_vectors)
+        if not loss["ok"]:
             raise ValueError(
                 f"quantize='int8' loses too much with this model: {name}, cosines of {len(texts)} texts to float32 are "
-                f"{each}, and at least {LEAST} are asked for. Export without it."
+                f"{loss}, and at least {LEAST} are asked for. Export without it."
             )
-    sizes = {
-        name: sum(each.stat().st_size for each in file.parent.glob(f"{file.name}*"))
-        for name, file in (("float32", source), ("int8", target))
-    }
-    measured = {"least": LEAST, "texts": len(texts), "batch_size": _TOGETHER, "bytes": sizes, **found}
-    target.with_suffix(".json").write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
-    return measured
+        report[name] = loss
+    report_json = json.dumps(report, indent=2)
+    target.with_suffix(".json").write_text(report_json + "\n", encoding="utf-8")
+    return report
 
 
-def _write(source: Path, target: Path) -> None:
-    tools, onnx = import_module("onnxruntime.quantization"), import_module("onnx")
-    nodes = onnx.load(str(source), load_external_data=False).graph.node
-    behind = [node.name for node in nodes if any(name.startswith(BEHIND) for name in node.input)]
-    outside = source.with_name(f"{source.name}_data").exists()
+def _byte_count(graph_file: Path) -> int:
+    """Bytes of a graph and of the weights beside it."""
+    return sum(file.stat().st_size for file in graph_file.parent.glob(f"{graph_file.name}*"))
+
+
+def _write_quantized(source: Path, target: Path) -> None:
+    onnx = import_module("onnx")
+    onnx_quantization = import_module("onnxruntime.quantization")
+    # Small layers that take differences of nearly equal numbers: 8 bits would leave little of
+    # these.
+    excluded_nodes: list[str] = []
+    for node in onnx.load(str(source), load_external_data=False).graph.node:
+        if any(name.startswith(FILTER_PREFIX) for name in node.input):
+            # A Gemm becomes a MatMul of that name.
+            excluded_nodes += [node.name, f"{node.name}_MatMul"]
+    has_external_weights = source.with_name(f"{source.name}_data").exists()
     logging.disable(logging.WARNING)  # it advises a preparation that these graphs do not need
     try:
-        tools.quantize_dynamic(
+        onnx_quantization.quantize_dynamic(
             source,
             target,
-            weight_type=tools.QuantType.QInt8,
+            weight_type=onnx_quantization.QuantType.QInt8,
             per_channel=True,
-            # Processors without VNNI add pairs of products in 16 bits, where those of 8-bit weights overflow.
+            # Processors without VNNI add pairs of products in 16 bits, where those of 8-bit weights
+            # overflow.
             reduce_range=True,
-            use_external_data_format=outside,
+            use_external_data_format=has_external_weights,
             extra_options={"MatMulConstBOnly": True},
-            # Small layers that take differences of nearly equal numbers: 8 bits would leave little of these.
-            nodes_to_exclude=[*behind, *(f"{name}_MatMul" for name in behind)],  # what it makes of a Gemm
+            nodes_to_exclude=excluded_nodes,
         )
     finally:
         logging.disable(logging.NOTSET)
-    if outside:
+    if has_external_weights:
         # transformers.js asks for weights beside a graph by this name.
-        graph, given = onnx.load(str(target)), target.with_name(f"{target.name}.data")
-        given.unlink()
-        onnx.save(graph, str(target), save_as_external_data=True, location=f"{target.name}_data")
+        graph = onnx.load(str(target))
+        target.with_name(f"{target.name}.data").unlink()
+        onnx.save(
+            graph,
+            str(target),
+            save_as_external_data=True,
+            location=f"{target.name}_data",
+        )

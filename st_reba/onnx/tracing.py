@@ -16,44 +16,74 @@ from .attention import graph_attention
 from .graph import EmbeddingGraph
 
 OPSET = 18
-LARGEST = 2_000_000_000  # protobuf writes no message of 2 GiB; a graph beside its weights needs room
-_SMALLEST_OUTSIDE = 1024  # what is smaller stays in the graph, where shapes are read from
-_INPUTS, _OUTPUT = ("input_ids", "attention_mask"), "last_hidden_state"
+# protobuf writes no message of 2 GiB, and a graph beside its weights needs room.
+MAX_BYTES = 2_000_000_000
+# Smaller tensors stay in the graph, from which shapes are read.
+_MIN_EXTERNAL_BYTES = 1024
+_INPUTS = ("input_ids", "attention_mask")
+_OUTPUT = "last_hidden_state"
 
 
 def export_graph(graph: EmbeddingGraph, file: Path) -> None:
-    """Trace a model and write its graph; more than ``LARGEST`` bytes of weights stand beside it, in ``<name>_data``."""
+    """Trace a model and write its graph; more than ``MAX_BYTES`` of weights go into ``<name>_data``."""
     name = type(graph.model).__name__
-    with torch.no_grad(), graph_attention(graph.model) as called:
-        if not called and (graph.capture is not None or getattr(graph.first, "changes_masks", False)):
+    changes_masks = getattr(graph.transformer, "changes_masks", False)
+    with torch.no_grad(), graph_attention(graph.model) as is_ours:
+        if not is_ours and (graph.capture is not None or changes_masks):
             raise ValueError(f"{name} has an attention of its own: export 'echo' or 'classical', without a setting.")
         try:
-            traced = _traced(graph.eval())
+            traced_model = _trace(graph.eval())
         except Exception as error:
-            first: BaseException = error  # the exporter wraps it into advice of many lines
-            while first.__cause__ is not None:
-                first = first.__cause__
-            reason = f"{type(first).__name__}: {' '.join(str(first).split())[:300]}"
+            reason = _describe_cause(error)
             raise ValueError(f"{name} cannot be exported, as torch cannot trace a part of it: {reason}") from error
     file.parent.mkdir()
-    size = sum(value.const_value.nbytes for value in traced.graph.initializers.values())
-    outside = {"external_data": f"{file.name}_data", "size_threshold_bytes": _SMALLEST_OUTSIDE}
-    import_module("onnx_ir").save(traced, file, **(outside if size > LARGEST else {}))
+    weights = traced_model.graph.initializers.values()
+    byte_count = sum(weight.const_value.nbytes for weight in weights)
+    options: dict[str, object] = {}
+    if byte_count > MAX_BYTES:
+        options.update(
+            external_data=f"{file.name}_data",
+            size_threshold_bytes=_MIN_EXTERNAL_BYTES,
+        )
+    import_module("onnx_ir").save(traced_model, file, **options)
 
 
-def _traced(graph: EmbeddingGraph) -> Any:
-    length = graph.before + graph.after + 5
-    example = tuple(torch.ones(2, length, dtype=torch.long) for _ in _INPUTS)
-    dynamic = tuple(dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC) for _ in _INPUTS)
-    named: Any = tuple({0: "batch", 1: "length"} for _ in _INPUTS)
-    # The exporter reports progress, and every package that it does without.
+def _describe_cause(error: BaseException) -> str:
+    """The first cause of an error, which torch's exporter wraps into advice of many lines."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message[:300]}"
+
+
+def _trace(graph: EmbeddingGraph) -> Any:
+    """The model as onnx_ir has it."""
+    token_ids = torch.ones(2, graph.special_token_count + 5, dtype=torch.long)
+    example_inputs = (token_ids, torch.ones_like(token_ids))
+    dynamic_axes = dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
+    axis_names = {0: "batch", 1: "length"}
+    # The exporter logs its progress, and every package that it does without.
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
-            traced = torch.export.export(graph, example, dynamic_shapes=dynamic, strict=False)
-            names: dict[str, Any] = {"input_names": list(_INPUTS), "output_names": [_OUTPUT], "dynamic_shapes": named}
-            program: Any = torch.onnx.export(traced, dynamo=True, opset_version=OPSET, **names)
+            exported = torch.export.export(
+                graph,
+                example_inputs,
+                dynamic_shapes=(dynamic_axes, dynamic_axes),
+                strict=False,
+            )
+            program: Any = torch.onnx.export(
+                exported,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=_INPUTS,
+                output_names=[_OUTPUT],
+                dynamic_shapes=(axis_names, axis_names),
+            )
     finally:
         logging.disable(logging.NOTSET)
     return program.model

@@ -1,13 +1,11 @@
-"""Who may use the server: API keys, and the host names that requests may be addressed to."""
+"""Who may use the server: API keys."""
 
 from __future__ import annotations
 
 import hmac
-import re
 from collections.abc import Sequence
 
 API_KEY_VARIABLE = "ST_REBA_API_KEY"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def read_keys(value: str | None) -> list[str]:
@@ -20,7 +18,7 @@ def read_keys(value: str | None) -> list[str]:
         The keys; without any, the server asks for none.
 
     Raises:
-        ValueError: A key is empty. A variable that was meant to hold a key must not open the server.
+        ValueError: A key is empty: a variable that was meant to hold a key must not open the server.
 
     Example:
         >>> read_keys("first, second")
@@ -28,34 +26,29 @@ def read_keys(value: str | None) -> list[str]:
     """
     if value is None:
         return []
-    keys = [key.strip() for key in value.split(",")]
+    keys = [api_key.strip() for api_key in value.split(",")]
     check_keys(keys)
     return keys
 
 
-def check_keys(keys: Sequence[str]) -> None:
-    """Refuse keys that would let everybody in; a message never holds a key."""
-    if isinstance(keys, (str, bytes)):
-        raise ValueError("keys must be a list of keys: of a string, every letter would be one.")
-    for key_number, key in enumerate(keys, 1):
-        if not isinstance(key, str) or not key.strip():
+def check_keys(api_keys: Sequence[str]) -> None:
+    """Refuse keys that would let everybody in; no message holds a key."""
+    if isinstance(api_keys, (str, bytes)):
+        raise ValueError("keys must be a list of keys: in a string, every letter would be a key.")
+    for key_number, api_key in enumerate(api_keys, 1):
+        if not isinstance(api_key, str) or not api_key.strip():
             raise ValueError(
-                f"{API_KEY_VARIABLE}: key {key_number} of {len(keys)} is empty. Write KEY or KEY,KEY; "
+                f"{API_KEY_VARIABLE}: key {key_number} of {len(api_keys)} is empty. Write KEY or KEY,KEY; "
                 "to serve without a key, unset the variable."
             )
 
 
-def key_is_known(authorization: str, keys: Sequence[bytes]) -> bool:
+def key_is_known(authorization: str, api_keys: Sequence[bytes]) -> bool:
     """Whether an Authorization header holds one of the keys, as ``Bearer KEY``."""
     scheme, _, credentials = authorization.partition(" ")
     if scheme.lower() != "bearer":
         return False
     sent_key = credentials.strip().encode("latin-1")  # the bytes as they came
     # Every key is compared, in constant time.
-    comparisons = [hmac.compare_digest(sent_key, key) for key in keys]
+    comparisons = [hmac.compare_digest(sent_key, api_key) for api_key in api_keys]
     return any(comparisons)
-
-
-def host_name(header: str) -> str:
-    """The name in a Host header. (Of one that is no name, Starlette gives the server's own address.)"""
-    return re.sub(r":\d*$", "", header).strip("[]").lower()

@@ -1,4 +1,4 @@
-"""Connections: requests that do not arrive are given up, and answers that come early can be read."""
+"""Connections: requests that do not arrive are abandoned, and answers that come early can be read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # Seconds for a request's header, from the connection or from the header's first byte on.
 HEADER_SECONDS = 30.0
-# Seconds for its body. The application answers 408 before that; this is for bodies that it does not read.
+# Seconds for its body. The application answers 408 before that; this is for bodies that it does not
+# read.
 BODY_SECONDS = 40.0
 # Seconds in which a client may go on sending after its answer.
 LINGER_SECONDS = 30.0
@@ -20,23 +21,23 @@ _UNFINISHED = (h11.IDLE, h11.SEND_BODY)
 class PatientProtocol(H11Protocol):
     """uvicorn's protocol, with a time limit for each request, and connections that are closed gently.
 
-    uvicorn waits for ever for the rest of a request. And it closes a connection right after an answer that comes before
-    the end of the body: the client, still sending, sees a reset connection in place of the answer.
+    uvicorn waits for the rest of a request for ever. And it closes a connection right after an answer
+    that comes before the end of the body: the client, still sending, sees a reset connection instead.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
         self._watched_state: Any = None
-        self._gentle: GentleTransport | None = None
+        self._gentle_transport: GentleTransport | None = None
 
     def connection_made(self, transport: Any) -> None:
-        self._gentle = GentleTransport(transport, self.conn, self.loop)
-        super().connection_made(self._gentle)  # type: ignore[arg-type]
+        self._gentle_transport = GentleTransport(transport, self.conn, self.loop)
+        super().connection_made(self._gentle_transport)  # type: ignore[arg-type]
         self._watch_request()
 
     def data_received(self, data: bytes) -> None:
-        if self._gentle is not None and self._gentle.is_lingering:
+        if self._gentle_transport is not None and self._gentle_transport.is_lingering:
             return
         super().data_received(data)
         self._watch_request()
@@ -46,7 +47,7 @@ class PatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch_request(self) -> None:
-        """Start a deadline where a request has reached its header or its body, and end it with the request."""
+        """Start a deadline for a request's header and for its body, and end it with the request."""
         state = self.conn.their_state
         if state is self._watched_state:
             return
@@ -63,12 +64,12 @@ class PatientProtocol(H11Protocol):
 
     def _give_up(self) -> None:
         # A request may have ended, and its answer been sent, since data last came.
-        if self._gentle is not None and self.conn.their_state in _UNFINISHED:
-            self._gentle.abort()
+        if self._gentle_transport is not None and self.conn.their_state in _UNFINISHED:
+            self._gentle_transport.abort()
 
 
 class GentleTransport:
-    """A transport that, closed while a request is arriving, sends its answer and reads on before it closes.
+    """A transport that, closed while a request arrives, sends its answer and reads on first.
 
     Args:
         transport: The connection.
@@ -76,7 +77,12 @@ class GentleTransport:
         loop: The event loop.
     """
 
-    def __init__(self, transport: Any, conn: h11.Connection, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        transport: Any,
+        conn: h11.Connection,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self._transport = transport
         self._conn = conn
         self._loop = loop

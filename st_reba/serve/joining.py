@@ -1,4 +1,4 @@
-"""Batches of waiting requests. A vector depends on its text alone, so other callers' texts never change it."""
+"""Batches of waiting requests: a vector depends on its text alone, not on other callers' texts."""
 
 from __future__ import annotations
 
@@ -7,108 +7,159 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from batched.aio import AsyncBatchProcessor  # type: ignore[import-untyped]
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 
-from ..encode import Task, encode_texts, in_order, measure_lengths
+from ..encode import Task, TextLengths, encode_texts, in_order, measure_lengths
 from .requests import Refusal
 
+Vectors = NDArray[np.float32]
 # Milliseconds that an incomplete batch waits for more texts.
 DELAY = 2.0
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """The texts of a request.
+class EncodedRequest:
+    """The texts of a request, encoded.
 
     Args:
         vectors: [texts, d].
-        tokens: Positions that they took.
-        cut_texts: How many of them are longer than the model reads.
+        token_count: Positions that the texts took.
+        truncated_count: Texts that are longer than the model reads.
     """
 
-    vectors: NDArray[np.float32]
-    tokens: int
-    cut_texts: int
+    vectors: Vectors
+    token_count: int
+    truncated_count: int
 
 
-class Joining:
-    """Encode texts of concurrent requests together, one batch at a time; ``on_batch`` gets each batch's size."""
+class RequestJoiner:
+    """Encodes texts of concurrent requests together, one batch at a time.
+
+    Args:
+        model: The SentenceTransformer.
+        batch_size: Texts of a batch.
+        max_tokens: Positions of a request; 422 beyond.
+        queue: Texts that may wait, over all requests; 429 beyond.
+        report_batch: Called with the size of each batch.
+    """
 
     def __init__(
-        self, model: Any, batch_size: int, max_tokens: int, queue: int, on_batch: Callable[[int], object]
+        self,
+        model: SentenceTransformer,
+        batch_size: int,
+        max_tokens: int,
+        queue: int,
+        report_batch: Callable[[int], object],
     ) -> None:
-        self.model, self.batch_size, self.max_tokens, self.queue = model, batch_size, max_tokens, queue
-        self.on_batch = on_batch
-        self.waiting = 0  # texts that were accepted and not answered
-        # A thread of its own never waits for those that tokenize and write answers.
-        self._thread = ThreadPoolExecutor(1, "st_reba")
+        self.model = model
+        self.batch_size = batch_size
+        self.max_tokens = max_tokens
+        self.queue = queue
+        self.report_batch = report_batch
+        self.waiting_texts = 0  # accepted and not answered
+        # A separate thread never waits for those that tokenize and write answers.
+        self._encoding_thread = ThreadPoolExecutor(1, "st_reba")
+        self._processors: dict[Task | None, AsyncBatchProcessor] = {}
         tasks: tuple[Task | None, ...] = (None, "query", "document")
-        options = {"batch_size": batch_size, "timeout_ms": DELAY}
-        self._joined = {task: AsyncBatchProcessor(partial(self._run, task), **options) for task in tasks}
+        for task in tasks:
+            run_batch = partial(self._run_batch, task)
+            self._processors[task] = AsyncBatchProcessor(run_batch, batch_size=batch_size, timeout_ms=DELAY)
 
     async def encode(
         self,
         texts: list[str],
         task: Task | None,
-        gone: Callable[[], Awaitable[bool]],
+        is_disconnected: Callable[[], Awaitable[bool]],
         *,
-        may_cut: bool = True,
-    ) -> Encoded:
+        may_truncate: bool = True,
+    ) -> EncodedRequest:
         """Encode the texts of a request.
 
         Args:
             texts: One text or more.
             task: Whose prompt is put in front.
-            gone: Tells whether the client has hung up.
-            may_cut: Cut the end of a text that is too long; False: refuse it.
+            is_disconnected: Whether the client has hung up.
+            may_truncate: Cut the end of a text that is too long; False: refuse it.
 
         Raises:
             Refusal: Too much, or a text is too long.
         """
         # A request that is alone may be as large as a request can be.
-        if self.waiting and self.waiting + len(texts) > self.queue:
-            raise Refusal(429, f"{self.waiting} texts are waiting: send this again later.", code="rate_limit_exceeded")
-        self.waiting += len(texts)
+        if self.waiting_texts and self.waiting_texts + len(texts) > self.queue:
+            message = f"{self.waiting_texts} texts are waiting: send this again later."
+            raise Refusal(429, message, code="rate_limit_exceeded")
+        self.waiting_texts += len(texts)
         try:
             lengths = await asyncio.to_thread(measure_lengths, self.model, texts, task=task)
-            counts = lengths.positions
-            if lengths.truncated and not may_cut:
-                position = f"input[{lengths.truncated[0]}]"
-                message = f"{position} is longer than the model reads, and is not to be cut. Split it."
-                raise Refusal(400, message, "input")
-            if (total := sum(counts)) > self.max_tokens:
-                raise Refusal(422, f"{total} tokens exceed {self.max_tokens}: send several requests.", "input")
-            # Texts of similar length share a batch. At most one batch at a time: requests take turns.
-            order = sorted(range(len(texts)), key=lambda row: -counts[row])
-            parts = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
-            rows: list[NDArray[np.float32]] = []
-            for part in parts:
-                if rows and await gone():
-                    raise Refusal(499, "The client has hung up.")
-                found = await self._joined[task]([texts[row] for row in part])
-                if error := next((one for one in found if isinstance(one, Exception)), None):
-                    raise error
-                rows.append(np.stack(found))
-            return Encoded(in_order(rows, parts), total, len(lengths.truncated))
+            self._check_lengths(lengths, may_truncate)
+            vectors = await self._encode(texts, task, lengths.positions, is_disconnected)
+            return EncodedRequest(vectors, sum(lengths.positions), len(lengths.truncated))
         finally:
-            self.waiting -= len(texts)
+            self.waiting_texts -= len(texts)
 
-    async def _run(self, task: Task | None, texts: list[str]) -> list[Any]:
-        self.on_batch(len(texts))
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._vectors, texts, task)
+    def _check_lengths(self, lengths: TextLengths, may_truncate: bool) -> None:
+        if lengths.truncated and not may_truncate:
+            field = f"input[{lengths.truncated[0]}]"
+            message = f"{field} is longer than the model reads, and is not to be cut. Split it."
+            raise Refusal(400, message, "input")
+        token_count = sum(lengths.positions)
+        if token_count > self.max_tokens:
+            message = f"{token_count} tokens exceed {self.max_tokens}: send several requests."
+            raise Refusal(422, message, "input")
 
-    def _vectors(self, texts: list[str], task: Task | None) -> list[Any]:
-        """A vector for each text, or the exception it raised: a text never fails another caller's request."""
+    async def _encode(
+        self,
+        texts: list[str],
+        task: Task | None,
+        text_lengths: list[int],
+        is_disconnected: Callable[[], Awaitable[bool]],
+    ) -> Vectors:
+        # Texts of similar length share a batch. At most one batch at a time: requests take turns.
+        order = sorted(range(len(texts)), key=text_lengths.__getitem__, reverse=True)
+        batches: list[list[int]] = []
+        batch_vectors: list[Vectors] = []
+        for start in range(0, len(order), self.batch_size):
+            if batches and await is_disconnected():
+                raise Refusal(499, "The client has hung up.")
+            batch = order[start : start + self.batch_size]
+            batch_texts = [texts[text_index] for text_index in batch]
+            batch_outcomes = await self._processors[task](batch_texts)
+            for outcome in batch_outcomes:
+                if isinstance(outcome, Exception):
+                    raise outcome
+            batches.append(batch)
+            batch_vectors.append(np.stack(batch_outcomes))
+        return in_order(batch_vectors, batches)
+
+    async def _run_batch(self, task: Task | None, texts: list[str]) -> list[Vectors | Exception]:
+        self.report_batch(len(texts))
+        event_loop = asyncio.get_running_loop()
+        return await event_loop.run_in_executor(self._encoding_thread, self._try_encode, texts, task)
+
+    def _try_encode(self, texts: list[str], task: Task | None) -> list[Vectors | Exception]:
+        """A vector for each text, or its exception: it never fails another caller's request."""
         try:
-            # What is cut is counted for each request, and is no news for the log.
-            return list(encode_texts(self.model, texts, task=task, on_truncated=_ignore_truncation))
+            # Cut texts are counted for each request, and are not logged.
+            return list(
+                encode_texts(
+                    self.model,
+                    texts,
+                    task=task,
+                    on_truncated=_ignore_truncation,
+                )
+            )
         except Exception as error:
-            return [error] if len(texts) == 1 else [one for text in texts for one in self._vectors([text], task)]
+            if len(texts) == 1:
+                return [error]
+        text_outcomes: list[Vectors | Exception] = []
+        for text in texts:
+            text_outcomes += self._try_encode([text], task)
+        return text_outcomes
 
 
 def _ignore_truncation(indices: list[int]) -> None:
-    """Of the joined texts of several requests, indices say nothing."""
+    """Indices into joined texts mean nothing to a request."""

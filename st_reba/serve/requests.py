@@ -4,34 +4,62 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..encode import Task
 
-_ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    500: "server_error",
+}
 # After 408 and 413, the rest of the body is not read.
-_CLOSE = {"Connection": "close"}
-_ERROR_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 408: _CLOSE, 413: _CLOSE, 429: {"Retry-After": "1"}}
+_CLOSE_HEADERS = {"Connection": "close"}
+_ERROR_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    408: _CLOSE_HEADERS,
+    413: _CLOSE_HEADERS,
+    429: {"Retry-After": "1"},
+}
 
 
 class Refusal(HTTPException):
     """Error with a status of HTTP, the field of the request at fault, and OpenAI's code."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
         super().__init__(status, message, _ERROR_HEADERS.get(status))
-        self.param, self.code = param, code
+        self.param = param
+        self.code = code
 
 
-async def as_openai(request: Request, error: Any) -> Response:
+async def as_openai(request: Request, error: Exception) -> Response:
     """The answer to a request that ends in an HTTPException, in OpenAI's form."""
-    kind = _ERROR_TYPES.get(error.status_code, "invalid_request_error")
-    about = {"param": getattr(error, "param", None), "code": getattr(error, "code", None)}
+    assert isinstance(error, HTTPException)
     is_of_router = error.status_code == 404 and not isinstance(error, Refusal)
-    message = _describe_paths(request) if is_of_router else error.detail
-    return JSONResponse({"error": {"message": message, "type": kind, **about}}, error.status_code, error.headers)
+    error_object = {
+        "message": _describe_paths(request) if is_of_router else error.detail,
+        "type": _ERROR_TYPES.get(error.status_code, "invalid_request_error"),
+        "param": getattr(error, "param", None),
+        "code": getattr(error, "code", None),
+    }
+    return JSONResponse({"error": error_object}, error.status_code, error.headers)
 
 
 def _describe_paths(request: Request) -> str:
@@ -40,15 +68,16 @@ def _describe_paths(request: Request) -> str:
     return f"There is no {request.url.path!r:.200} here, but {paths}. A client's base URL ends in /v1."
 
 
-def _as_list(value: Any) -> Any:
-    texts = [value] if isinstance(value, str) else value
-    if isinstance(texts, list) and texts and all(isinstance(one, (int, list)) for one in texts):
+def _as_list(value: object) -> object:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value and all(isinstance(item, (int, list)) for item in value):
         raise ValueError("token ids are another tokenizer's: send texts (LangChain: check_embedding_ctx_length=False)")
-    return texts
+    return value
 
 
-# As many as OpenAI takes.
-_Many = Field(min_length=1, max_length=2048)
+# As OpenAI limits the number of texts.
+_TextCount = Field(min_length=1, max_length=2048)
 _Query = Annotated[str, Field(pattern=r"\S")]
 
 
@@ -61,15 +90,16 @@ class _Body(BaseModel):
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = str(next(iter(first["loc"]), ""))
-            reason = first["msg"].removeprefix("Value error, ")
-            fields = ", ".join(cls.model_fields)
-            raise Refusal(400, f"{field or 'The body'}: {reason}. Fields: {fields}.", field or None) from None
+            first_error = error.errors()[0]
+            field = str(next(iter(first_error["loc"]), ""))
+            reason = first_error["msg"].removeprefix("Value error, ")
+            known_fields = ", ".join(cls.model_fields)
+            message = f"{field or 'The body'}: {reason}. Fields: {known_fields}."
+            raise Refusal(400, message, field or None) from None
 
 
-# What NVIDIA's, Voyage's, Cohere's, Nomic's, Google's and Jina's clients call a query and a document; of the other
-# purposes none has a prompt of its own.
+# A query and a document in the words of NVIDIA's, Voyage's, Cohere's, Nomic's, Google's and Jina's
+# clients. None of the other purposes has a prompt of its own.
 _INPUT_TYPES: dict[str, Task | None] = {
     "query": "query",
     "search_query": "query",
@@ -94,7 +124,7 @@ def _known_input_type(value: str) -> str:
     return value.lower()
 
 
-def _cuts_the_end(value: bool | str) -> bool:
+def _may_truncate(value: bool | str) -> bool:
     """Whether texts that are too long are cut (True), or refused (False)."""
     if isinstance(value, bool):
         return value
@@ -103,17 +133,17 @@ def _cuts_the_end(value: bool | str) -> bool:
     return value.upper() == "END"
 
 
-_Cut = Annotated[bool | str, AfterValidator(_cuts_the_end)] | None
+_Truncation = Annotated[bool | str, AfterValidator(_may_truncate)] | None
 
 
 class EmbeddingRequest(_Body):
     """Body of ``/v1/embeddings``: OpenAI's fields, and those that other widely used clients send beside them.
 
-    A field is here for one of three reasons: it changes the answer as the client expects; it can only ask for what is
-    done anyway; or it is about the caller and not the vectors.
+    A field is here for one of three reasons: it changes the answer as the client expects; it can only
+    ask for what is done anyway; or it concerns the caller and not the vectors.
     """
 
-    input: Annotated[list[str], BeforeValidator(_as_list), _Many]
+    input: Annotated[list[str], BeforeValidator(_as_list), _TextCount]
     model: str | None = None
     # Voyage's client calls it output_dimension.
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
@@ -122,58 +152,69 @@ class EmbeddingRequest(_Body):
     encoding_format: Literal["float", "base64"] | None = None
     # Chooses the prompt; Google's and Nomic's clients call it task_type, Jina's task.
     input_type: Annotated[str, AfterValidator(_known_input_type)] | None = Field(
-        None, validation_alias=AliasChoices("input_type", "task_type", "task")
+        None,
+        validation_alias=AliasChoices("input_type", "task_type", "task"),
     )
     # What happens to a text that is too long: NVIDIA's and Cohere's name, and Voyage's.
-    truncate: _Cut = None
-    truncation: _Cut = None
-    # Only ask for what is done: NVIDIA's, Voyage's, Cohere's and Jina's clients.
+    truncate: _Truncation = None
+    truncation: _Truncation = None
+    # Ask only for what is done anyway: NVIDIA's, Voyage's, Cohere's and Jina's clients.
     modality: Literal["text"] | list[Literal["text"]] | None = None
     output_dtype: Literal["float"] | None = None
     embedding_type: Literal["float"] | None = None
     embedding_types: list[Literal["float"]] | None = None
     late_chunking: Literal[False] | None = None
     return_multivector: Literal[False] | None = None
-    # Of OpenAI, for its statistics; and LiteLLM's own, which RAGFlow sends to every server.
+    # OpenAI's, for its statistics; and LiteLLM's, which RAGFlow sends to every server.
     user: str | None = None
     drop_params: bool | None = None
 
-    def task(self, name: str) -> Task | None:
+    def task(self, served_name: str) -> Task | None:
         """The prompt that the model's name or ``input_type`` asks for.
 
         Raises:
-            Refusal: The model's name is not ``name`` with or without a task, or the two ask for different prompts.
+            Refusal: The model's name is not ``served_name`` with or without a task, or the two ask for
+                different prompts.
         """
-        asked_name = name if self.model is None else self.model
-        names = model_names(name)
-        if asked_name not in names:
-            raise unknown_model(asked_name, name)
-        named_task = names[asked_name]
+        requested_name = served_name if self.model is None else self.model
+        names = model_names(served_name)
+        if requested_name not in names:
+            raise unknown_model(requested_name, served_name)
+        named_task = names[requested_name]
         typed_task = _INPUT_TYPES[self.input_type] if self.input_type else None
         if named_task and typed_task and named_task != typed_task:
-            message = f"input_type={self.input_type!r} contradicts the model's name {asked_name!r}: drop one of them."
-            raise Refusal(400, message, "input_type")
+            contradiction = f"contradicts the model's name {requested_name!r}: drop one of them."
+            raise Refusal(
+                400,
+                f"input_type={self.input_type!r} {contradiction}",
+                "input_type",
+            )
         return named_task or typed_task
 
-    def may_cut(self) -> bool:
-        """Whether the end of a text may be cut; without a word about it, it is."""
+    def may_truncate(self) -> bool:
+        """Whether the end of a text may be cut; it may unless the client forbids it."""
         return self.truncate is not False and self.truncation is not False
 
 
-def model_names(name: str) -> dict[str, Task | None]:
+def model_names(served_name: str) -> dict[str, Task | None]:
     """The names of the served model, and the prompt that each chooses."""
-    return {name: None, f"{name}:query": "query", f"{name}:document": "document"}
+    return {
+        served_name: None,
+        f"{served_name}:query": "query",
+        f"{served_name}:document": "document",
+    }
 
 
-def unknown_model(asked_name: str, name: str) -> Refusal:
-    message = f"There is no model {asked_name!r:.200} here, but {', '.join(model_names(name))}."
+def unknown_model(requested_name: str, served_name: str) -> Refusal:
+    """The refusal of a model that is not served."""
+    message = f"There is no model {requested_name!r:.200} here, but {', '.join(model_names(served_name))}."
     return Refusal(404, message, "model", "model_not_found")
 
 
 class SearchRequest(_Body):
     """Body of ``/v1/search``."""
 
-    query: _Query | Annotated[list[_Query], _Many]
+    query: _Query | Annotated[list[_Query], _TextCount]
     k: Annotated[int, Field(ge=1, le=1000)] = 10
     where: dict[str, Any] | None = None
     mode: Literal["hybrid", "vectors", "words"] | None = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,67 +14,155 @@ import pytest
 import st_reba
 from st_reba.cli import main
 
-WORDS = ["cat", "tiger", "lion", "dog", "wolf", "fox", "rain", "snow", "hail", "storm", "fog", "sun"]
+WORDS = [
+    "cat",
+    "tiger",
+    "lion",
+    "dog",
+    "wolf",
+    "fox",
+    "rain",
+    "snow",
+    "hail",
+    "storm",
+    "fog",
+    "sun",
+]
 COLUMNS = ["--column", "text1=a", "--column", "text2=b"]
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def pairs(tmp_path: Path) -> Path:
-    rows = {"a": WORDS, "b": WORDS[::-1], "score": range(12)}
-    pd.DataFrame(rows).to_csv(tmp_path / "pairs.tsv", sep="\t", index=False)
-    return tmp_path / "pairs.tsv"
+def pairs_file(tmp_path: Path) -> Path:
+    file = tmp_path / "pairs.tsv"
+    columns = {"a": WORDS, "b": WORDS[::-1], "score": range(12)}
+    pd.DataFrame(columns).to_csv(file, sep="\t", index=False)
+    return file
 
 
-def test_compare(pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["compare", "mini", str(pairs), "classical:pooling=mean", "echo", *COLUMNS]
-    files = ["--out", str(tmp_path / "r.jsonl"), "--figure", str(tmp_path / "f.png")]
-    assert main([*arguments, *files]) == 0
-    shown = capsys.readouterr().out
-    assert "| classical:pooling=mean |" in shown
-    assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 2
-    assert (tmp_path / "f.png").exists()
-    assert main([*arguments, "--limit", "11", "--metric", "paper", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [(each["metric"], each["items"]) for each in found["results"]] == [("cosine_pearson", 11)] * 2
-    assert len(found["differences"]) == 1
-    assert main([*arguments, "--vary", "layer=2,3"]) == 0
+@pytest.fixture
+def compare_words(pairs_file: Path) -> list[str]:
+    """A command line that compares two methods."""
+    return [
+        "compare",
+        "mini",
+        str(pairs_file),
+        "classical:pooling=mean",
+        "echo",
+        *COLUMNS,
+    ]
+
+
+def test_compare_prints_a_table_and_writes_files(compare_words: list[str], tmp_path: Path, capsys: Capture) -> None:
+    results_file = tmp_path / "r.jsonl"
+    figure_file = tmp_path / "f.png"
+    files = ["--out", str(results_file), "--figure", str(figure_file)]
+    assert main([*compare_words, *files]) == 0
+    assert "| classical:pooling=mean |" in capsys.readouterr().out
+    assert len(results_file.read_text(encoding="utf-8").splitlines()) == 2
+    assert figure_file.exists()
+
+
+def test_compare_prints_json(compare_words: list[str], capsys: Capture) -> None:
+    assert main([*compare_words, "--limit", "11", "--metric", "paper", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores.keys() == {"results", "differences"}
+    assert len(scores["differences"]) == 1
+    assert len(scores["results"]) == 2
+    for result in scores["results"]:
+        assert result["metric"] == "cosine_pearson"
+        assert result["items"] == 11
+
+
+def test_compare_varies_an_option(compare_words: list[str], capsys: Capture) -> None:
+    assert main([*compare_words, "--vary", "layer=2,3"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "|  | 2 | 3 |"
-    for wrong in (["--vary", "layer"], ["--column", "text1"], ["--kind", "Pairs"]):
-        assert main([*arguments, *wrong]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("st-reba: ") and wrong[0].strip("-") in said
 
 
-def test_evaluate(pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    st_reba.build("mini", "echo").save(str(tmp_path / "model"))
-    arguments = ["evaluate", str(tmp_path / "model"), f"STS={pairs}", "toy:S1,en", *COLUMNS]
-    assert main([*arguments, "--limit", "12"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"^\| pairs \| cosine_spearman( \| -?[01]\.\d{3}){3} \|$", shown, re.MULTILINE), shown
-    assert main(["evaluate", str(tmp_path / "model"), "toy:S1,en", "--limit", "12", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert (found["task"], found["method"], found["items"]) == ("S1 en", "echo", 12)
+@pytest.mark.parametrize(("option", "value"), [("--vary", "layer"), ("--column", "text1"), ("--kind", "Pairs")])
+def test_compare_names_a_wrong_option(option: str, value: str, compare_words: list[str], capsys: Capture) -> None:
+    assert main([*compare_words, option, value]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("st-reba: ")
+    assert option.strip("-") in error
 
 
-def test_tune(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import st_reba.evaluation.tune as tuning
+@pytest.fixture(scope="module")
+def saved_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("evaluate") / "model"
+    st_reba.build("mini", "echo").save(str(folder))
+    return str(folder)
 
-    calls = []
-    monkeypatch.setattr(tuning, "tune", lambda *args, say, **given: say("-") or calls.append((args, given)) or "report")
-    (tmp_path / "t.txt").write_text("one\ntwo\n", encoding="utf-8")
-    out = str(tmp_path / "out")
-    assert main(["tune", "mini", str(tmp_path / "t.txt"), out, "--seed", "3", "--most-cost", "1.5"]) == 0
-    (args, options), shown = calls[0], capsys.readouterr()
-    assert shown.out == "report\n" and shown.err.startswith(f"-\nThe model is in {Path(out, 'model')}")
-    assert (args[0], args[1], str(args[2])) == ("mini", ["one", "two"], out)
-    given = ("seed", "most_cost", "sample")
-    assert {name: options[name] for name in given} == {"seed": 3, "most_cost": 1.5, "sample": 1000}
-    assert "labels" not in options
-    labels = pd.DataFrame({"text": WORDS, "label": list("ab") * 6})
-    labels.to_csv(tmp_path / "l.csv", index=False)
-    assert main(["tune", "mini", str(tmp_path / "t.txt"), out, "--labels", str(tmp_path / "l.csv")]) == 0
-    assert (calls[1][1]["labels"].kind, calls[1][1]["labels"].items[1]) == ("Classification", (1, "b"))
-    labels.to_csv(tmp_path / "t.csv", index=False)
-    assert main(["tune", "mini", str(tmp_path / "t.csv"), out, "--column", "text=nowhere"]) == 2
+
+def test_evaluate_prints_a_table(saved_model: str, pairs_file: Path, capsys: Capture) -> None:
+    tasks = [f"STS={pairs_file}", "toy:S1,en"]
+    assert main(["evaluate", saved_model, *tasks, *COLUMNS, "--limit", "12"]) == 0
+    table = capsys.readouterr().out
+    row_pattern = r"^\| pairs \| cosine_spearman( \| -?[01]\.\d{3}){3} \|$"
+    assert re.search(row_pattern, table, re.MULTILINE), table
+
+
+def test_evaluate_prints_json(saved_model: str, capsys: Capture) -> None:
+    assert main(["evaluate", saved_model, "toy:S1,en", "--limit", "12", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["task"] == "S1 en"
+    assert result["method"] == "echo"
+    assert result["items"] == 12
+
+
+@pytest.fixture
+def tune_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls of `tune`, which does nothing: base, texts, folder, options. The current folder has tables."""
+    calls: list[tuple[Any, ...]] = []
+
+    def fake_tune(
+        base: str,
+        texts: list[str],
+        out: Path,
+        *,
+        say: Callable[[str], object],
+        **options: Any,
+    ) -> str:
+        say("-")
+        calls.append((base, texts, out, options))
+        return "report"
+
+    monkeypatch.setattr("st_reba.evaluation.tune.tune", fake_tune)
+    monkeypatch.chdir(tmp_path)
+    Path("t.txt").write_text("one\ntwo\n", encoding="utf-8")
+    labelled_words = pd.DataFrame({"text": WORDS, "label": list("ab") * 6})
+    labelled_words.to_csv("l.csv", index=False)
+    return calls
+
+
+def test_tune_hands_on_its_options(tune_calls: list[tuple[Any, ...]], capsys: Capture) -> None:
+    assert main(["tune", "mini", "t.txt", "out", "--seed", "3", "--most-cost", "1.5"]) == 0
+    ((base, texts, out, options),) = tune_calls
+    assert (base, texts, out) == ("mini", ["one", "two"], Path("out"))
+    assert options == {
+        "purpose": "similarity",
+        "seed": 3,
+        "most_cost": 1.5,
+        "sample": 1000,
+    }
+    printed = capsys.readouterr()
+    assert printed.out == "report\n"
+    assert printed.err.startswith(f"-\nThe model is in {Path('out', 'model')}")
+
+
+def test_tune_reads_labels(tune_calls: list[tuple[Any, ...]]) -> None:
+    assert main(["tune", "mini", "t.txt", "out", "--labels", "l.csv"]) == 0
+    labels = tune_calls[0][3]["labels"]
+    assert labels.kind == "Classification"
+    assert labels.items[1] == (1, "b")
+
+
+def test_tune_names_a_missing_column(tune_calls: list[tuple[Any, ...]], capsys: Capture) -> None:
+    assert main(["tune", "mini", "l.csv", "out", "--column", "text=nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
-    assert main(["tune", "mini", str(tmp_path / "t.txt"), out, "--kind", "STS"]) == 2
+    assert tune_calls == []
+
+
+def test_tune_refuses_a_kind_without_labels(tune_calls: list[tuple[Any, ...]]) -> None:
+    assert main(["tune", "mini", "t.txt", "out", "--kind", "STS"]) == 2
+    assert tune_calls == []

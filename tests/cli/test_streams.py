@@ -13,12 +13,12 @@ import pytest
 
 import st_reba
 from st_reba.cli import main
-from st_reba.cli.app import dumped
+from st_reba.cli.app import to_json
 from st_reba.corpus import encode_corpus
 from st_reba.index import Index
 
 
-class Input:
+class StandardInput:
     """A standard input of bytes."""
 
     closed = False
@@ -35,8 +35,8 @@ def test_a_full_device_is_an_error(
         full.reconfigure(write_through=not is_buffered)
         monkeypatch.setattr(sys, "stdout", full)
         assert main(["zoo", "--json"]) == 1
-    wanted = "st-reba: standard output: No space left on device; free space, or write elsewhere\n"
-    assert capsys.readouterr().err == wanted
+    message = "st-reba: standard output: No space left on device; free space, or write elsewhere\n"
+    assert capsys.readouterr().err == message
 
 
 @pytest.mark.parametrize("is_buffered", [True, False])
@@ -52,14 +52,15 @@ def test_a_closed_pipe_is_quiet(
     assert capsys.readouterr().err == ""
 
 
-def test_streams_that_are_closed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_closed_streams_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["encode", "model", "-"]) == main(["index", "-", "out", "--model", "model"]) == 1
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["--version"]) == 1
-    first, second, third = capsys.readouterr().err.splitlines()
-    assert first == second == "st-reba: standard input is closed; name a file, or give lines on standard input"
-    assert third.startswith("st-reba: standard output: it is closed")
+    input_error = "st-reba: standard input is closed; name a file, or give lines on standard input"
+    *input_errors, output_error = capsys.readouterr().err.splitlines()
+    assert input_errors == [input_error, input_error]
+    assert output_error.startswith("st-reba: standard output: it is closed")
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "gbk", "ascii", "utf-8", "latin-1"])
@@ -67,34 +68,66 @@ def test_json_is_valid_in_every_encoding(monkeypatch: pytest.MonkeyPatch, encodi
     value = {"text": "é 银行 😀 \udc80", "vector": [0.5, float("nan"), float("-inf")]}
     output = io.TextIOWrapper(io.BytesIO(), encoding, errors="backslashreplace")
     monkeypatch.setattr(sys, "stdout", output)
-    print(dumped(value), file=output, flush=True)
+    print(to_json(value), file=output, flush=True)
     line = output.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
     assert json.loads(line) == {**value, "vector": [0.5, None, None]}
     assert ("银行" in line) == (encoding == "utf-8")
 
 
-@pytest.mark.parametrize("command", ["encode model -", "search index"])
-def test_standard_input_is_decoded_as_files_are(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The queries that reach an index, which finds nothing; no model is loaded."""
     queries: list[str] = []
+
+    def search(query: str, *_: object, **__: object) -> list[object]:
+        queries.append(query)
+        return []
+
     monkeypatch.setattr("st_reba.safety.load", Mock())
-    index = Mock(search=lambda query, *_, **__: queries.append(query) or [])
-    monkeypatch.setattr(Index, "open", lambda *_, **__: index)
-    for content, said in (
-        ("银行\n".encode("gbk"), "line 1: not utf-8: byte 0xd2; save it as UTF-8, or name its encoding"),
-        ("bank\n".encode("utf-16-le"), "line 1: not utf-8: a NUL, as UTF-16"),
-    ):
-        monkeypatch.setattr(sys, "stdin", Input(content))
-        assert main(command.split()) == 1
-        error = capsys.readouterr().err.splitlines()[-1]  # behind what tells of progress
-        assert error.startswith(f"st-reba: standard input, {said}") and " --encoding '" in error
+    monkeypatch.setattr(Index, "open", lambda *_, **__: Mock(search=search))
+    return queries
+
+
+@pytest.mark.parametrize("command", ["encode model -", "search index"])
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (
+            "银行\n".encode("gbk"),
+            "not utf-8: byte 0xd2; save it as UTF-8, or name its encoding",
+        ),
+        ("bank\n".encode("utf-16-le"), "not utf-8: a NUL, as UTF-16"),
+    ],
+)
+def test_standard_input_of_another_encoding_is_refused(
+    command: str,
+    content: bytes,
+    fault: str,
+    queries: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdin", StandardInput(content))
+    assert main(command.split()) == 1
+    error = capsys.readouterr().err.splitlines()[-1]  # after the line of progress
+    assert error.startswith(f"st-reba: standard input, line 1: {fault}")
+    assert " --encoding '" in error
     assert queries == []
-    if command == "search index":
-        for content, options in (("银行\n".encode("gbk"), ["--encoding", "gbk"]), ("银行\n".encode("utf-16"), [])):
-            monkeypatch.setattr(sys, "stdin", Input(content))
-            assert main([*command.split(), *options]) == 0
-        assert queries == ["银行", "银行"]
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [("银行\n".encode("gbk"), ["--encoding", "gbk"]), ("银行\n".encode("utf-16"), [])],
+)
+def test_standard_input_is_decoded_as_files_are(
+    content: bytes,
+    options: list[str],
+    queries: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", StandardInput(content))
+    assert main(["search", "index", *options]) == 0
+    assert queries == ["银行"]
 
 
 def test_an_unknown_encoding_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,44 +135,57 @@ def test_an_unknown_encoding_is_wrong_usage(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.startswith("st-reba: --encoding 'nonsense' is not known; name one of text, as")
 
 
-def test_a_stopped_index_tells_what_it_keeps(
+def test_a_stopped_index_describes_what_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Index, "build", stop)
-    command = ["index", "texts.txt", str(tmp_path / "index"), "--model", "model"]
-    assert main(command) == 130
+    command_line = ["index", "texts.txt", str(tmp_path / "index"), "--model", "model"]
+    assert main(command_line) == 130
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == "st-reba: Stopped. Nothing was encoded yet; the same command begins again."
-    building = tmp_path / "index" / ".building"
-    encode_corpus(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], building)
-    assert main(command) == 130
+    building_folder = tmp_path / "index" / ".building"
+    encode_corpus(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], building_folder)
+    assert main(command_line) == 130
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == "st-reba: Stopped. 2 of 2 documents are encoded; the same command goes on from there."
 
 
 @pytest.mark.parametrize("command", ["index a.txt", "export index", "encode", "info", "build mini"])
 def test_blank_names_are_wrong_usage(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for blank in ("", " "):
-        assert main([*command.split(), blank]) == 2
+    for blank_name in ("", " "):
+        assert main([*command.split(), blank_name]) == 2
         assert "it is blank; give a value, or leave it out." in capsys.readouterr().err
-    assert main([*command.split(), "a\udcff"]) == 2 and "is not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["index a.txt", "export index", "encode", "info", "build mini"])
+def test_names_that_are_not_utf8_are_wrong_usage(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "a\udcff"]) == 2
+    assert "is not UTF-8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["index - out --model m", "encode m -"])
 def test_empty_standard_input_is_named(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "stdin", Input(b""))
+    monkeypatch.setattr(sys, "stdin", StandardInput(b""))
     assert main(command.split()) == 1
     assert capsys.readouterr().err == "st-reba: standard input: no documents: it is empty\n"
 
 
 @pytest.mark.parametrize(
-    "words", [["search", "index", ""], ["search", "index", "\udcff"], ["build", "mini", "out", "--template", "\udcff"]]
+    "words",
+    [
+        ["search", "index", ""],
+        ["search", "index", "\udcff"],
+        ["build", "mini", "out", "--template", "\udcff"],
+    ],
 )
 def test_words_that_are_no_text_are_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
@@ -152,7 +198,9 @@ def test_a_number_that_is_none_is_named(value: str, capsys: pytest.CaptureFixtur
     assert f"'--top' / '-k': '{value}': " in capsys.readouterr().err
 
 
-def test_a_long_value_does_not_hide_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_value_does_not_hide_the_remedy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["compare", "mini", "a.tsv", "echo", "--column", "a" * 5000]) == 2
     error = capsys.readouterr().err
     assert "write NAME=VALUE" in error and len(error) < 1000

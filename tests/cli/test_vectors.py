@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 import st_reba
@@ -17,169 +18,306 @@ from st_reba.cli import app, main
 from st_reba.cli.vectors import parse_where
 from st_reba.corpus import Corpus
 
+RECORDS = [
+    {"id": "a", "text": "Cats sleep.", "year": 2019},
+    {"id": "b", "text": "Ships sail.", "year": 2024},
+    {"text": " "},
+]
+
+
+def write_records(file: Path, *records: dict[str, Any]) -> Path:
+    lines = list(map(json.dumps, records))
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return file
+
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved model and a file of three records, one of them blank."""
-    folder = tmp_path_factory.mktemp("vectors")
-    st_reba.build("mini", "reba", pooling="mean").save_pretrained(str(folder / "model"))
-    rows = [{"id": "a", "text": "Cats sleep.", "year": 2019}, {"id": "b", "text": "Ships sail.", "year": 2024}]
-    lines = [json.dumps(row) for row in [*rows, {"text": " "}]]
-    (folder / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vectors") / "model"
+    st_reba.build("mini", "reba", pooling="mean").save_pretrained(str(folder))
     return folder
 
 
-def run(*arguments: object, input: str | None = None) -> Any:
-    result = CliRunner().invoke(app, [str(one) for one in arguments], input=input, standalone_mode=False)
+@pytest.fixture(scope="module")
+def texts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three records, one of them blank."""
+    return write_records(tmp_path_factory.mktemp("texts") / "texts.jsonl", *RECORDS)
+
+
+@pytest.fixture
+def index_folder(model_folder: Path, texts_file: Path, tmp_path: Path) -> Path:
+    """An index of both texts."""
+    folder = tmp_path / "index"
+    run("index", texts_file, folder, "--model", model_folder)
+    return folder
+
+
+@pytest.fixture
+def bread_file(tmp_path: Path) -> Path:
+    """A record that the index does not have, and a blank one."""
+    return write_records(tmp_path / "more.jsonl", {"id": "c", "text": "Bread rises."}, {"text": " "})
+
+
+def invoke(*arguments: object, input: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)), input=input, standalone_mode=False)
+
+
+def run(*arguments: object, input: str | None = None) -> str:
+    """The output of a command that succeeds; its exception is raised."""
+    result = invoke(*arguments, input=input)
     if result.exception is not None:
         raise result.exception
     assert not result.return_value
     return result.stdout
 
 
-def test_encode(folder: Path, tmp_path: Path) -> None:
-    model = folder / "model"
-    run("encode", model, "-", "--out", tmp_path / "v.npy", input="你好\n再见\n")
+def test_encode_writes_a_vector_file(model_folder: Path, tmp_path: Path) -> None:
+    run("encode", model_folder, "-", "--out", tmp_path / "v.npy", input="你好\n再见\n")
     assert np.load(tmp_path / "v.npy").shape == (2, 192)
-    line = run("encode", model, input="你好\n")
-    assert line.startswith('{"text": "你好", ') and len(json.loads(line)["vector"]) == 192
-    word = json.loads(run("encode", model, "--word", "银行", input="他在银行取钱\n"))
-    assert (word["start"], word["end"]) == (2, 4)
-    assert "2 documents" in run("encode", model, folder / "texts.jsonl", "--out", tmp_path / "corpus")
-    run("encode", model, folder / "texts.jsonl", "--out", tmp_path / "half", "--float16")
-    assert [Corpus(tmp_path / name).vectors(0).dtype.name for name in ("corpus", "half")] == ["float32", "float16"]
-    new, there = ["--out", tmp_path / "w"], ["--out", tmp_path / "v.npy"]
-    for options, said in (
-        (there, "v.npy"), (["--word", "b"], "'b' is not in"), ([*new, "--word", "a"], "--word a does not"),
-        (["--workers", 2], "--workers 2"), ([*new, "--task", "query"], "--task query"),
-        (["--encoding", "x"], "encoding='x'"), (["--out", tmp_path / "w" / "v.npy"], "no such folder"),
-    ):  # fmt: skip
-        with pytest.raises((ValueError, FileExistsError, FileNotFoundError), match=said):
-            run("encode", model, "-", *options, input="a\n")
 
 
-def test_an_index(folder: Path, tmp_path: Path) -> None:
-    index = tmp_path / "index"
-    assert "2 documents" in run("index", folder / "texts.jsonl", index, "--model", folder / "model")
-    row = '{"id": "c", "text": "Bread rises."}'
-    (tmp_path / "more.jsonl").write_text(row + '\n{"text": " "}', encoding="utf-8")
-    assert "1 added" in run("index", tmp_path / "more.jsonl", index, "--add")
-    again = CliRunner().invoke(app, ["index", str(tmp_path / "more.jsonl"), str(index), "--add"])
-    assert "1 unchanged" in again.stdout and "set aside: 1 no text; first" in again.stderr
-    assert "2 unchanged" in run("index", folder / "texts.jsonl", index, "--add")
-    (tmp_path / "more.jsonl").write_text(row.replace("rises", "falls"), encoding="utf-8")
-    changed = json.loads(run("index", tmp_path / "more.jsonl", index, "--upsert", "--json"))
-    assert (changed["replaced"], changed["count"]) == (1, 3)
-    found = run("search", index, "Cats sleep.", "Cats run.", "--where", "year>2019", "--json").splitlines()
-    assert [[one["id"] for one in json.loads(line)["results"]] for line in found] == [["b"], ["b"]]
-    asked, line = ["Cats sleep.", "Ships sail."], "  1. 1.0000  {}  {}"
-    found = [line.format(*each) for each in zip("ab", asked, strict=True)]
-    several = [asked[0], found[0], asked[1], found[1]]
-    assert run("search", index, "-k", 1, *asked).splitlines() == several
-    assert run("search", index, "-k", 1, input="\n".join(asked)).splitlines() == several
-    assert run("search", index, "-k", 1, asked[0]).splitlines() == found[:1]
-    explained = run("search", index, "-k", 1, asked[0], "--explain")
-    assert re.fullmatch(r"  1\. 1\.0000 \(vectors 1\.0000, words \d\.\d{4}\)  a  Cats sleep\.\n", explained)
-    by_words = json.loads(run("search", index, '"sailing" OR *', "--mode", "words", "--json"))["results"]
-    assert [(result["id"], "word_score" in result) for result in by_words] == [("b", False)]
-    said = [CliRunner().invoke(app, ["search", str(index), "a", "--where", f"year>{n}"]).stderr for n in (2000, 3000)]
-    assert ["nothing found" in each for each in said] == [False, True]
-    told, shown = json.loads(run("info", index, "--json")), run("info", index)
-    assert (
-        "documents: 3" in shown
-        and {"indexed_count", "first_pending_key"} <= told.keys()
-        and "indexed_count" not in shown
-    )
-    assert json.loads(run("verify", index, "--json"))["documents"] == 3
-    assert run("prune", index, "a") == f"{index}: 1 deleted; 2 documents\n"
-    assert run("prune", index, "--compact") == f"{index}: 1 vectors removed from the disk; 2 documents\n"
-    assert "2 vectors" in run("export", index, tmp_path / "all.parquet")
-    more = ["index", tmp_path / "more.jsonl", index]
-    refused = (more, [*more, "--add", "--upsert"], [*more, "--add", "--overwrite"], ["prune", index], ["search", index])
-    for arguments in (*refused, ["search", index, "a", "--where", "x"]):
-        with pytest.raises((ValueError, FileNotFoundError)):
-            run(*arguments)
+def test_encode_prints_json_lines(model_folder: Path) -> None:
+    line = run("encode", model_folder, input="你好\n")
+    assert line.startswith('{"text": "你好", ')
+    assert len(json.loads(line)["vector"]) == 192
 
 
-def test_an_index_is_whitened_and_not(folder: Path, tmp_path: Path) -> None:
+def test_encode_finds_a_word_in_its_text(model_folder: Path) -> None:
+    line = json.loads(run("encode", model_folder, "--word", "银行", input="他在银行取钱\n"))
+    assert (line["start"], line["end"]) == (2, 4)
+
+
+@pytest.mark.parametrize(("options", "dtype"), [([], "float32"), (["--float16"], "float16")])
+def test_encode_writes_a_corpus(
+    options: list[str], dtype: str, model_folder: Path, texts_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "corpus"
+    assert "2 documents" in run("encode", model_folder, texts_file, "--out", out, *options)
+    assert Corpus(out).vectors(0).dtype.name == dtype
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--out v.npy", "v.npy"),
+        ("--word b", "'b' is not in"),
+        ("--out new --word a", "--word a does not"),
+        ("--workers 2", "--workers 2"),
+        ("--out new --task query", "--task query"),
+        ("--encoding x", "encoding='x'"),
+        ("--out new/v.npy", "no such folder"),
+    ],
+)
+def test_encode_refuses_options_that_do_not_fit(
+    options: str,
+    message: str,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("v.npy").touch()
+    with pytest.raises((ValueError, FileExistsError, FileNotFoundError), match=message):
+        run("encode", model_folder, "-", *options.split(), input="a\n")
+
+
+def test_index_counts_documents(model_folder: Path, texts_file: Path, tmp_path: Path) -> None:
+    assert "2 documents" in run("index", texts_file, tmp_path / "index", "--model", model_folder)
+
+
+def test_index_adds_documents_once(index_folder: Path, texts_file: Path, bread_file: Path) -> None:
+    assert "1 added" in run("index", bread_file, index_folder, "--add")
+    result = invoke("index", bread_file, index_folder, "--add")
+    assert "1 unchanged" in result.stdout
+    assert "set aside: 1 no text; first" in result.stderr
+    assert "2 unchanged" in run("index", texts_file, index_folder, "--add")
+
+
+def test_index_replaces_documents_of_the_same_id(index_folder: Path, tmp_path: Path) -> None:
+    changed_file = write_records(tmp_path / "changed.jsonl", {"id": "b", "text": "Bread falls."})
+    change = json.loads(run("index", changed_file, index_folder, "--upsert", "--json"))
+    assert change["replaced"] == 1
+    assert change["count"] == 2
+
+
+def test_search_applies_conditions(index_folder: Path) -> None:
+    queries = ["Cats sleep.", "Cats run."]
+    output = run("search", index_folder, *queries, "--where", "year>2019", "--json")
+    for line in output.splitlines():
+        assert [result["id"] for result in json.loads(line)["results"]] == ["b"]
+
+
+def test_search_repeats_queries_unless_there_is_one(index_folder: Path) -> None:
+    queries = ["Cats sleep.", "Ships sail."]
+    results = ["  1. 1.0000  a  Cats sleep.", "  1. 1.0000  b  Ships sail."]
+    lines = [queries[0], results[0], queries[1], results[1]]
+    assert run("search", index_folder, "-k", 1, *queries).splitlines() == lines
+    assert run("search", index_folder, "-k", 1, input="\n".join(queries)).splitlines() == lines
+    assert run("search", index_folder, "-k", 1, queries[0]).splitlines() == results[:1]
+
+
+def test_search_explains_scores(index_folder: Path) -> None:
+    output = run("search", index_folder, "-k", 1, "Cats sleep.", "--explain")
+    line_pattern = r"  1\. 1\.0000 \(vectors 1\.0000, words \d\.\d{4}\)  a  Cats sleep\.\n"
+    assert re.fullmatch(line_pattern, output)
+
+
+def test_search_by_words_ignores_operators(index_folder: Path) -> None:
+    output = run("search", index_folder, '"sailing" OR *', "--mode", "words", "--json")
+    (result,) = json.loads(output)["results"]
+    assert result["id"] == "b"
+    assert "word_score" not in result
+
+
+@pytest.mark.parametrize(("year", "is_empty"), [(2000, False), (3000, True)])
+def test_search_says_that_nothing_was_found(year: int, is_empty: bool, index_folder: Path) -> None:
+    result = invoke("search", index_folder, "a", "--where", f"year>{year}")
+    assert ("nothing found" in result.stderr) is is_empty
+
+
+def test_info_of_an_index_shows_its_bookkeeping_as_json_alone(index_folder: Path) -> None:
+    assert {"filed", "stop"} <= json.loads(run("info", index_folder, "--json")).keys()
+    facts = run("info", index_folder)
+    assert "documents: 2" in facts
+    assert "filed" not in facts
+
+
+def test_verify_checks_an_index(index_folder: Path) -> None:
+    assert json.loads(run("verify", index_folder, "--json"))["documents"] == 2
+
+
+def test_prune_deletes_and_compacts(index_folder: Path, tmp_path: Path) -> None:
+    deleted = f"{index_folder}: 1 deleted; 1 documents\n"
+    assert run("prune", index_folder, "a") == deleted
+    compacted = f"{index_folder}: 1 vectors removed from the disk; 1 documents\n"
+    assert run("prune", index_folder, "--compact") == compacted
+    assert "1 vectors" in run("export", index_folder, tmp_path / "all.parquet")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "index FILE INDEX",
+        "index FILE INDEX --add --upsert",
+        "index FILE INDEX --add --overwrite",
+        "prune INDEX",
+        "search INDEX",
+        "search INDEX a --where x",
+    ],
+)
+def test_commands_refuse_options_that_do_not_fit(words: str, index_folder: Path, bread_file: Path) -> None:
+    paths = {"FILE": bread_file, "INDEX": index_folder}
+    with pytest.raises((ValueError, FileNotFoundError)):
+        run(*[paths.get(word, word) for word in words.split()])
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("index FILE INDEX --add --whiten", "--whiten"),
+        ("prune INDEX 3 --whiten", "--compact"),
+        ("index FILE INDEX --add --passages 256:32", "--passages"),
+    ],
+)
+def test_refusals_name_the_option(words: str, option: str, index_folder: Path, bread_file: Path) -> None:
+    paths = {"FILE": bread_file, "INDEX": index_folder}
+    with pytest.raises(ValueError, match=option):
+        run(*[paths.get(word, word) for word in words.split()])
+
+
+def test_an_index_is_whitened_and_not(model_folder: Path, tmp_path: Path) -> None:
     lines = [f"Cats and ships number {number} sleep." for number in range(25)]
     (tmp_path / "lines.txt").write_text("\n".join(lines), encoding="utf-8")
-    index = tmp_path / "index"
-    build = ["index", tmp_path / "lines.txt", index, "--model", folder / "model"]
-    assert "whitened by center:texts=25,queries=25" in run(*build, "--whiten")
-    assert "whitening: center:texts=25,queries=25" in run("info", index)
-    run("prune", index, "--compact", "--no-whiten")
-    assert json.loads(run("info", index, "--json"))["whitening"] is None
-    assert "whitened by" not in run(*build, "--no-whiten", "--overwrite")
-    run("prune", index, "--compact", "--whiten")
-    assert json.loads(run("info", index, "--json"))["whitening"] == "center:texts=25,queries=25"
-    with pytest.raises(ValueError, match="--whiten"):
-        run("index", tmp_path / "lines.txt", index, "--add", "--whiten")
-    with pytest.raises(ValueError, match="--compact"):
-        run("prune", index, "3", "--whiten")
+    index_folder = tmp_path / "index"
+    build_words = ["index", tmp_path / "lines.txt", index_folder, "--model", model_folder]
+    fitted = "center:texts=25,queries=25"
+    assert f"whitened by {fitted}" in run(*build_words, "--whiten")
+    assert f"whitening: {fitted}" in run("info", index_folder)
+    run("prune", index_folder, "--compact", "--no-whiten")
+    assert json.loads(run("info", index_folder, "--json"))["whitening"] is None
+    assert "whitened by" not in run(*build_words, "--no-whiten", "--overwrite")
+    run("prune", index_folder, "--compact", "--whiten")
+    assert json.loads(run("info", index_folder, "--json"))["whitening"] == fitted
 
 
-def test_a_folder_of_texts(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    files = {"a.txt": "Cats sleep.\n\nShips sail.\n", "b.txt": "Bread rises.\n", "c.pdf": "", "d": ""}
+def test_index_reads_a_folder_of_texts(model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    texts_folder = tmp_path / "texts"
+    texts_folder.mkdir()
+    files = {
+        "a.txt": "Cats sleep.\n\nShips sail.\n",
+        "b.txt": "Bread rises.\n",
+        "c.pdf": "",
+        "d": "",
+    }
     for name, lines in files.items():
-        (texts / name).write_text(lines, encoding="utf-8")
-    run("index", texts, tmp_path / "index", "--model", folder / "model")
+        (texts_folder / name).write_text(lines, encoding="utf-8")
+    index_folder = tmp_path / "index"
+    run("index", texts_folder, index_folder, "--model", model_folder)
     assert "not read: 1 .pdf, 1 without a suffix" in caplog.text
-    assert "a.txt, line 3  Ships sail." in run("search", tmp_path / "index", "Ships sail.", "-k", 1)
-    assert "3 documents; 3 unchanged" in run("index", texts, tmp_path / "index", "--add")
-    assert main(["index", str(texts), str(tmp_path / "index"), "--upsert"]) == 1
-    with pytest.raises(ValueError, match="--passages"):
-        run("index", texts, tmp_path / "index", "--add", "--passages", "256:32")
+    assert "a.txt, line 3  Ships sail." in run("search", index_folder, "Ships sail.", "-k", 1)
+    assert "3 documents; 3 unchanged" in run("index", texts_folder, index_folder, "--add")
+    assert main(["index", str(texts_folder), str(index_folder), "--upsert"]) == 1
 
 
-def test_index_tells_what_follows_and_search_names_the_file_of_a_row(folder: Path, tmp_path: Path) -> None:
-    tables = tmp_path / "tables"
-    tables.mkdir()
-    pd.DataFrame({"text": ["Cats sleep.", "Ships sail."]}).to_parquet(tables / "a.parquet")
-    (tables / "b.jsonl").write_text('{"text": "Bread rises."}\n', encoding="utf-8")
-    arguments = ["index", tables, tmp_path / "index", "--model", folder / "model"]
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+def test_index_names_the_next_command_and_search_the_file_of_a_row(model_folder: Path, tmp_path: Path) -> None:
+    tables_folder = tmp_path / "tables"
+    tables_folder.mkdir()
+    table = pd.DataFrame({"text": ["Cats sleep.", "Ships sail."]})
+    table.to_parquet(tables_folder / "a.parquet")
+    write_records(tables_folder / "b.jsonl", {"text": "Bread rises."})
+    index_folder = tmp_path / "index"
+    result = invoke("index", tables_folder, index_folder, "--model", model_folder)
     assert result.stderr.splitlines() == [
-        f"Loading {folder / 'model'}, then encoding {tables} ...",
-        f"Next: st-reba search {tmp_path / 'index'} 'a question'",
+        f"Loading {model_folder}, then encoding {tables_folder} ...",
+        f"Next: st-reba search {index_folder} 'a question'",
     ]
-    assert "a.parquet, row 1  Ships sail." in run("search", tmp_path / "index", "Ships sail.", "-k", 1)
-    assert "b.jsonl, line 1  Bread rises." in run("search", tmp_path / "index", "Bread rises.", "-k", 1)
+    assert "a.parquet, row 1  Ships sail." in run("search", index_folder, "Ships sail.", "-k", 1)
+    assert "b.jsonl, line 1  Bread rises." in run("search", index_folder, "Bread rises.", "-k", 1)
 
 
-def test_conditions() -> None:
-    assert parse_where(["a>1", "a<3", "b!=c=d"]) == {"a": {">": 1, "<": 3}, "b": {"!=": "c=d"}}
+def test_conditions_are_parsed() -> None:
+    assert parse_where(["a>1", "a<3", "b!=c=d"]) == {
+        "a": {">": 1, "<": 3},
+        "b": {"!=": "c=d"},
+    }
     assert parse_where(["a=true", 'b = "1"']) == {"a": {"=": True}, "b": {"=": "1"}}
-    for wrong in (["lang"], ["{a"], ["=x"], ["a!=1", "a!=2"]):
-        with pytest.raises(ValueError):
-            parse_where(wrong)
+
+
+@pytest.mark.parametrize("conditions", [["lang"], ["{a"], ["=x"], ["a!=1", "a!=2"]])
+def test_conditions_that_are_wrong_are_refused(conditions: list[str]) -> None:
+    with pytest.raises(ValueError):
+        parse_where(conditions)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["search", "INDEX", "cats", "--mode", "words", "--where", "year>=[1]"], '--where: "year" >= [1]: use one of'),
+        (
+            ["search", "INDEX", "cats", "--mode", "words", "--where", "year>=[1]"],
+            '--where: "year" >= [1]: use one of',
+        ),
         (["search", "INDEX", "cats"], "name its folder or Hub id, as --model 'my_model'"),
         (["encode", "MODEL", "-"], "standard input: no documents: it is empty"),
         (["encode", "MODEL", "FILE", "--word", ""], "--word '' is no word"),
     ],
 )
-def test_messages_name_what_stands_on_the_command_line(
+def test_messages_name_words_of_the_command_line(
     arguments: list[str],
     message: str,
-    folder: Path,
+    model_folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "lines.txt").write_text("Cats sleep.", encoding="utf-8")
-    (tmp_path / "no_lines.txt").touch()
-    monkeypatch.setattr("sys.stdin", (tmp_path / "no_lines.txt").open(encoding="utf-8"))
-    index = tmp_path / "index"
-    st_reba.Index.build(st_reba.build("mini"), ["Cats sleep."], index)
-    paths = {"INDEX": index, "MODEL": folder / "model", "FILE": tmp_path / "lines.txt"}
-    words = [str(paths.get(word, word)) for word in arguments]
-    assert main(words) in (1, 2)
+    lines_file = tmp_path / "lines.txt"
+    lines_file.write_text("Cats sleep.", encoding="utf-8")
+    empty_file = tmp_path / "no_lines.txt"
+    empty_file.touch()
+    monkeypatch.setattr("sys.stdin", empty_file.open(encoding="utf-8"))
+    # This index does not know where its model is.
+    index_folder = tmp_path / "index"
+    st_reba.Index.build(st_reba.build("mini"), ["Cats sleep."], index_folder)
+    paths = {"INDEX": index_folder, "MODEL": model_folder, "FILE": lines_file}
+    command_line = [str(paths.get(word, word)) for word in arguments]
+    assert main(command_line) in (1, 2)
     assert message in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_weights_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     save("gpt2", tmp_path / "base", "bos_eos")
     model = st_reba.build(str(tmp_path / "base"), "classical", pooling="mean", dtype="float32", device="cpu")
-    monkeypatch.setattr(tracing, "LARGEST", 0)
+    monkeypatch.setattr(tracing, "MAX_BYTES", 0)
     export(model, tmp_path / "onnx", quantize="int8")
     texts = [*PLAIN[:3], LONG]
     target = {"folder": str(tmp_path / "onnx"), "batches": [[text] for text in texts]}

@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 from given import QUESTIONS, ROOT, TEXTS
-from serving import process
+from serving import server_process
 
 import st_reba
 
@@ -26,14 +26,25 @@ def address(places: dict[str, Path]) -> Iterator[str]:
     # Not whitened, so that scores are the model's own cosines.
     model = str(folder / "my_model")
     st_reba.Index.build(model, TEXTS, folder / "my_index", whiten=False, show_progress_bar=False).close()
-    with process(folder, "--index", "my_index", model="my_model", ST_REBA_API_KEY=KEY) as (_, address):
+    with server_process(folder, "--index", "my_index", model_name="my_model", ST_REBA_API_KEY=KEY) as (_, address):
         yield address
 
 
 @pytest.fixture
-def found(address: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def found(
+    address: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Any:
     """What the names of a section of the page stand for, once its blocks have run."""
-    for name in ("OPENAI_API_KEY", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+    for name in (
+        "OPENAI_API_KEY",
+        "HTTP_PROXY",
+        "http_proxy",
+        "ALL_PROXY",
+        "all_proxy",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     titled = re.split(r"^##+ (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -65,7 +76,11 @@ def test_openai(found: dict[str, Any], check: Callable[[Any, str], None]) -> Non
     check(found["queries"], "query")
     check(found["documents"], "document")
     client = found["client"]
-    assert [one.id for one in client.models.list()] == ["my_model", "my_model:query", "my_model:document"]
+    assert [one.id for one in client.models.list()] == [
+        "my_model",
+        "my_model:query",
+        "my_model:document",
+    ]
     floats = client.embeddings.create(model="my_model", input=TEXTS, encoding_format="float")
     check([one.embedding for one in floats.data], "plain")
     assert floats.usage.total_tokens > 10

@@ -2,62 +2,107 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
+from sentence_transformers import SentenceTransformer
 
 import st_reba
 from st_reba.explore import compute, draw
 from st_reba.explore.answers import Answers
 
 WORDS = draw.WORDS["en"]
+SHIP_TEXTS = [f"{number} ships sail. " * 20 for number in range(compute.MAX_RESULTS)]
 
 
 @cache
-def model() -> Any:
+def echo_model() -> SentenceTransformer:
     return st_reba.build("mini", "echo")
 
 
 def answers(index: st_reba.Index | None = None) -> Answers:
-    return Answers({"echo": model()}, index, WORDS)
+    return Answers({"echo": echo_model()}, index, WORDS)
 
 
-def test_compare() -> None:
+@pytest.fixture(scope="module")
+def cat_index(tmp_path_factory: pytest.TempPathFactory) -> st_reba.Index:
+    """One text about a cat, and more than are shown about ships."""
+    folder = tmp_path_factory.mktemp("answers") / "index"
+    texts = ["The cat sleeps.", *SHIP_TEXTS]
+    return st_reba.Index.build(echo_model(), texts, folder, passages="12:2", show_progress_bar=False)
+
+
+def test_compare_draws_the_similarities_of_the_lines() -> None:
     texts = ("a cat", "ships sail")
-    wanted = draw.comparison({"echo": compute.similarities(model(), texts)}, texts, WORDS)
-    assert answers().compare(["echo"], "a cat\n\nships sail") == wanted
+    tables = {"echo": compute.similarities(echo_model(), texts)}
+    expected_html = draw.draw_comparison(tables, texts, WORDS)
+    assert answers().compare(["echo"], "a cat\n\nships sail") == expected_html
 
 
-@pytest.mark.parametrize(("weighting", "chosen"), [("last", [3]), ("mean", []), ("word", [0, 1])])
-def test_look(weighting: compute.Weighting, chosen: list[int]) -> None:
-    inside = compute.look(model(), "天气 cat", 3)
+@pytest.mark.parametrize(
+    ("weighting", "chosen_tokens"),
+    [("last", [3]), ("mean", []), ("word", [0, 1])],
+)
+def test_look_draws_the_weights_and_a_layer(weighting: compute.Weighting, chosen_tokens: Sequence[int]) -> None:
+    inside = compute.look(echo_model(), "天气 cat", 3)
     assert len(inside.rows) == 4
-    wanted = draw.inside_text(inside, inside.weights(weighting, chosen), chosen, 5, WORDS)
-    # A layer that another model has is the last of this one.
-    assert answers().look("echo", " 天气 cat ", 3.0, weighting, "天气", 9.0) == wanted
+    weights = inside.weights(weighting, chosen_tokens)
+    last_layer = 5
+    expected_html = draw.draw_inside(inside, weights, chosen_tokens, last_layer, WORDS)
+    # Another model has more layers.
+    assert answers().look("echo", " 天气 cat ", 3.0, weighting, "天气", 9.0) == expected_html
 
 
-def test_search(tmp_path: Path) -> None:
-    texts = ["The cat sleeps.", *(f"{number} ships sail. " * 20 for number in range(compute.MAX_RESULTS))]
-    index = st_reba.Index.build(model(), texts, tmp_path / "index", passages="12:2", show_progress_bar=False)
-    hits = [(hit.score, str(hit.passage)) for hit in index.search("a cat", k=compute.MAX_FOUND)]
-    found = {"echo": compute.ranked(model(), "a cat", [text for _, text in hits])}
-    about = f"{WORDS['found']} {WORDS['index_about'].format(most=compute.MAX_FOUND, read=compute.MAX_READ)}"
-    wanted = draw.results({WORDS["index_column"]: hits[: compute.MAX_RESULTS], **found}, "a cat", about)
-    assert answers(index).search(["echo"], "index", "hybrid", "a cat", "") == wanted and len(hits) > compute.MAX_RESULTS
-    own = {"echo": compute.ranked(model(), "a cat", ["The cat sleeps."])}
-    pasted = answers().search(["echo"], "pasted", "hybrid", "a cat", "The cat sleeps.")
-    assert pasted == draw.results(own, "a cat", WORDS["found"])
-    by_words = answers(index).search(["echo"], "index", "words", "cat", "")
-    assert "</mark> sleeps." in by_words and "ships sail" not in by_words
-    assert "<li>" not in answers(index).search(["echo"], "index", "words", "zebra", "")
+def test_search_ranks_the_results_of_an_index(cat_index: st_reba.Index) -> None:
+    index_results = cat_index.search("a cat", k=compute.MAX_HITS)
+    hits = [(result.score, str(result.passage)) for result in index_results]
+    assert len(hits) > compute.MAX_RESULTS
+    found_texts = [text for _, text in hits]
+    results = {
+        WORDS["index_column"]: hits[: compute.MAX_RESULTS],
+        "echo": compute.ranked(echo_model(), "a cat", found_texts),
+    }
+    limits = WORDS["index_about"].format(most=compute.MAX_HITS, read=compute.MAX_READ)
+    expected_html = draw.draw_results(results, "a cat", f"{WORDS['found']} {limits}")
+    assert answers(cat_index).search(["echo"], "index", "hybrid", "a cat", "") == expected_html
 
 
-def test_problems(caplog: pytest.LogCaptureFixture) -> None:
-    answer, look = (answers().or_problem(run) for run in (answers().compare, answers().look))
-    assert WORDS["too_many"].format(count=2, most=1) in look("echo", "a\nb", 1, "last", "", 0)
-    assert answer([], "a\nb") == draw.problem(WORDS["problem"], WORDS["no_model"])
-    assert "300" in answer(["echo"], f"a\n{'b' * 301}") and not caplog.records
-    assert answer(["other"], "a\nb") == draw.problem(WORDS["problem"], "KeyError: 'other'") and caplog.records
+def test_search_ranks_pasted_texts() -> None:
+    results = {"echo": compute.ranked(echo_model(), "a cat", ["The cat sleeps."])}
+    expected_html = draw.draw_results(results, "a cat", WORDS["found"])
+    answer_html = answers().search(["echo"], "pasted", "hybrid", "a cat", "The cat sleeps.")
+    assert answer_html == expected_html
+
+
+def test_search_by_words_shows_what_the_index_finds_by_words(
+    cat_index: st_reba.Index,
+) -> None:
+    answer_html = answers(cat_index).search(["echo"], "index", "words", "cat", "")
+    assert "</mark> sleeps." in answer_html
+    assert "ships sail" not in answer_html
+
+
+def test_search_without_results_lists_nothing(cat_index: st_reba.Index) -> None:
+    assert "<li>" not in answers(cat_index).search(["echo"], "index", "words", "zebra", "")
+
+
+def test_refused_input_is_answered_in_the_pages_words(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    compare = answers().or_problem(answers().compare)
+    look = answers().or_problem(answers().look)
+    too_many = WORDS["too_many"].format(count=2, most=1)
+    assert too_many in look("echo", "a\nb", 1, "last", "", 0)
+    assert compare([], "a\nb") == draw.draw_problem(WORDS["problem"], WORDS["no_model"])
+    assert "300" in compare(["echo"], f"a\n{'b' * 301}")
+    assert not caplog.records
+
+
+def test_an_error_is_answered_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    compare = answers().or_problem(answers().compare)
+    expected_html = draw.draw_problem(WORDS["problem"], "KeyError: 'other'")
+    assert compare(["other"], "a\nb") == expected_html
+    assert caplog.records

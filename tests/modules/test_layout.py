@@ -1,4 +1,4 @@
-"""One layout of rows, in lists and in tensors."""
+"""The layout of rows."""
 
 from __future__ import annotations
 
@@ -20,24 +20,29 @@ FAST = settings(max_examples=40, deadline=None, derandomize=True)
 
 @FAST
 @given(LAYOUTS, st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_lists_and_tensors_agree(segments: list[tuple[int, ...] | None], lengths: list[int]) -> None:
+def test_spans_and_copy_starts_are_read_from_tensors(
+    segments: list[tuple[int, ...] | None], lengths: list[int]
+) -> None:
     layout = RowLayout(tuple(segments))
-    contents = [list(range(100, 100 + length)) for length in lengths]
-    features = pad([layout.build_row(content) for content in contents])
-    text_lengths = torch.tensor(lengths)[:, None]
-    row_lengths = features["attention_mask"].sum(dim=1, keepdim=True)
-    assert torch.equal(row_lengths, layout.row_length(text_lengths))
-    starts_of_copies = [start for segment, start in layout.segment_starts(text_lengths) if segment is None]
-    assert len(starts_of_copies) == layout.copies
-    for copy_number, starts in enumerate(starts_of_copies, start=1):
-        assert torch.equal(copy_starts(features["copy_ids"], copy_number), starts)
-    for row, content in enumerate(contents):
-        token_ids = features["input_ids"][row].tolist()
-        for segment, start in layout.segment_starts(len(content)):
-            expected = content if segment is None else list(segment)
-            assert token_ids[start : start + len(expected)] == expected
+    rows = [layout.build_row([100] * length) for length in lengths]
+    features = pad(rows)
+    for copy_number in range(1, layout.copies + 1):
+        expected_starts = [[copy_ids.index(copy_number)] for _, copy_ids, _ in rows]
+        assert copy_starts(features["copy_ids"], copy_number).tolist() == expected_starts
     spans = features.pop("spans")
     assert spans_of(features) == spans
+
+
+@FAST
+@given(LAYOUTS, st.lists(st.integers(1, 5), min_size=1, max_size=3))
+def test_a_built_row_holds_its_segments_in_order(segments: list[tuple[int, ...] | None], content: list[int]) -> None:
+    layout = RowLayout(tuple(segments))
+    token_ids, _, span = layout.build_row(content)
+    expected_ids: list[int] = []
+    for segment in segments:
+        expected_ids += content if segment is None else segment
+    assert token_ids == expected_ids
+    assert span.total == layout.overhead + layout.copies * len(content)
 
 
 @FAST

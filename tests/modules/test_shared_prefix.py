@@ -19,7 +19,7 @@ from marks import Base, slow_but
 from pipelines import assert_gradients, build, counted_positions, encoded, features_of, gradients, made
 from torch import Tensor
 
-from st_reba.cli.models import _told
+from st_reba.cli.models import describe_model
 from st_reba.encode import batch_positions, computed_positions, encode_texts, prefix_of, token_batches
 from st_reba.modules import shared_prefix
 from st_reba.modules.layout import RowLayout
@@ -363,7 +363,7 @@ def test_a_model_that_keeps_other_states_is_not_shared(tmp_path: Path, monkeypat
 
     families.save("mamba", tmp_path)
     model: Any = build(str(tmp_path), "prompteol", template=QUESTION)
-    assert not model[0].can_share() and _told("", model)["prompt computed"] == "with every text"
+    assert not model[0].can_share() and describe_model("", model)["prompt computed"] == "with every text"
     assert states(model).isfinite().all()
     model.save_pretrained(str(tmp_path / "saved"))
     assert model[0].load_config(str(tmp_path / "saved"))["shares_prefix"] is False
@@ -403,7 +403,7 @@ def test_the_check_at_build_finds_a_fault(base: Base, monkeypatch: pytest.Monkey
     name, wrong = FAULTS[fault]
     monkeypatch.setattr(BranchLayer, name, wrong)
     model: Any = build(base("llama"), "prompteol", template=QUESTIONS)
-    assert not model[0].can_share() and _told("", model)["prompt computed"] == "with every text"
+    assert not model[0].can_share() and describe_model("", model)["prompt computed"] == "with every text"
     with counted_positions(model) as passes:
         encoded(model, TEXTS)
     assert len(passes) == 1

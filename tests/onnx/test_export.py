@@ -8,6 +8,8 @@ import os
 import shutil
 import sys
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,195 +40,417 @@ onnx = pytest.importorskip("onnx")
 # pytest would keep every record of the tracer, which are many.
 logging.getLogger("torch.__trace").propagate = False
 
-LONG = "The old mill stands under the bridge, and 河的两行柳树 beside it. " * 12
-TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", LONG, "x </s> <s> [SEP]"]
+LONG_TEXT = "The old mill stands under the bridge, and 河的两行柳树 beside it. " * 12
+TEXTS = [
+    "A cat sleeps on the roof.",
+    "银行今天关门了。",
+    "hi",
+    LONG_TEXT,
+    "x </s> <s> [SEP]",
+]
+QUANTIZED_GRAPH = "onnx/model_quantized.onnx"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model, the folder that it was exported to, and the report of the export."""
+
+    model: Any
+    folder: Path
+    report: dict[str, Any]
 
 
 def build(base: str, method: str, **options: Any) -> Any:
     return st_reba.build(base, method, dtype="float32", device="cpu", **options)
 
 
-def read(file: Path) -> Any:
+def read_json(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
+def load_graph(folder: Path, name: str, **options: Any) -> Any:
+    return onnx.load(str(folder / name), **options).graph
+
+
 @pytest.fixture(scope="module", params=slow_but(["echo", "reba"], "echo"))
-def exported(request: Any, base: Base, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def exported_model(request: Any, base: Base, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Three copies, one layer (tracing takes its time), with a dense layer behind the pooling."""
-    model = build(base("gpt2"), request.param, pooling="mean", repeats=3, layer=1, max_seq_length=200)
+    model = build(
+        base("gpt2"),
+        request.param,
+        pooling="mean",
+        repeats=3,
+        layer=1,
+        max_seq_length=200,
+    )
     torch.manual_seed(0)
-    model = SentenceTransformer(modules=[model[0], model[1], Dense(32, 16), model[2]], device="cpu")
+    modules = [model[0], model[1], Dense(32, 16), model[2]]
+    model = SentenceTransformer(modules=modules, device="cpu")
     folder = tmp_path_factory.mktemp("onnx") / "a" / "new" / "folder"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracing, "LARGEST", 0)  # weights stand beside the graph, as those of a large model
+        # Weights stand beside the graph, as those of a large model.
+        patch.setattr(tracing, "MAX_BYTES", 0)
         report = st_reba.onnx.export(model, folder, quantize="int8")
-    return model, folder, report
+    return Exported(model, folder, report)
 
 
-def test_vectors(exported: Any) -> None:
-    model, folder, report = exported
-    wanted, runner = model.encode(TEXTS), Runner(folder)
-    assert report["distance"] < 1e-5 and report["dimension"] == 16
-    found = [runner.encode(TEXTS), runner.encode(TEXTS, 5), runner.encode(TEXTS, 5, "left")]
-    assert (
-        max(relative_distance(wanted, each) for each in found) < 1e-5
-        and runner.tokenizer.padding["direction"] == "left"
-    )
-    assert len(runner.tokenizer.encode(LONG).ids) == report["max_seq_length"]
+def test_a_graph_gives_the_models_vectors(exported_model: Exported) -> None:
+    runner = Runner(exported_model.folder)
+    expected = exported_model.model.encode(TEXTS)
+    for vectors in (
+        runner.encode(TEXTS),
+        runner.encode(TEXTS, 5),
+        runner.encode(TEXTS, 5, "left"),
+    ):
+        assert relative_distance(expected, vectors) < 1e-5
+    assert runner.tokenizer.padding["direction"] == "left"
+    assert exported_model.report["distance"] < 1e-5
+    assert exported_model.report["dimension"] == 16
+    token_ids = runner.tokenizer.encode(LONG_TEXT).ids
+    assert len(token_ids) == exported_model.report["max_seq_length"]
 
 
-def test_stock_operators_and_files(exported: Any) -> None:
-    model, folder, report = exported
-    graph = onnx.load(str(folder / "onnx" / "model.onnx"), load_external_data=False)
-    assert [(each.domain, each.version) for each in graph.opset_import] == [("", 18)] and not graph.functions
-    for each in (*graph.graph.input, *graph.graph.output):
-        shape = [size.dim_param or size.dim_value for size in each.type.tensor_type.shape.dim]
-        assert shape == ["batch", "length", *([16] if each.name == "last_hidden_state" else [])]
-    outside = [each for each in graph.graph.initializer if each.data_location == onnx.TensorProto.EXTERNAL]
-    places = {entry.value for each in outside for entry in each.external_data if entry.key == "location"}
-    assert places == {"model.onnx_data"}
-    names = [f"model{kind}.onnx{end}" for kind in ("", "_quantized") for end in ("", "_data")]
-    assert {each.name for each in (folder / "onnx").iterdir()} == {*names, "model_quantized.json"}
-    assert not [file for file in folder.rglob("*") if file.suffix in (".safetensors", ".bin", ".py")]
-    # What a model with Echo has in its small files, apart from versions.
-    for name, wanted in read(Path(__file__).with_name("files.json")).items():
-        found = read(folder / name)
-        assert found == (wanted if isinstance(found, list) else {**found, **wanted}), name
-    config: Any = AutoConfig.from_pretrained(str(folder))
-    assert config.vocab_size == 512 and "_name_or_path" not in read(folder / "config.json")
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    assert f"{report['int8']['alone']['min']}" in card and "{{" not in card and "puts around every" not in card
+def test_a_graph_has_stock_operators_and_shapes(exported_model: Exported) -> None:
+    graph_file = str(exported_model.folder / "onnx" / "model.onnx")
+    model_proto = onnx.load(graph_file, load_external_data=False)
+    operator_sets = [(operators.domain, operators.version) for operators in model_proto.opset_import]
+    assert operator_sets == [("", 18)]
+    assert not model_proto.functions
+    shapes: dict[str, list[str | int]] = {}
+    for value in (*model_proto.graph.input, *model_proto.graph.output):
+        axes = value.type.tensor_type.shape.dim
+        shapes[value.name] = [axis.dim_param or axis.dim_value for axis in axes]
+    assert shapes == {
+        "input_ids": ["batch", "length"],
+        "attention_mask": ["batch", "length"],
+        "last_hidden_state": ["batch", "length", 16],
+    }
+
+
+def test_large_weights_stand_beside_a_graph(exported_model: Exported) -> None:
+    graph = load_graph(exported_model.folder, "onnx/model.onnx", load_external_data=False)
+    weight_files: set[str] = set()
+    for weight in graph.initializer:
+        if weight.data_location == onnx.TensorProto.EXTERNAL:
+            entries = {entry.key: entry.value for entry in weight.external_data}
+            weight_files.add(entries["location"])
+    assert weight_files == {"model.onnx_data"}
+
+
+def test_a_folder_holds_graphs_and_neither_weights_nor_code(
+    exported_model: Exported,
+) -> None:
+    assert set(os.listdir(exported_model.folder / "onnx")) == {
+        "model.onnx",
+        "model.onnx_data",
+        "model_quantized.onnx",
+        "model_quantized.onnx_data",
+        "model_quantized.json",
+    }
+    suffixes = {file.suffix for file in exported_model.folder.rglob("*")}
+    assert not suffixes & {".safetensors", ".bin", ".py"}
     with pytest.raises((OSError, TypeError, ValueError)):
-        SentenceTransformer(str(folder), device="cpu")
+        SentenceTransformer(str(exported_model.folder), device="cpu")
 
 
-def test_tokenizer(exported: Any) -> None:
-    """A text that spells a special token is ordinary text, in every reader."""
-    model, folder, report = exported
-    again, raw = AutoTokenizer.from_pretrained(str(folder)), Tokenizer.from_file(str(folder / "tokenizer.json"))
-    raw.no_padding()
-    for text, ids in zip(TEXTS, model[0].content(TEXTS)["input_ids"], strict=True):
-        wanted = [model.tokenizer.bos_token_id, *ids][: report["max_seq_length"]]
-        assert raw.encode(text).ids == wanted == list(again(text, truncation=True)["input_ids"])
-    assert not any(each["special"] for each in read(folder / "tokenizer.json")["added_tokens"])
-    assert again.model_max_length == report["max_seq_length"]
+def test_small_files_are_those_of_stock_modules(exported_model: Exported) -> None:
+    # What a model with Echo has in them, apart from versions.
+    expected_files = read_json(Path(__file__).with_name("files.json"))
+    for file_name, expected in expected_files.items():
+        values = read_json(exported_model.folder / file_name)
+        if isinstance(values, dict):
+            assert expected.items() <= values.items(), file_name
+        else:
+            assert values == expected, file_name
+    config: Any = AutoConfig.from_pretrained(str(exported_model.folder))
+    assert config.vocab_size == 512
+    assert "_name_or_path" not in read_json(exported_model.folder / "config.json")
 
 
-def test_int8(exported: Any) -> None:
-    _, folder, report = exported
-    assert read(folder / "onnx" / "model_quantized.json") == report["int8"]
-    rounded, wanted = Runner(folder, "onnx/model_quantized.onnx"), Runner(folder).encode(GOLDEN_TEXTS)
-    assert report["int8"]["alone"] == cosines(rounded.encode(GOLDEN_TEXTS), wanted)
-    assert report["int8"]["alone"]["min"] < 1 - 1e-5 and report["int8"]["batch_size"] == 16
-    assert logging.root.manager.disable == logging.NOTSET, "what was silenced speaks again"
-    graph = onnx.load(str(folder / "onnx" / "model_quantized.onnx"))
-    weights, types = graph.graph.initializer, onnx.TensorProto
-    eight = [each for each in weights if each.data_type == types.INT8]
-    # Of 8 bits, pairs of products overflow on a processor without VNNI.
-    assert eight and max(int(abs(onnx.numpy_helper.to_array(each).astype(int)).max()) for each in eight) <= 64
-    assert any(each.name.endswith("_scale") and each.dims for each in weights), "one for each channel"
-    assert len([node for node in graph.graph.node if node.op_type == "MatMulInteger"]) == len(eight) // 2
-    behind = {each.data_type for each in weights if each.name.startswith("behind.")}
-    assert behind == {types.FLOAT}, "the filter stays in float32"
-    found = cosines(np.array([[1, 0], [2, 0]]), np.array([[3, 0], [1, 1]]))
-    assert found == {"min": 0.707107, "mean": 0.853553, "ok": False}
+def test_a_card_has_the_loss_of_int8(exported_model: Exported) -> None:
+    card = (exported_model.folder / "README.md").read_text(encoding="utf-8")
+    assert f"{exported_model.report['int8']['alone']['min']}" in card
+    assert "{{" not in card
+    assert "puts around every" not in card
 
 
-def test_verify(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = exported[1]
-    report = verify(folder)
-    assert report.ok and report.graph == "onnx/model.onnx" and report.rounded is not None and report.changes == {}
+def test_a_text_that_spells_a_special_token_is_ordinary_text(
+    exported_model: Exported,
+) -> None:
+    """In every reader of the tokenizer's file."""
+    max_length = exported_model.report["max_seq_length"]
+    auto_tokenizer = AutoTokenizer.from_pretrained(str(exported_model.folder))
+    raw_tokenizer = Tokenizer.from_file(str(exported_model.folder / "tokenizer.json"))
+    raw_tokenizer.no_padding()
+    contents = exported_model.model[0].content(TEXTS)["input_ids"]
+    for text, content in zip(TEXTS, contents, strict=True):
+        expected_ids = [exported_model.model.tokenizer.bos_token_id, *content][:max_length]
+        assert raw_tokenizer.encode(text).ids == expected_ids
+        assert list(auto_tokenizer(text, truncation=True)["input_ids"]) == expected_ids
+    added_tokens = read_json(exported_model.folder / "tokenizer.json")["added_tokens"]
+    assert not any(token["special"] for token in added_tokens)
+    assert auto_tokenizer.model_max_length == max_length
+
+
+def test_the_loss_of_int8_is_measured(exported_model: Exported) -> None:
+    loss = exported_model.report["int8"]
+    assert read_json(exported_model.folder / "onnx" / "model_quantized.json") == loss
+    expected = Runner(exported_model.folder).encode(GOLDEN_TEXTS)
+    quantized_vectors = Runner(exported_model.folder, QUANTIZED_GRAPH).encode(GOLDEN_TEXTS)
+    assert loss["alone"] == cosines(quantized_vectors, expected)
+    assert loss["alone"]["min"] < 1 - 1e-5
+    assert loss["batch_size"] == 16
+    assert logging.root.manager.disable == logging.NOTSET, "logs are still silenced"
+
+
+def test_weights_of_int8_are_small_and_scaled_by_channel(
+    exported_model: Exported,
+) -> None:
+    graph = load_graph(exported_model.folder, QUANTIZED_GRAPH)
+    int8_weights: list[Any] = []
+    filter_types: set[int] = set()
+    has_channel_scales = False
+    for weight in graph.initializer:
+        if weight.data_type == onnx.TensorProto.INT8:
+            int8_weights.append(onnx.numpy_helper.to_array(weight).astype(int))
+        if weight.name.startswith("filter_modules."):
+            filter_types.add(weight.data_type)
+        has_channel_scales |= weight.name.endswith("_scale") and bool(weight.dims)
+    assert has_channel_scales
+    # With all of 8 bits, pairs of products overflow on a processor without VNNI.
+    assert max(int(abs(values).max()) for values in int8_weights) <= 64
+    operators = [node.op_type for node in graph.node]
+    assert operators.count("MatMulInteger") == len(int8_weights) // 2
+    assert filter_types == {onnx.TensorProto.FLOAT}, "the filter stays in float32"
+
+
+def test_cosines_are_judged_by_the_smallest_and_the_mean() -> None:
+    loss = cosines(np.array([[1, 0], [2, 0]]), np.array([[3, 0], [1, 1]]))
+    assert loss == {"min": 0.707107, "mean": 0.853553, "ok": False}
+
+
+def test_verify_accepts_an_exported_folder(exported_model: Exported) -> None:
+    report = verify(exported_model.folder)
+    assert report.ok
+    assert report.graph == "onnx/model.onnx"
+    assert report.rounded is not None
+    assert report.changes == {}
+    golden_texts = read_json(exported_model.folder / "golden.json")["texts"]
+    assert [golden_text["text"] for golden_text in golden_texts] == list(GOLDEN_TEXTS)
+
+
+def test_verify_refuses_a_loss_that_is_too_large(exported_model: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LEAST, "min", 0.999999)
-    assert not verify(folder).ok
-    monkeypatch.setitem(LEAST, "min", 0.98)
-    golden = read(folder / "golden.json")
-    assert [each["text"] for each in golden["texts"]] == list(GOLDEN_TEXTS)
-    golden["texts"][3]["vector"][0] += 0.01
-    assert not verify_graph(str(folder), golden, hub={}).ok
+    assert not verify(exported_model.folder).ok
+
+
+def test_verify_refuses_a_vector_that_is_off(exported_model: Exported) -> None:
+    golden_values = read_json(exported_model.folder / "golden.json")
+    golden_values["texts"][3]["vector"][0] += 0.01
+    assert not verify_graph(str(exported_model.folder), golden_values, hub={}).ok
+
+
+def test_verify_refuses_another_device(exported_model: Exported) -> None:
     with pytest.raises(ValueError):
-        verify(folder, device="cuda")
-    fetched = Mock(return_value=str(folder))
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
-    assert verify_graph("org/x", golden, hub={"cache_folder": "c", "revision": "r"}).rounded
-    assert fetched.call_args.kwargs.items() >= {"cache_dir": "c", "revision": "r"}.items()
+        verify(exported_model.folder, device="cuda")
 
 
-@pytest.mark.parametrize("exported", ["echo"], indirect=True)
-def test_a_bad_graph_is_not_written(exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is off, or rounded too far; traced once, as tracing takes its time."""
-    model, folder, _ = exported
-    others = shutil.ignore_patterns("*quantized*")
-    traced = Mock(side_effect=lambda graph, file: shutil.copytree(folder / "onnx", file.parent, ignore=others))
-    monkeypatch.setattr(st_reba.onnx, "export_graph", traced)
-    st_reba.onnx.export(model, tmp_path / "same")
+def test_verify_downloads_graphs_from_the_hub(exported_model: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    download = Mock(return_value=str(exported_model.folder))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    golden_values = read_json(exported_model.folder / "golden.json")
+    report = verify_graph("org/x", golden_values, hub={"cache_folder": "c", "revision": "r"})
+    assert report.rounded
+    assert {
+        "cache_dir": "c",
+        "revision": "r",
+    }.items() <= download.call_args.kwargs.items()
+
+
+@pytest.fixture
+def no_tracing(exported_model: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports take the graph that was traced, as tracing takes its time."""
+    ignored_files = shutil.ignore_patterns("*quantized*")
+
+    def copy_graph(graph: EmbeddingGraph, file: Path) -> None:
+        shutil.copytree(exported_model.folder / "onnx", file.parent, ignore=ignored_files)
+
+    monkeypatch.setattr(st_reba.onnx, "export_graph", copy_graph)
+
+
+# The graph of one model is enough for these.
+echo_only = pytest.mark.parametrize("exported_model", ["echo"], indirect=True)
+
+
+@echo_only
+@pytest.mark.usefixtures("no_tracing")
+def test_export_replaces_a_folder_only_if_told_to(exported_model: Exported, tmp_path: Path) -> None:
+    folder = tmp_path / "same"
+    st_reba.onnx.export(exported_model.model, folder)
     with pytest.raises(FileExistsError):
-        st_reba.onnx.export(model, tmp_path / "same")
-    st_reba.onnx.export(model, tmp_path / "same", overwrite=True)
-    right = Runner.encode
-    for way in range(3):  # alone, in a batch, padded on the left: the worst decides, not their mean
-        with monkeypatch.context() as patch:
-            off = 2e-4 * np.eye(3)[way]
-            patch.setattr(Runner, "encode", lambda *given, off=off: right(*given) * (1 + off[len(given) - 2]))
-            with pytest.raises(ValueError, match="is off by"):
-                st_reba.onnx.export(model, tmp_path / "padded")
-    monkeypatch.setitem(LEAST, "mean", 0.9999999)
-    with pytest.raises(ValueError, match="loses too much"):
-        st_reba.onnx.export(model, tmp_path / "rounded", quantize="int8")
+        st_reba.onnx.export(exported_model.model, folder)
+    st_reba.onnx.export(exported_model.model, folder, overwrite=True)
     assert os.listdir(tmp_path) == ["same"]
 
 
-def test_what_no_graph_holds(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of = (("mini", "reba"), ("bloom", "echo"), ("bloom", "reba"))
-    graph, bloom, own = (EmbeddingGraph(build(base(name), method)) for name, method in of)
-    slow: Any = SimpleNamespace(first=SimpleNamespace(tokenizer=SimpleNamespace(is_fast=False)))
+@echo_only
+@pytest.mark.usefixtures("no_tracing")
+@pytest.mark.parametrize("argument_count", [2, 3, 4], ids=["alone", "batched", "left padding"])
+def test_a_graph_that_is_off_is_not_written(
+    argument_count: int,
+    exported_model: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One way of running decides: the worst, not the mean of all."""
+    encode = Runner.encode
 
-    def fail(*_: Any, **__: Any) -> None:
+    def encode_with_error(*arguments: Any) -> Any:
+        error = 2e-4 if len(arguments) == argument_count else 0.0
+        return encode(*arguments) * (1 + error)
+
+    monkeypatch.setattr(Runner, "encode", encode_with_error)
+    with pytest.raises(ValueError, match="is off by"):
+        st_reba.onnx.export(exported_model.model, tmp_path / "off")
+    assert os.listdir(tmp_path) == []
+
+
+@echo_only
+@pytest.mark.usefixtures("no_tracing")
+def test_a_graph_that_loses_too_much_is_not_written(
+    exported_model: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LEAST, "mean", 0.9999999)
+    with pytest.raises(ValueError, match="loses too much"):
+        st_reba.onnx.export(exported_model.model, tmp_path / "rounded", quantize="int8")
+    assert os.listdir(tmp_path) == []
+
+
+def test_export_refuses_another_quantization(tmp_path: Path) -> None:
+    model: Any = None
+    with pytest.raises(ValueError, match="quantize='int4'"):
+        st_reba.onnx.export(model, tmp_path / "a", quantize="int4")
+
+
+def test_export_names_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    model: Any = None
+    with pytest.raises(ImportError, match="exporting needs onnxscript"):
+        st_reba.onnx.export(model, tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["mini", "bloom"])
+def test_a_fault_of_tracing_is_named_by_its_cause(
+    name: str, base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While torch traces, logs and warnings are silenced."""
+
+    def fail(*_: object, **__: object) -> None:
         warnings.warn("of the exporter", stacklevel=1)
-        raise RuntimeError from IndexError(f"{logging.root.manager.disable}, all warnings but errors are silenced")
+        raise RuntimeError from IndexError(f"{logging.root.manager.disable} is silenced")
 
     monkeypatch.setattr(torch.export, "export", fail)
-    for says, call in {
-        "quantize='int4'": lambda: st_reba.onnx.export(graph.first, tmp_path / "a", quantize="int4"),
-        "of it: IndexError: 30": lambda: tracing.export_graph(graph, tmp_path / "b"),
-        "of it: IndexError": lambda: tracing.export_graph(bloom, tmp_path / "b"),
-        "attention of its own": lambda: tracing.export_graph(own, tmp_path / "b"),
-        "in its vocabulary": lambda: write_tokenizer(setattr(graph, "budget", 1) or graph, tmp_path),
-        "has no tokenizer.json": lambda: write_tokenizer(slow, tmp_path),
-        "does not read onnx/model.onnx": lambda: Runner(tmp_path),
-    }.items():
-        with warnings.catch_warnings(action="error"), pytest.raises(ValueError, match=says):
-            call()
+    graph = EmbeddingGraph(build(base(name), "echo"))
+    message = f"of it: IndexError: {logging.WARNING} is silenced"
+    with (
+        warnings.catch_warnings(action="error"),
+        pytest.raises(ValueError, match=message),
+    ):
+        tracing.export_graph(graph, tmp_path / "b")
     assert logging.root.manager.disable == logging.NOTSET
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ImportError, match="exporting needs onnxscript"):
-        st_reba.onnx.export(bloom.first, tmp_path / "a")
 
 
-@pytest.mark.parametrize("task", ["query", None])
-def test_card(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Any) -> None:
-    """And golden texts: an empty one only where the tokenizer adds a token. Nothing is traced."""
-    options: dict[str, Any] = {"template": "{text} / {text}"}
-    if task:
-        options = {"template": {"query": "{text}{text}", "document": "D: {text}{text}"}, "prompts": {"query": "问："}}
-    model = build(base("gpt2", "plain" if task else "bos_eos"), "echo", **options)
+def test_rows_of_attention_need_the_attention_interface(base: Base, tmp_path: Path) -> None:
+    graph = EmbeddingGraph(build(base("bloom"), "reba"))
+    with pytest.raises(ValueError, match="attention of its own"):
+        tracing.export_graph(graph, tmp_path / "b")
+
+
+def test_a_tokenizer_whose_file_gives_other_ids_is_refused(base: Base, tmp_path: Path) -> None:
+    graph = EmbeddingGraph(build(base("mini"), "reba"))
+    graph.budget = 1
+    with pytest.raises(ValueError, match="in its vocabulary"):
+        write_tokenizer(graph, tmp_path)
+
+
+def test_a_tokenizer_without_a_file_is_refused(tmp_path: Path) -> None:
+    transformer = SimpleNamespace(text_tokenizer=SimpleNamespace(is_fast=False))
+    graph: Any = SimpleNamespace(transformer=transformer)
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
+        write_tokenizer(graph, tmp_path)
+
+
+def test_a_folder_without_a_graph_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not read onnx/model.onnx"):
+        Runner(tmp_path)
+
+
+@pytest.fixture
+def export_untraced(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, Path, Any], Path]:
+    """Exports a model without its graph, whose vectors are taken from the model; returns the folder."""
+
+    def export(model: Any, folder: Path, task: Any) -> Path:
+        encode = model.encode_query if task else model.encode
+        runner = SimpleNamespace(encode=lambda texts, *_: encode(texts))
+        monkeypatch.setattr(st_reba.onnx, "export_graph", lambda graph, file: None)
+        monkeypatch.setattr(st_reba.onnx, "Runner", lambda folder: runner)
+        st_reba.onnx.export(model, folder, task=task)
+        return folder
+
+    return export
+
+
+def read_exported(folder: Path) -> tuple[str, list[str]]:
+    """The card, and the golden texts."""
+    golden_texts = read_json(folder / "golden.json")["texts"]
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    return card, [golden_text["text"] for golden_text in golden_texts]
+
+
+def test_a_card_describes_a_graph_for_all_texts(
+    base: Base, tmp_path: Path, export_untraced: Callable[[Any, Path, Any], Path]
+) -> None:
+    model = build(base("gpt2", "bos_eos"), "echo", template="{text} / {text}")
     model[0].base_model = "题"
-    encode = model.encode_query if task else model.encode
-    monkeypatch.setattr(st_reba.onnx, "export_graph", lambda graph, file: None)
-    monkeypatch.setattr(st_reba.onnx, "Runner", lambda folder: SimpleNamespace(encode=lambda texts, *_: encode(texts)))
-    st_reba.onnx.export(model, tmp_path / "out", task=task)
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    around = '`encode_query` does: the template `"{text}{text}"`, with the prompt `"问："`.'
-    assert (around if task else '`encode` does: the template `"{text} / {text}"`.') in card
-    assert ("queries only" in card) == ("adds no special tokens" in card) == bool(task)
-    golden = read(tmp_path / "out" / "golden.json")
-    assert [each["text"] for each in golden["texts"]] == list(GOLDEN_TEXTS[1:] if task else GOLDEN_TEXTS)
-    assert "\nmodel_name: 题-" in card and "- onnx\n" in card and ("-onnx-query\n" in card) == bool(task)
+    card, golden_texts = read_exported(export_untraced(model, tmp_path / "out", None))
+    assert '`encode` does: the template `"{text} / {text}"`.' in card
+    assert "queries only" not in card
+    assert "adds no special tokens" not in card
+    assert golden_texts == list(GOLDEN_TEXTS)
+    assert "\nmodel_name: 题-" in card
+    assert "- onnx\n" in card
+    assert "-onnx-query\n" not in card
 
 
-def test_lengths_of_a_model_without_positions(base: Base, tmp_path: Path) -> None:
+def test_a_card_describes_a_graph_for_queries(
+    base: Base, tmp_path: Path, export_untraced: Callable[[Any, Path, Any], Path]
+) -> None:
+    """Its tokenizer makes no token of an empty text, which is no golden text then."""
+    model = build(
+        base("gpt2", "plain"),
+        "echo",
+        template={"query": "{text}{text}", "document": "D: {text}{text}"},
+        prompts={"query": "问："},
+    )
+    model[0].base_model = "题"
+    card, golden_texts = read_exported(export_untraced(model, tmp_path / "out", "query"))
+    encoder = '`encode_query` does: the template `"{text}{text}"`, with the prompt `"问："`.'
+    assert encoder in card
+    assert "queries only" in card
+    assert "adds no special tokens" in card
+    assert golden_texts == list(GOLDEN_TEXTS[1:])
+    assert "\nmodel_name: 题-" in card
+    assert "-onnx-query\n" in card
+
+
+@pytest.mark.parametrize("max_length", [32, None])
+def test_the_file_of_a_model_without_positions_has_its_limit(
+    max_length: int | None, base: Base, tmp_path: Path
+) -> None:
+    """Without a limit it has none."""
     model = build(base("bloom"), "echo", max_seq_length=64)
     graph = EmbeddingGraph(model)
-    for graph.max_length in (32, None):  # without a limit the file has none
-        write_folder(model, graph, tmp_path)
-        config = read(tmp_path / "config.json")
-        assert config.get("max_position_embeddings") == graph.max_length
+    graph.max_length = max_length
+    write_folder(model, graph, tmp_path)
+    config = read_json(tmp_path / "config.json")
+    assert config.get("max_position_embeddings") == max_length

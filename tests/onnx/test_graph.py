@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from marks import Base, slow_but
+from numpy.typing import NDArray
 from pipelines import PIPELINES
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 import st_reba
@@ -19,146 +22,260 @@ from st_reba import QueryShift
 from st_reba.onnx.attention import GraphMasks, attend, graph_attention
 from st_reba.onnx.graph import EmbeddingGraph
 
-TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "The old mill </s> under the bridge. " * 12, "x"]
+Vectors = NDArray[np.float32]
+PADDING_ID = 7
+TEXTS = [
+    "A cat sleeps on the roof.",
+    "银行今天关门了。",
+    "hi",
+    "The old mill </s> under the bridge. " * 12,
+    "x",
+]
+_NOT_EXPORTABLE = ("chunk", "ensemble", "reversed")
 # Every pipeline that a graph can hold, and what none of them has.
 METHODS: dict[str, dict[str, Any]] = {
-    **{name: each for name, each in PIPELINES.items() if name.split()[0] not in ("chunk", "ensemble", "reversed")},
     "reba back": {"setting": "inplace-back", "k": 1, "normalize": False},
-    "echo cut": {"method": "echo", "pooling": "mean", "template": "Say: {text} Again: {text}!", "max_seq_length": 70},
-    "echo repeats": {"method": "echo", "pooling": "mean", "repeats": 3, "pooled": "repeats"},
-    "classical end": {"method": "classical", "pooling": "last", "pooled": "end", "template": "Text: {text}"},
+    "echo cut": {
+        "method": "echo",
+        "pooling": "mean",
+        "template": "Say: {text} Again: {text}!",
+        "max_seq_length": 70,
+    },
+    "echo repeats": {
+        "method": "echo",
+        "pooling": "mean",
+        "repeats": 3,
+        "pooled": "repeats",
+    },
+    "classical end": {
+        "method": "classical",
+        "pooling": "last",
+        "pooled": "end",
+        "template": "Text: {text}",
+    },
 }
-_FEW = ("reba mean", "authors mean", "echo end", "mask0")
-# Every architecture and every tokenizer meets some methods.
-CASES = [
-    *(("qwen3", "bos_eos", name) for name in METHODS),
-    *(("gemma2", "cls_sep", name) for name, each in METHODS.items() if "reba" in name or "setting" in each),
-    *((*base, name) for base in (("gpt2", "plain"), ("gpt_oss", "no_pad_no_eos"), ("mini", "bos")) for name in _FEW),
-    *(("bloom", "bos", name) for name in ("echo end", "classical end")),
-]
+for _name, _options in PIPELINES.items():
+    if _name.split()[0] not in _NOT_EXPORTABLE:
+        METHODS[_name] = _options
+_FEW_METHODS = ("reba mean", "authors mean", "echo end", "mask0")
 
 
-def run(graph: EmbeddingGraph, ids: torch.Tensor, mask: torch.Tensor) -> Any:
-    """The vectors [B, d]: each stands at every position."""
+def cases() -> list[tuple[str, str, str]]:
+    """Architecture, tokenizer and method: every architecture and every tokenizer meets some methods."""
+    chosen_cases: list[tuple[str, str, str]] = []
+    for method_name, options in METHODS.items():
+        chosen_cases.append(("qwen3", "bos_eos", method_name))
+        if "reba" in method_name or "setting" in options:
+            chosen_cases.append(("gemma2", "cls_sep", method_name))
+    for architecture, tokenizer in (
+        ("gpt2", "plain"),
+        ("gpt_oss", "no_pad_no_eos"),
+        ("mini", "bos"),
+    ):
+        for method_name in _FEW_METHODS:
+            chosen_cases.append((architecture, tokenizer, method_name))
+    for method_name in ("echo end", "classical end"):
+        chosen_cases.append(("bloom", "bos", method_name))
+    return chosen_cases
+
+
+def run(graph: EmbeddingGraph, input_ids: Tensor, attention_mask: Tensor) -> Vectors:
+    """The vectors [B, d], each of which stands at every position."""
     with torch.no_grad(), graph_attention(graph.model):
-        states = graph.eval()(ids, mask)
-    assert states.shape == (*ids.shape, graph.dimension) and bool((states == states[:, :1]).all())
-    return states[:, 0].numpy()
+        states = graph.eval()(input_ids, attention_mask)
+    assert states.shape == (*input_ids.shape, graph.dimension)
+    assert bool((states == states[:, :1]).all())
+    vectors: Vectors = states[:, 0].numpy()
+    return vectors
 
 
-def graph_vectors(graph: EmbeddingGraph, texts: list[str], side: str) -> Any:
-    options: dict[str, Any] = {"truncation": graph.max_length is not None, "max_length": graph.max_length}
-    found = graph.first.tokenizer(texts, split_special_tokens=True, **options)["input_ids"]
-    rows = [torch.tensor(each) for each in found]
-    ids = pad_sequence(rows, True, 7, side)
-    return run(graph, ids, pad_sequence([torch.ones_like(each) for each in rows], True, 0, side))
+def graph_vectors(
+    graph: EmbeddingGraph,
+    texts: list[str],
+    padding_side: Literal["left", "right"] = "right",
+) -> Vectors:
+    tokenizer: Any = graph.transformer.tokenizer
+    encodings = tokenizer(
+        texts,
+        split_special_tokens=True,
+        truncation=graph.max_length is not None,
+        max_length=graph.max_length,
+    )
+    rows = list(map(torch.tensor, encodings["input_ids"]))
+    input_ids = pad_sequence(rows, True, PADDING_ID, padding_side)
+    masks = list(map(torch.ones_like, rows))
+    return run(graph, input_ids, pad_sequence(masks, True, 0, padding_side))
 
 
 def build(base: str, **options: Any) -> SentenceTransformer:
-    options = {"method": "reba", **options}
+    options.setdefault("method", "reba")
     return st_reba.build(base, dtype="float32", device="cpu", check=False, **options)
 
 
-def difference(found: Any, wanted: Any) -> float:
-    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+def assert_near(vectors: Vectors, expected_vectors: Vectors) -> None:
+    difference = np.abs(vectors - expected_vectors).max() / np.abs(expected_vectors).max()
+    assert difference < 1e-5
 
 
 @pytest.mark.parametrize(
-    ("architecture", "tokenizer", "name"),
-    slow_but(CASES, "gpt_oss", "qwen3", ("gemma2", "cls_sep", "reba last"), rows=True),
+    ("architecture", "tokenizer", "method_name"),
+    slow_but(cases(), "gpt_oss", "qwen3", ("gemma2", "cls_sep", "reba last"), rows=True),
 )
-def test_same_vectors(base: Base, architecture: str, tokenizer: str, name: str) -> None:
-    model = build(base(architecture, tokenizer), **METHODS[name])
-    before = model[0].model.config._attn_implementation  # type: ignore[union-attr]
-    wanted = model.encode(TEXTS)
+def test_a_graph_gives_the_models_vectors(base: Base, architecture: str, tokenizer: str, method_name: str) -> None:
+    model: Any = build(base(architecture, tokenizer), **METHODS[method_name])
+    attention_before = model[0].model.config._attn_implementation
+    expected_vectors = model.encode(TEXTS)
     graph = EmbeddingGraph(model)
-    for side in ("right", "left"):
-        assert difference(graph_vectors(graph, TEXTS, side), wanted) < 1e-5
+    assert_near(graph_vectors(graph, TEXTS, "right"), expected_vectors)
+    assert_near(graph_vectors(graph, TEXTS, "left"), expected_vectors)
     for row in (0, 2):
-        assert difference(graph_vectors(graph, TEXTS[row : row + 1], "right"), wanted[row : row + 1]) < 1e-5
+        assert_near(graph_vectors(graph, [TEXTS[row]]), expected_vectors[row : row + 1])
     # The model is as it was.
-    assert model[0].model.config._attn_implementation == before  # type: ignore[union-attr]
-    assert np.array_equal(model.encode(TEXTS), wanted)
+    assert model[0].model.config._attn_implementation == attention_before
+    assert np.array_equal(model.encode(TEXTS), expected_vectors)
 
 
-def test_empty_text(base: Base) -> None:
-    """Alone, beside another, and where the tokenizer makes no token of it, so that its row is all padding."""
+@pytest.mark.parametrize("texts", [["", "not empty"], [""]])
+def test_an_empty_text_has_the_models_vector(texts: list[str], base: Base) -> None:
     model = build(base("qwen3", "bos_eos"), pooling="mean")
-    wanted = model.encode(["", "not empty"])
-    for texts in (["", "not empty"], [""]):
-        assert difference(graph_vectors(EmbeddingGraph(model), texts, "left"), wanted[: len(texts)]) < 1e-5
-    bare = build(base("gpt2", "plain"))
-    found = run(EmbeddingGraph(bare), torch.tensor([[5, 6, 7], [5, 5, 5]]), torch.tensor([[1, 1, 1], [0, 0, 0]]))
-    assert difference(found[1], bare.encode("")) < 1e-5
+    assert_near(graph_vectors(EmbeddingGraph(model), texts, "left"), model.encode(texts))
 
 
-def test_tasks_and_saved_prompts(base: Base) -> None:
-    instructed = {"method": "echo", "pooling": "mean", "template": "echo-instruct", "instruction": "Find it."}
-    for options in (instructed, {"prompts": {"query": "Question: ", "document": ""}}):
-        model = build(base("qwen3"), **options)
-        for task, encode in (("query", model.encode_query), ("document", model.encode_document)):
-            graph = EmbeddingGraph(model, task)  # type: ignore[arg-type]
-            assert difference(graph_vectors(graph, TEXTS, "right"), encode(TEXTS)) < 1e-5
-        with pytest.raises(ValueError, match="task="):
-            EmbeddingGraph(model)
+def test_a_row_of_padding_alone_is_an_empty_text(base: Base) -> None:
+    """The tokenizer makes no token of an empty text."""
+    model = build(base("gpt2", "plain"))
+    input_ids = torch.tensor([[5, 6, 7], [5, 5, 5]])
+    attention_mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
+    vectors = run(EmbeddingGraph(model), input_ids, attention_mask)
+    assert_near(vectors[1], model.encode(""))
 
 
-def test_masks_with_biases() -> None:
-    own, (kept, other) = torch.tensor([[[[-0.5, -torch.inf]]]]), (SimpleNamespace(layer_idx=each) for each in (0, 1))
-    masks = GraphMasks(SimpleNamespace(layer_masks=["forward", "backward"]))
-    assert masks.mask_for_layer(kept, own, True)[0].tolist() == [[[[-0.5, -1e9]]]]
-    for call in (lambda: masks.mask_for_layer(other, own, True), lambda: attend(kept, own, own, own, None, sinks=own)):  # type: ignore[arg-type]
-        with pytest.raises(ValueError):
-            call()
+INSTRUCTED = {
+    "method": "echo",
+    "pooling": "mean",
+    "template": "echo-instruct",
+    "instruction": "Find it.",
+}
+
+
+@pytest.mark.parametrize("model_options", [INSTRUCTED, {"prompts": {"query": "Question: ", "document": ""}}])
+def test_a_graph_holds_the_prompt_of_its_task(model_options: dict[str, Any], base: Base) -> None:
+    model = build(base("qwen3"), **model_options)
+    query_graph = EmbeddingGraph(model, "query")
+    assert_near(graph_vectors(query_graph, TEXTS), model.encode_query(TEXTS))
+    document_graph = EmbeddingGraph(model, "document")
+    assert_near(graph_vectors(document_graph, TEXTS), model.encode_document(TEXTS))
+    with pytest.raises(ValueError, match="task="):
+        EmbeddingGraph(model)
+
+
+BIASED_MASK = torch.tensor([[[[-0.5, -torch.inf]]]])
+
+
+def layer(index: int) -> Any:
+    return SimpleNamespace(layer_idx=index)
+
+
+def graph_masks() -> GraphMasks:
+    transformer: Any = SimpleNamespace(layer_masks=["forward", "backward"])
+    return GraphMasks(transformer)
+
+
+def test_position_biases_stay_in_a_native_mask() -> None:
+    mask = graph_masks().mask_for_layer(layer(0), BIASED_MASK, True).mask
+    assert mask is not None
+    assert mask.tolist() == [[[[-0.5, -1e9]]]]
+
+
+def test_a_mask_with_position_biases_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="position biases"):
+        graph_masks().mask_for_layer(layer(1), BIASED_MASK, True)
+
+
+def test_an_unknown_term_of_attention_is_refused() -> None:
+    with pytest.raises(ValueError, match="'sinks'"):
+        attend(layer(0), BIASED_MASK, BIASED_MASK, BIASED_MASK, None, sinks=BIASED_MASK)
+
+
+def set_dynamic_rotation(model: Any) -> None:
+    model[0].model.config.update({"rope_parameters": {"rope_type": "dynamic"}})
+
+
+def set_dense_output(model: Any) -> None:
+    model.append(Dense(32, 8, module_output_name="other"))
 
 
 @pytest.mark.parametrize(
-    ("says", "options", "change"),
+    ("message", "model_options", "change_model"),
     [
         ("without chunk", {"chunk": 8}, None),
         ("own input", {}, lambda model: setattr(model[0], "own_input", True)),
         ("several templates", {"method": "prompteol", "template": "contrastive"}, None),
         ("reverses", {"method": "prompteol", "template": "{reversed}:"}, None),
         ("topic", {"method": "echo", "template": "{topic} {text} {text}"}, None),
-        ("rotary", {}, lambda model: model[0].model.config.update({"rope_parameters": {"rope_type": "dynamic"}})),
+        ("rotary", {}, set_dynamic_rotation),
         ("float32", {}, lambda model: model[0].model.to(torch.bfloat16)),
         ("truncate_dim", {}, lambda model: setattr(model, "truncate_dim", 8)),
-        ("pooling", {"method": "classical"}, lambda model: setattr(model[1], "pooling_mode", "weightedmean")),
+        (
+            "pooling",
+            {"method": "classical"},
+            lambda model: setattr(model[1], "pooling_mode", "weightedmean"),
+        ),
         ("pooling", {"normalize": False}, lambda model: model.pop(1)),
-        ("Dense", {"normalize": False}, lambda model: model.append(Dense(32, 32, use_residual=True))),
-        ("Dense", {}, lambda model: model.append(Dense(32, 8, module_output_name="other"))),
+        (
+            "Dense",
+            {"normalize": False},
+            lambda model: model.append(Dense(32, 32, use_residual=True)),
+        ),
+        ("Dense", {}, set_dense_output),
         ("Identity", {}, lambda model: model.append(torch.nn.Identity())),
     ],
 )
-def test_refused(base: Base, says: str, options: dict[str, Any], change: Any) -> None:
-    model = build(base("qwen3"), **options)
-    if change is not None:
+def test_a_model_that_no_graph_can_hold_is_refused(
+    message: str,
+    model_options: dict[str, Any],
+    change_model: Callable[[Any], object] | None,
+    base: Base,
+) -> None:
+    model = build(base("qwen3"), **model_options)
+    if change_model is not None:
         EmbeddingGraph(model)
-        change(model)
-    with pytest.raises(ValueError, match=says):
+        change_model(model)
+    with pytest.raises(ValueError, match=message):
         EmbeddingGraph(model)
 
 
-SEARCH_TEMPLATE = {"query": "Query: {text} Word:", "document": "Text: {text}", "similarity": "It says: {text} Word:"}
+SEARCH_TEMPLATE = {
+    "query": "Query: {text} Word:",
+    "document": "Text: {text}",
+    "similarity": "It says: {text} Word:",
+}
 
 
 @pytest.mark.parametrize("task", ["query", "document", "similarity"])
-def test_graph_of_a_task_embeds_as_the_model_does(base: Base, task: Any) -> None:
-    """The wordings are those of the task."""
+def test_a_graph_holds_the_template_of_its_task(base: Base, task: Any) -> None:
     model = build(base("qwen3"), method="prompteol", template=SEARCH_TEMPLATE)
-    encode = {"query": model.encode_query, "document": model.encode_document, "similarity": model.encode}[task]
-    vectors = graph_vectors(EmbeddingGraph(model, task), TEXTS, "right")
-    assert difference(vectors, encode(TEXTS)) < 1e-5
+    encoders = {
+        "query": model.encode_query,
+        "document": model.encode_document,
+        "similarity": model.encode,
+    }
+    vectors = graph_vectors(EmbeddingGraph(model, task), TEXTS)
+    assert_near(vectors, encoders[task](TEXTS))
 
 
 @pytest.mark.parametrize("task", ["query", "document"])
-def test_graph_shifts_queries_alone(base: Base, task: Any) -> None:
+def test_a_graph_shifts_queries_alone(base: Base, task: Any) -> None:
     model = build(base("qwen3"), method="prompteol", normalize=False)
     width = model.get_embedding_dimension() or 0
-    shift = QueryShift(width, torch.linspace(-5, 5, width))
-    shifted_model = SentenceTransformer(modules=[*model, shift], device="cpu")
-    encode = {"query": shifted_model.encode_query, "document": shifted_model.encode_document}[task]
-    vectors = graph_vectors(EmbeddingGraph(shifted_model, task), TEXTS, "right")
-    assert difference(vectors, encode(TEXTS)) < 1e-5
-    with pytest.raises(ValueError, match="treats a query otherwise.*task='query', 'document' or 'similarity'"):
+    query_shift = QueryShift(width, torch.linspace(-5, 5, width))
+    shifted_model = SentenceTransformer(modules=[*model, query_shift], device="cpu")
+    encoders = {
+        "query": shifted_model.encode_query,
+        "document": shifted_model.encode_document,
+    }
+    vectors = graph_vectors(EmbeddingGraph(shifted_model, task), TEXTS)
+    assert_near(vectors, encoders[task](TEXTS))
+    message = "treats a query otherwise.*task='query', 'document' or 'similarity'"
+    with pytest.raises(ValueError, match=message):
         EmbeddingGraph(shifted_model)

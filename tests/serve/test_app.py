@@ -4,245 +4,434 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba.serve.app import EmbeddingServer, _embeddings
+from st_reba.encode import encode_texts
+from st_reba.serve.app import EmbeddingServer, embeddings_json
 
 PATH = "/v1/embeddings"
-TEXTS = ["猫在睡觉。", "", "The bank cut its interest rates again. " * 9, "a", "Ships\n sail  "]
+JSON_HEADERS = {"Content-Type": "application/json"}
+TEXTS = [
+    "猫在睡觉。",
+    "",
+    "The bank cut its interest rates again. " * 9,
+    "a",
+    "Ships\n sail  ",
+]
 
 
-def vectors(answer: Any) -> Any:
+def vectors_of(answer: httpx.Response) -> NDArray[Any]:
     assert answer.status_code == 200, answer.text
     data = answer.json()["data"]
-    assert [one["index"] for one in data] == list(range(len(data)))
-    return np.array([one["embedding"] for one in data])
+    assert [item["index"] for item in data] == list(range(len(data)))
+    return np.array([item["embedding"] for item in data])
 
 
-def close(found: Any, wanted: Any) -> None:
-    np.testing.assert_allclose(found, wanted, atol=1e-6, rtol=0)
+def statuses_of(answers: Sequence[httpx.Response]) -> list[int]:
+    return [answer.status_code for answer in answers]
 
 
-def test_vectors_are_the_models_own(ask: Any, model: Any) -> None:
-    texts, query, document, packed = ask(
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = answer.json()["error"]
+    assert error["message"]
+    return error
+
+
+def assert_near(vectors: Any, expected_vectors: Any) -> None:
+    np.testing.assert_allclose(vectors, expected_vectors, atol=1e-6, rtol=0)
+
+
+def test_vectors_are_the_models_own(ask_server: Any, prompted_model: Any) -> None:
+    plain, query, documents = ask_server(
         (PATH, {"input": TEXTS, "model": "m"}),
         (PATH, {"input": TEXTS[0], "model": "m:query"}),
         (PATH, {"input": TEXTS, "model": "m:document"}),
-        (PATH, {"input": TEXTS * 20, "encoding_format": "base64"}),
     )
-    plain = model.encode(TEXTS)
-    close(vectors(texts), plain)
-    close(vectors(query), [model.encode_query(TEXTS[0])])
-    close(vectors(document), model.encode_document(TEXTS))
-    assert np.abs(plain[0] - vectors(query)[0]).max() > 1e-2
-    # Large enough to be written in another thread.
-    rows = [base64.b64decode(one["embedding"]) for one in packed.json()["data"]]
-    close([np.frombuffer(row, "<f4") for row in rows], np.tile(plain, (20, 1)))
-    run = int(model.preprocess(TEXTS)["attention_mask"].sum())
-    assert texts.json()["usage"] == {"prompt_tokens": run, "total_tokens": run}
-    assert (texts.json()["object"], texts.json()["model"]) == ("list", "m")
+    plain_vectors = prompted_model.encode(TEXTS)
+    query_vector = prompted_model.encode_query(TEXTS[0])
+    assert_near(vectors_of(plain), plain_vectors)
+    assert_near(vectors_of(query), [query_vector])
+    assert_near(vectors_of(documents), prompted_model.encode_document(TEXTS))
+    assert np.abs(plain_vectors[0] - query_vector).max() > 1e-2
 
 
-def test_dimensions(ask: Any, model: Any) -> None:
-    """The first components, as long as the whole vector was."""
-    cut, whole = ask((PATH, {"input": TEXTS, "dimensions": 7}), (PATH, {"input": TEXTS, "dimensions": 192}))
-    full = model.encode(TEXTS).astype(np.float64)
-    close(vectors(cut), [row[:7] / np.sqrt(sum(row[:7] ** 2)) * np.sqrt(sum(row**2)) for row in full])
-    close(vectors(whole), full)
+def test_a_large_answer_in_base64_holds_the_same_numbers(ask_server: Any, prompted_model: Any) -> None:
+    """It is written in another thread."""
+    (answer,) = ask_server((PATH, {"input": TEXTS * 20, "encoding_format": "base64"}))
+    packed_vectors = [base64.b64decode(item["embedding"]) for item in answer.json()["data"]]
+    vectors = [np.frombuffer(packed_vector, "<f4") for packed_vector in packed_vectors]
+    assert_near(vectors, np.tile(prompted_model.encode(TEXTS), (20, 1)))
+
+
+def test_an_answer_counts_positions(ask_server: Any, prompted_model: Any) -> None:
+    (answer,) = ask_server((PATH, {"input": TEXTS, "model": "m"}))
+    token_count = int(prompted_model.preprocess(TEXTS)["attention_mask"].sum())
+    assert answer.json()["usage"] == {
+        "prompt_tokens": token_count,
+        "total_tokens": token_count,
+    }
+    assert answer.json()["object"] == "list"
+    assert answer.json()["model"] == "m"
+
+
+def test_cut_vectors_keep_their_length(ask_server: Any, prompted_model: Any) -> None:
+    cut_answer, whole_answer = ask_server(
+        (PATH, {"input": TEXTS, "dimensions": 7}),
+        (PATH, {"input": TEXTS, "dimensions": 192}),
+    )
+    vectors = prompted_model.encode(TEXTS).astype(np.float64)
+    expected_vectors: list[Any] = []
+    for vector in vectors:
+        direction = vector[:7] / np.linalg.norm(vector[:7])
+        expected_vectors.append(direction * np.linalg.norm(vector))
+    assert_near(vectors_of(cut_answer), expected_vectors)
+    assert_near(vectors_of(whole_answer), vectors)
+
+
+def test_nan_is_no_answer() -> None:
+    vectors = np.full((1, 2), np.nan, dtype=np.float32)
     with pytest.raises(ValueError):
-        _embeddings(np.full((1, 2), np.nan), 2, as_base64=False)
+        embeddings_json(vectors, 2, as_base64=False)
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "param"),
+    ("body", "status", "field"),
     [
-        ({"input": 1}, 400, "input"), ({"input": "a", "dimensions": 193}, 400, "dimensions"), (b"", 400, None),
-        ({"input": "a " * 90}, 422, "input"), (b'{"input": "' + b"a" * 2**20 + b'"}', 413, None),
+        ({"input": 1}, 400, "input"),
+        ({"input": "a", "dimensions": 193}, 400, "dimensions"),
+        (b"", 400, None),
+        ({"input": "a " * 90}, 422, "input"),
+        (b'{"input": "' + b"a" * 2**20 + b'"}', 413, None),
     ],
     ids=lambda value: str(value)[:24],
-)  # fmt: skip
-def test_refusals(ask: Any, given: Any, status: int, param: str | None) -> None:
-    (answer,) = ask((PATH, given), max_tokens=100, max_body=1)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"], error["param"]) == (status, "invalid_request_error", param)
-    assert error["message"] and (answer.headers.get("connection") == "close") == (status == 413)
+)
+def test_wrong_and_large_bodies_are_refused(ask_server: Any, body: object, status: int, field: str | None) -> None:
+    (answer,) = ask_server((PATH, body), max_tokens=100, max_body=1)
+    assert answer.status_code == status
+    error = error_of(answer)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == field
+    is_closed = answer.headers.get("connection") == "close"
+    assert is_closed == (status == 413)
 
 
-def test_paths_and_content_types(ask: Any) -> None:
-    text = {"Content-Type": "text/plain"}
-    answers = ask(("/v1/nowhere", None), (PATH, None), (PATH, {"input": "a"}, text), ("/v1/search", {"query": "a"}))
-    assert [one.status_code for one in answers] == [404, 405, 415, 404]
-    assert all(one.json()["error"]["message"] for one in answers)
+@pytest.mark.parametrize(
+    ("request_parts", "status"),
+    [
+        (("/v1/nowhere", None), 404),
+        ((PATH, None), 405),
+        ((PATH, {"input": "a"}, {"Content-Type": "text/plain"}), 415),
+        (("/v1/search", {"query": "a"}), 404),
+    ],
+)
+def test_other_paths_methods_and_types_are_refused(
+    request_parts: tuple[Any, ...], status: int, ask_server: Any
+) -> None:
+    (answer,) = ask_server(request_parts)
+    assert answer.status_code == status
+    error_of(answer)
 
 
-@pytest.mark.parametrize("path", ["/v2/embed", "/v1/embed", "/openai/deployments/m/embeddings?api-version=2024-02-01"])
-def test_a_path_of_another_api_names_those_that_are_there(path: str, ask: Any) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/embed",
+        "/v1/embed",
+        "/openai/deployments/m/embeddings?api-version=2024-02-01",
+    ],
+)
+def test_a_path_of_another_api_names_those_that_are_there(path: str, ask_server: Any) -> None:
     """Cohere's and Azure's clients."""
-    (answer,) = ask((path, {"input": "a"}))
-    message = answer.json()["error"]["message"]
-    assert answer.status_code == 404 and "/v1/embeddings" in message and "base URL ends in /v1" in message
+    (answer,) = ask_server((path, {"input": "a"}))
+    assert answer.status_code == 404
+    message = error_of(answer)["message"]
+    assert "/v1/embeddings" in message
+    assert "base URL ends in /v1" in message
 
 
-def test_keys_and_hosts(ask: Any) -> None:
-    paths, body = ("/v1/models", "/metrics", PATH), {"input": "a"}
-    sent = [{"Authorization": "Bearer two"}, {"Authorization": "Bearer on"}, None]
-    requests = [(path, body if path == PATH else None, headers) for path in paths for headers in sent]
-    answers = ask(("/health", None), *requests, keys=["one", "two"])
-    assert [one.status_code for one in answers] == [200, *[200, 401, 401] * 3]
-    assert answers[2].json()["error"]["type"] == "authentication_error"
-    assert answers[2].headers["www-authenticate"] == "Bearer"
-    here, elsewhere = ("/v1/models", None), ("/v1/models", None, {"Host": "elsewhere.example:8080"})
-    strange = ("/v1/models", None, {"Host": "x@evil.example"})
-    assert [one.status_code for one in ask(here, elsewhere, strange, hosts=["127.0.0.1"])] == [200, 403, 403]
+@pytest.mark.parametrize(("path", "body"), [("/v1/models", None), ("/metrics", None), (PATH, {"input": "a"})])
+def test_paths_need_a_key(path: str, body: object, ask_server: Any) -> None:
+    accepted, wrong, missing = ask_server(
+        (path, body, {"Authorization": "Bearer two"}),
+        (path, body, {"Authorization": "Bearer on"}),
+        (path, body),
+        keys=["one", "two"],
+    )
+    assert statuses_of([accepted, wrong, missing]) == [200, 401, 401]
+    assert error_of(wrong)["type"] == "authentication_error"
+    assert wrong.headers["www-authenticate"] == "Bearer"
+
+
+def test_health_needs_no_key(ask_server: Any) -> None:
+    (answer,) = ask_server(("/health", None), keys=["one"])
+    assert answer.status_code == 200
+
+
+def test_another_scheme_than_bearer_is_refused(ask_server: Any) -> None:
+    basic, bearer = ask_server(
+        ("/v1/models", None, {"Authorization": "Basic one"}),
+        ("/v1/models", None, {"Authorization": "bearer one"}),
+        keys=["one"],
+    )
+    assert statuses_of([basic, bearer]) == [401, 200]
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/m"])
-def test_no_path_answers_a_foreign_host(path: str, ask: Any) -> None:
-    foreign = {"Host": "evil.example"}
-    statuses = [answer.status_code for answer in ask((path, None), (path, None, foreign), hosts=["127.0.0.1"])]
-    assert statuses == [200, 403]
+@pytest.mark.parametrize("host", ["evil.example", "elsewhere.example:8080", "x@evil.example"])
+def test_no_path_answers_a_foreign_host(path: str, host: str, ask_server: Any) -> None:
+    answers = ask_server((path, None), (path, None, {"Host": host}), hosts=["127.0.0.1"])
+    assert statuses_of(answers) == [200, 403]
 
 
-def test_another_scheme_than_bearer_is_refused(ask: Any) -> None:
-    requests = [("/v1/models", None, {"Authorization": f"{scheme} one"}) for scheme in ("Basic", "bearer")]
-    assert [answer.status_code for answer in ask(*requests, keys=["one"])] == [401, 200]
-
-
-@pytest.mark.parametrize("name", ["m", "m:query", "org/m", "org/m:document"])
-def test_a_model_is_described_by_its_name(name: str, ask: Any, model: Any) -> None:
-    app = EmbeddingServer(model, name.partition(":")[0])
-    plain, escaped, models = ask(
-        (f"/v1/models/{name}", None), (f"/v1/models/{quote(name, safe='')}", None), ("/v1/models", None), app=app
+@pytest.mark.parametrize("model_name", ["m", "m:query", "org/m", "org/m:document"])
+def test_a_model_is_described_by_its_name(
+    model_name: str, ask_server: Any, prompted_model: SentenceTransformer
+) -> None:
+    app = EmbeddingServer(prompted_model, model_name.partition(":")[0])
+    plain, escaped, models = ask_server(
+        (f"/v1/models/{model_name}", None),
+        (f"/v1/models/{quote(model_name, safe='')}", None),
+        ("/v1/models", None),
+        app=app,
     )
-    assert plain.json() == escaped.json()
-    assert plain.json() in models.json()["data"]
-    assert (plain.json()["id"], plain.json()["object"], plain.json()["dimensions"]) == (name, "model", 192)
+    description = plain.json()
+    assert escaped.json() == description
+    assert description in models.json()["data"]
+    assert description["id"] == model_name
+    assert description["object"] == "model"
+    assert description["dimensions"] == 192
 
 
-@pytest.mark.parametrize("name", ["other", "m:other", "m%3Aquery%20", "m/"])
-def test_a_model_that_is_not_there_is_not_found(name: str, ask: Any) -> None:
-    (answer,) = ask((f"/v1/models/{name}", None))
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+@pytest.mark.parametrize("model_name", ["other", "m:other", "m%3Aquery%20", "m/"])
+def test_a_model_that_is_not_there_is_not_found(model_name: str, ask_server: Any) -> None:
+    (answer,) = ask_server((f"/v1/models/{model_name}", None))
+    assert answer.status_code == 404
+    error = error_of(answer)
+    assert error["code"] == "model_not_found"
+    assert error["param"] == "model"
 
 
 @pytest.mark.parametrize(
     ("input_type", "task"),
     [
-        ("query", "query"), ("search_query", "query"), ("RETRIEVAL_QUERY", "query"), ("passage", "document"),
-        ("document", "document"), ("search_document", "document"), ("clustering", None), ("classification", None),
+        ("query", "query"),
+        ("search_query", "query"),
+        ("RETRIEVAL_QUERY", "query"),
+        ("passage", "document"),
+        ("document", "document"),
+        ("search_document", "document"),
+        ("clustering", None),
+        ("classification", None),
         (None, None),
     ],
-)  # fmt: skip
-def test_input_type_chooses_the_prompt(input_type: str | None, task: Any, ask: Any, model: Any) -> None:
-    (answer,) = ask((PATH, {"input": TEXTS, "model": "m", "input_type": input_type, "drop_params": True}))
-    close(vectors(answer), st_reba.encode.encode_texts(model, TEXTS, task=task))
+)
+def test_input_type_chooses_the_prompt(
+    input_type: str | None,
+    task: Any,
+    ask_server: Any,
+    prompted_model: SentenceTransformer,
+) -> None:
+    body = {"input": TEXTS, "model": "m", "input_type": input_type, "drop_params": True}
+    (answer,) = ask_server((PATH, body))
+    assert_near(vectors_of(answer), encode_texts(prompted_model, TEXTS, task=task))
 
 
-def test_texts_that_are_cut_are_counted(ask: Any) -> None:
-    model = st_reba.build("mini", "echo", max_seq_length=64, device="cpu")
-    app, inputs = EmbeddingServer(model, "m"), ["short", "word " * 90, "word " * 91]
-    passing = [{"input": inputs}, {"input": inputs, "truncate": "END"}, {"input": ["short"], "truncate": "NONE"}]
-    refused = [{"input": inputs, "truncate": "NONE"}, {"input": inputs, "truncation": False}]
-    answers = ask(*[(PATH, body) for body in passing + refused], app=app)
-    assert [answer.status_code for answer in answers] == [200, 200, 200, 400, 400]
-    assert "input[1]" in answers[-1].json()["error"]["message"]
-    (page,) = ask(("/metrics", None), app=app)
-    assert "st_reba_cut_texts_total 4.0" in page.text.splitlines()
+LONG_TEXTS = ["short", "word " * 90, "word " * 91]
 
 
-def test_texts_that_are_cut_are_no_news_for_the_log(ask: Any, caplog: pytest.LogCaptureFixture) -> None:
-    model = st_reba.build("mini", "classical", pooling="mean", max_seq_length=64, device="cpu")
-    (answer,) = ask((PATH, {"input": ["word " * 90, "short"]}), app=EmbeddingServer(model, "m"))
+@pytest.fixture(scope="module")
+def short_model() -> SentenceTransformer:
+    """It reads 64 tokens."""
+    return st_reba.build("mini", "echo", max_seq_length=64, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("body", "truncated_count"),
+    [
+        ({"input": LONG_TEXTS}, 2),
+        ({"input": LONG_TEXTS, "truncate": "END"}, 2),
+        ({"input": ["short"], "truncate": "NONE"}, 0),
+    ],
+)
+def test_texts_that_are_cut_are_counted(
+    body: object,
+    truncated_count: int,
+    ask_server: Any,
+    short_model: SentenceTransformer,
+) -> None:
+    app = EmbeddingServer(short_model, "m")
+    (answer,) = ask_server((PATH, body), app=app)
     assert answer.status_code == 200
-    messages = [record.getMessage() for record in caplog.records]
-    assert not any("longer than the model reads" in message for message in messages)
+    (metrics,) = ask_server(("/metrics", None), app=app)
+    assert f"st_reba_cut_texts_total {truncated_count}.0" in metrics.text.splitlines()
 
 
-def test_models_and_health(ask: Any) -> None:
-    models, health = ask(("/v1/models", None), ("/health", None))
-    assert [one["id"] for one in models.json()["data"]] == ["m", "m:query", "m:document"]
-    assert health.json() == {"status": "ok", "model": "m", "waiting": 0}
+@pytest.mark.parametrize("option", [{"truncate": "NONE"}, {"truncation": False}])
+def test_texts_that_must_not_be_cut_are_refused(
+    option: dict[str, object], ask_server: Any, short_model: SentenceTransformer
+) -> None:
+    body = {"input": LONG_TEXTS} | option
+    (answer,) = ask_server((PATH, body), app=EmbeddingServer(short_model, "m"))
+    assert answer.status_code == 400
+    assert "input[1]" in error_of(answer)["message"]
 
 
-def test_metrics_of_each_application(ask: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_are_cut_are_not_logged(
+    ask_server: Any, short_model: SentenceTransformer, caplog: pytest.LogCaptureFixture
+) -> None:
+    (answer,) = ask_server((PATH, {"input": LONG_TEXTS}), app=EmbeddingServer(short_model, "m"))
+    assert answer.status_code == 200
+    assert "longer than the model reads" not in caplog.text
+
+
+def test_models_are_listed_with_their_tasks(ask_server: Any) -> None:
+    (answer,) = ask_server(("/v1/models", None))
+    model_ids = [description["id"] for description in answer.json()["data"]]
+    assert model_ids == ["m", "m:query", "m:document"]
+
+
+def test_health_shows_what_waits(ask_server: Any) -> None:
+    (answer,) = ask_server(("/health", None))
+    assert answer.json() == {"status": "ok", "model": "m", "waiting": 0}
+
+
+def test_each_application_has_its_own_metrics(
+    ask_server: Any,
+    prompted_model: SentenceTransformer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("time.perf_counter", lambda: 7.0)
-    app, other = EmbeddingServer(model, "m"), EmbeddingServer(model, "other")
-    ask((PATH, {"input": ["a", "b"]}), (PATH, {"input": 1}), app=app)
-    (page,) = ask(("/metrics", None), app=app)
-    assert {
-        f"st_reba_tokens_total {float(model.preprocess(['a', 'b'])['attention_mask'].sum())}",
+    app = EmbeddingServer(prompted_model, "m")
+    ask_server((PATH, {"input": ["a", "b"]}), (PATH, {"input": 1}), app=app)
+    (metrics,) = ask_server(("/metrics", None), app=app)
+    token_count = float(prompted_model.preprocess(["a", "b"])["attention_mask"].sum())
+    expected_lines = {
+        f"st_reba_tokens_total {token_count}",
         "st_reba_batch_texts_sum 2.0",
         'st_reba_batch_texts_bucket{le="2.0"} 1.0',
         f'st_reba_request_seconds_sum{{path="{PATH}",status="200"}} 0.0',
         f'st_reba_request_seconds_count{{path="{PATH}",status="200"}} 1.0',
         f'st_reba_request_seconds_count{{path="{PATH}",status="400"}} 1.0',
-    } <= set(page.text.splitlines())
-    assert "st_reba_tokens_total 0.0" in ask(("/metrics", None), app=other)[0].text.splitlines()
+    }
+    assert expected_lines <= set(metrics.text.splitlines())
+    (other_metrics,) = ask_server(("/metrics", None), app=EmbeddingServer(prompted_model, "other"))
+    assert "st_reba_tokens_total 0.0" in other_metrics.text.splitlines()
 
 
-def test_search(ask: Any, model: Any, tmp_path: Path) -> None:
-    """The index's own answer: a list for a text, a list of lists for a list of texts."""
-    texts = ("猫", "a cat", "ships", "money")
-    documents = [{"id": str(row), "text": text, "row": row} for row, text in enumerate(texts)]
-    st_reba.Index.build(model, documents, tmp_path / "index", show_progress_bar=False).close()
-    with st_reba.Index.open(tmp_path / "index", model) as index:
-        where = {"row": {">=": 2}}
-        one, many, condition, count, words, wrong = ask(
-            ("/v1/search", {"query": "一只猫", "k": 3, "where": where}),
-            ("/v1/search", {"query": ["a cat", "money"]}),
-            ("/v1/search", {"query": "a", "where": {"row": {"~": 1}}}),
-            ("/v1/search", {"query": "a", "k": 0}),
-            ("/v1/search", {"query": '"cat" OR', "mode": "words", "explain": True}),
-            ("/v1/search", {"query": "a", "mode": "word"}),
-            index=index,
-        )
-        assert one.json()["results"] == shown(index.search("一只猫", 3, where=where))
-        assert {each["id"] for each in one.json()["results"]} == {"2", "3"}
-        assert many.json()["results"] == [shown(found) for found in index.search(["a cat", "money"])]
-        assert words.json()["results"] == shown(index.search("cat", mode="words", explain=True))
-        assert [result["id"] for result in words.json()["results"]] == ["1"]
-        # Another model's index takes its place.
-        st_reba.Index.build(st_reba.build("mini", "reba"), documents, tmp_path / "index", overwrite=True).close()
-        (other,) = ask(("/v1/search", {"query": "a cat"}), index=index)
-    assert [one.status_code for one in (condition, count, wrong, other)] == [400] * 4
-    assert "model" in other.json()["error"]["message"]
+DOCUMENTS = [
+    {"id": "0", "text": "猫", "row": 0},
+    {"id": "1", "text": "a cat", "row": 1},
+    {"id": "2", "text": "ships", "row": 2},
+    {"id": "3", "text": "money", "row": 3},
+]
 
 
-def shown(found: Any) -> list[dict[str, Any]]:
-    return [{**one.to_json(), "score": pytest.approx(one.score, abs=1e-6)} for one in found]
+@pytest.fixture
+def opened_index(prompted_model: SentenceTransformer, tmp_path: Path) -> Iterator[st_reba.Index]:
+    folder = tmp_path / "index"
+    st_reba.Index.build(prompted_model, DOCUMENTS, folder, show_progress_bar=False).close()
+    with st_reba.Index.open(folder, prompted_model) as index:
+        yield index
 
 
-def test_bodies_in_pieces(model: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that does not arrive, and one that turns out to be too large."""
-    monkeypatch.setattr("st_reba.serve.app._SECONDS", 0.5)
+def as_json(results: Any) -> list[dict[str, Any]]:
+    """Results as the server writes them; scores depend on the batch a little."""
+    rows: list[dict[str, Any]] = []
+    for result in results:
+        score = pytest.approx(result.score, abs=1e-6)
+        rows.append(result.to_json() | {"score": score})
+    return rows
 
-    async def pieces(pause: float) -> AsyncIterator[bytes]:
+
+def test_search_answers_a_text_by_a_list(ask_server: Any, opened_index: st_reba.Index) -> None:
+    conditions = {"row": {">=": 2}}
+    body = {"query": "一只猫", "k": 3, "where": conditions}
+    (answer,) = ask_server(("/v1/search", body), index=opened_index)
+    results = answer.json()["results"]
+    assert results == as_json(opened_index.search("一只猫", 3, where=conditions))
+    assert {result["id"] for result in results} == {"2", "3"}
+
+
+def test_search_answers_texts_by_a_list_each(ask_server: Any, opened_index: st_reba.Index) -> None:
+    queries = ["a cat", "money"]
+    (answer,) = ask_server(("/v1/search", {"query": queries}), index=opened_index)
+    expected_results = list(map(as_json, opened_index.search(queries)))
+    assert answer.json()["results"] == expected_results
+
+
+def test_search_by_words_ignores_operators(ask_server: Any, opened_index: st_reba.Index) -> None:
+    body = {"query": '"cat" OR', "mode": "words", "explain": True}
+    (answer,) = ask_server(("/v1/search", body), index=opened_index)
+    results = answer.json()["results"]
+    assert results == as_json(opened_index.search("cat", mode="words", explain=True))
+    assert [result["id"] for result in results] == ["1"]
+
+
+@pytest.mark.parametrize("fields", [{"where": {"row": {"~": 1}}}, {"k": 0}, {"mode": "word"}], ids=str)
+def test_search_refuses_wrong_fields(fields: dict[str, object], ask_server: Any, opened_index: st_reba.Index) -> None:
+    (answer,) = ask_server(("/v1/search", {"query": "a"} | fields), index=opened_index)
+    assert answer.status_code == 400
+
+
+def test_search_refuses_an_index_that_another_models_has_replaced(ask_server: Any, opened_index: st_reba.Index) -> None:
+    other_model = st_reba.build("mini", "reba")
+    st_reba.Index.build(other_model, DOCUMENTS, opened_index.path, overwrite=True).close()
+    (answer,) = ask_server(("/v1/search", {"query": "a cat"}), index=opened_index)
+    assert answer.status_code == 400
+    assert "model" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize(("pause", "status"), [(2.0, 408), (0.0, 413)])
+def test_a_body_that_does_not_arrive_or_grows_too_large_is_refused(
+    pause: float,
+    status: int,
+    prompted_model: SentenceTransformer,
+    connect: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("st_reba.serve.app._BODY_SECONDS", 0.5)
+
+    async def send_in_pieces() -> AsyncIterator[bytes]:
         yield b"a" * 2**20
         await asyncio.sleep(pause)
         yield b"a"
 
-    async def run() -> None:
-        async with client(EmbeddingServer(model, "m", max_body=1)) as to:
-            headers = {"Content-Type": "application/json"}
-            answers = [await to.post(PATH, content=pieces(pause), headers=headers) for pause in (2, 0)]
-            assert [(one.status_code, one.headers["connection"]) for one in answers] == [(408, "close"), (413, "close")]
-            assert (await to.post(PATH, json={"input": "cat"})).status_code == 200
+    async def send_requests() -> None:
+        async with connect(EmbeddingServer(prompted_model, "m", max_body=1)) as client:
+            answer = await client.post(PATH, content=send_in_pieces(), headers=JSON_HEADERS)
+            assert answer.status_code == status
+            assert answer.headers["connection"] == "close"
+            next_answer = await client.post(PATH, json={"input": "cat"})
+            assert next_answer.status_code == 200
 
-    asyncio.run(run())
+    asyncio.run(send_requests())
 
 
-@pytest.mark.parametrize(("max_body", "most"), [(1, 64), (20, 80)])
-def test_bodies_together_are_bounded(ask: Any, model: Any, max_body: int, most: int) -> None:
+@pytest.mark.parametrize(("max_body", "held_mib"), [(1, 64), (20, 80)])
+@pytest.mark.parametrize(("missing_bytes", "status"), [(0, 200), (1, 429)])
+def test_bodies_together_are_bounded(
+    max_body: int,
+    held_mib: int,
+    missing_bytes: int,
+    status: int,
+    ask_server: Any,
+    prompted_model: SentenceTransformer,
+) -> None:
     """At most 64 MiB, or four of the largest, are held at once."""
-    app, body = EmbeddingServer(model, "m", max_body=max_body), b'{"input": "a"}'
-    for free, status in ((len(body), 200), (len(body) - 1, 429)):
-        app.held = held = most * 2**20 - free
-        assert ask((PATH, body), app=app)[0].status_code == status and app.held == held
+    app = EmbeddingServer(prompted_model, "m", max_body=max_body)
+    body = b'{"input": "a"}'
+    held_bytes = held_mib * 2**20 - len(body) + missing_bytes
+    app.held_bytes = held_bytes
+    (answer,) = ask_server((PATH, body), app=app)
+    assert answer.status_code == status
+    assert app.held_bytes == held_bytes

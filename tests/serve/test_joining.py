@@ -1,13 +1,17 @@
-"""Waiting requests are joined, and one's trouble is no other's."""
+"""Waiting requests are joined, and a fault of one does not reach another."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import MutableMapping
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 
 from st_reba.serve import joining
 from st_reba.serve.app import EmbeddingServer
@@ -15,96 +19,136 @@ from st_reba.serve.app import EmbeddingServer
 PATH = "/v1/embeddings"
 
 
-class Passes:
-    """The texts of each joined batch. A text "bad" fails; batches wait while ``go`` is not set."""
+class BatchRecorder:
+    """Records the size of each joined batch. A text "bad" fails; batches wait until ``may_run`` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sizes: list[int] = []
-        self.go, self.begun = threading.Event(), threading.Event()
-        self.go.set()
-        encode = joining.encode_texts
+        self.batch_sizes: list[int] = []
+        self.may_run = threading.Event()
+        self.may_run.set()
+        self.has_begun = threading.Event()
+        self.encode_texts = joining.encode_texts
+        monkeypatch.setattr(joining, "encode_texts", self.encode_batch)
 
-        def encoded(model: Any, texts: list[str], **given: Any) -> Any:
-            self.begun.set()
-            assert self.go.wait(30)
-            self.sizes.append(len(texts))
-            if "bad" in texts:
-                raise RuntimeError("out of memory")
-            return encode(model, texts, **given)
-
-        monkeypatch.setattr(joining, "encode_texts", encoded)
+    def encode_batch(self, model: Any, texts: list[str], **options: Any) -> NDArray[np.float32]:
+        self.has_begun.set()
+        assert self.may_run.wait(30)
+        self.batch_sizes.append(len(texts))
+        if "bad" in texts:
+            raise RuntimeError("out of memory")
+        return self.encode_texts(model, texts, **options)
 
 
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
-    return Passes(monkeypatch)
+def batches(monkeypatch: pytest.MonkeyPatch) -> BatchRecorder:
+    return BatchRecorder(monkeypatch)
 
 
-def rows(answer: Any) -> Any:
-    return [one["embedding"] for one in answer.json()["data"]]
+def vectors_of(answer: httpx.Response) -> list[list[float]]:
+    return [item["embedding"] for item in answer.json()["data"]]
 
 
-def test_requests_are_joined(ask: Any, plain: Any, passes: Passes, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_near(vectors: Any, expected_vectors: Any) -> None:
+    np.testing.assert_allclose(vectors, expected_vectors, atol=1e-6, rtol=0)
+
+
+def test_requests_are_joined(
+    ask_server: Any,
+    plain_model: SentenceTransformer,
+    batches: BatchRecorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With those of other tasks and lengths, and a long list takes turns."""
-    texts = [f"{number} cats " * (1 + number % 5) for number in range(36)]
-    requests = [(PATH, {"input": text, "model": ("m:query", "m:document")[len(text) % 2]}) for text in texts]
     monkeypatch.setattr(joining, "DELAY", 200)
-    *single, whole = ask(*requests, (PATH, {"input": texts}), app=EmbeddingServer(plain, "m", batch_size=16))
-    expected = plain.encode(texts)
-    np.testing.assert_allclose([rows(one)[0] for one in single], expected, atol=1e-6, rtol=0)
-    np.testing.assert_allclose(rows(whole), expected, atol=1e-6, rtol=0)
-    assert sum(passes.sizes) == 2 * len(texts) and max(passes.sizes) <= 16 and len(passes.sizes) < 16
+    texts = [f"{number} cats " * (1 + number % 5) for number in range(36)]
+    requests: list[Any] = []
+    for text in texts:
+        model_name = "m:document" if len(text) % 2 else "m:query"
+        requests.append((PATH, {"input": text, "model": model_name}))
+    requests.append((PATH, {"input": texts}))
+    *single_answers, whole_answer = ask_server(*requests, app=EmbeddingServer(plain_model, "m", batch_size=16))
+    expected_vectors = plain_model.encode(texts)
+    single_vectors = [vectors_of(answer)[0] for answer in single_answers]
+    assert_near(single_vectors, expected_vectors)
+    assert_near(vectors_of(whole_answer), expected_vectors)
+    assert sum(batches.batch_sizes) == 2 * len(texts)
+    assert max(batches.batch_sizes) <= 16
+    assert len(batches.batch_sizes) < 16
 
 
 def test_a_failing_text_fails_its_own_request_alone(
-    ask: Any, plain: Any, passes: Passes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ask_server: Any,
+    plain_model: SentenceTransformer,
+    batches: BatchRecorder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(joining, "DELAY", 500)
     requests = [(PATH, {"input": text}) for text in ("cat", "bad", "dog")]
-    first, failed, last = ask(*requests, app=EmbeddingServer(plain, "m"))
-    assert passes.sizes[0] == 3, "they were not joined"
-    assert failed.status_code == 500 and failed.json()["error"]["type"] == "server_error"
+    first, failed, last = ask_server(*requests, app=EmbeddingServer(plain_model, "m"))
+    assert batches.batch_sizes[0] == 3, "they were not joined"
+    assert failed.status_code == 500
+    assert failed.json()["error"]["type"] == "server_error"
     assert f"{PATH} failed" in caplog.text
-    np.testing.assert_allclose([*rows(first), *rows(last)], plain.encode(["cat", "dog"]), atol=1e-6, rtol=0)
+    vectors = vectors_of(first) + vectors_of(last)
+    assert_near(vectors, plain_model.encode(["cat", "dog"]))
 
 
-def test_too_many_wait(plain: Any, client: Any, passes: Passes) -> None:
-    """What does not fit is refused at once; what was accepted is answered; then there is room again."""
-    app = EmbeddingServer(plain, "m", queue=10)
-    passes.go.clear()
+def test_a_request_beyond_the_queue_is_refused(
+    plain_model: SentenceTransformer, connect: Any, batches: BatchRecorder
+) -> None:
+    """At once; what was accepted is answered; then there is room again."""
+    app = EmbeddingServer(plain_model, "m", queue=10)
+    batches.may_run.clear()
 
-    async def run() -> None:
-        async with client(app) as to:
-            accepted = [asyncio.create_task(to.post(PATH, json={"input": ["cat"] * 4})) for _ in range(2)]
-            await asyncio.to_thread(passes.begun.wait, 30)
-            refused = await to.post(PATH, json={"input": ["dog"] * 3})
-            assert refused.status_code == 429 and refused.headers["Retry-After"] == "1"
+    async def send_requests() -> None:
+        async with connect(app) as client:
+            accepted_requests: list[asyncio.Task[httpx.Response]] = []
+            for _ in range(2):
+                request = client.post(PATH, json={"input": ["cat"] * 4})
+                accepted_requests.append(asyncio.create_task(request))
+            await asyncio.to_thread(batches.has_begun.wait, 30)
+            refused = await client.post(PATH, json={"input": ["dog"] * 3})
+            assert refused.status_code == 429
+            assert refused.headers["Retry-After"] == "1"
             assert refused.json()["error"]["type"] == "rate_limit_error"
-            assert (await to.get("/health")).json()["waiting"] == 8
-            assert "st_reba_waiting_texts 8.0" in (await to.get("/metrics")).text.splitlines()
-            passes.go.set()
-            assert [one.status_code for one in await asyncio.gather(*accepted)] == [200, 200]
+            health = await client.get("/health")
+            assert health.json()["waiting"] == 8
+            metrics = await client.get("/metrics")
+            assert "st_reba_waiting_texts 8.0" in metrics.text.splitlines()
+            batches.may_run.set()
+            for answer in await asyncio.gather(*accepted_requests):
+                assert answer.status_code == 200
             # A request that is alone may exceed the queue.
-            assert (await to.post(PATH, json={"input": ["dog"] * 30})).status_code == 200
-            assert (await to.get("/health")).json()["waiting"] == 0
+            large = await client.post(PATH, json={"input": ["dog"] * 30})
+            assert large.status_code == 200
+            health = await client.get("/health")
+            assert health.json()["waiting"] == 0
 
-    asyncio.run(run())
+    asyncio.run(send_requests())
 
 
-def test_a_client_that_hangs_up(plain: Any, passes: Passes) -> None:
-    """The rest of its texts is dropped."""
-    app = EmbeddingServer(plain, "m", batch_size=4)
+def test_a_client_that_hangs_up_drops_the_rest_of_its_texts(
+    plain_model: SentenceTransformer, batches: BatchRecorder
+) -> None:
+    app = EmbeddingServer(plain_model, "m", batch_size=4)
     body = b'{"input": [' + b",".join([b'"cat"'] * 400) + b"]}"
-    messages = iter([{"type": "http.request", "body": body}])
-    sent: list[Any] = []
+    messages = [{"type": "http.request", "body": body}]
+    sent_messages: list[MutableMapping[str, Any]] = []
 
-    async def receive() -> Any:
-        return next(messages, {"type": "http.disconnect"})
+    async def receive() -> MutableMapping[str, Any]:
+        return messages.pop() if messages else {"type": "http.disconnect"}
 
-    async def send(message: Any) -> None:
-        sent.append(message)
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent_messages.append(message)
 
-    headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": PATH, "headers": headers, "query_string": b""}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": PATH,
+        "headers": [(b"content-type", b"application/json")],
+        "query_string": b"",
+    }
     asyncio.run(app(scope, receive, send))
-    assert sent[0]["status"] == 499 and passes.sizes == [4]
+    assert sent_messages[0]["status"] == 499
+    assert batches.batch_sizes == [4]

@@ -10,41 +10,77 @@ import pytest
 from st_reba.serve.requests import EmbeddingRequest, Refusal, SearchRequest
 
 
-@pytest.mark.parametrize(
-    ("asked", "task"), [({}, None), ({"model": "m"}, None), ({"model": "m:query"}, "query")], ids=str
-)
-def test_task(asked: dict[str, str], task: str | None) -> None:
-    request = EmbeddingRequest.parse(json.dumps({"input": "a", "user": "somebody", **asked}).encode())
-    assert (request.input, request.task("m")) == (["a"], task)
+def parse_embedding(**fields: object) -> EmbeddingRequest:
+    body = json.dumps({"input": "a", **fields})
+    return EmbeddingRequest.parse(body.encode())
+
+
+@pytest.mark.parametrize(("model_name", "task"), [("m", None), ("m:query", "query")])
+def test_the_models_name_chooses_the_task(model_name: str, task: str | None) -> None:
+    request = parse_embedding(model=model_name, user="somebody")
+    assert request.input == ["a"]
+    assert request.task("m") == task
+
+
+def test_without_a_name_there_is_no_task() -> None:
+    assert parse_embedding().task("m") is None
+
+
+def test_a_search_has_ten_results_by_default() -> None:
     assert SearchRequest.parse(b'{"query": "a"}').k == 10
 
 
+@pytest.mark.parametrize("body", [b'{"inp', b"[" * 100_000, b'{"input": "\\ud800"}'])
+def test_bodies_that_are_no_json_are_refused(body: bytes) -> None:
+    with pytest.raises(Refusal) as refusal:
+        EmbeddingRequest.parse(body)
+    assert refusal.value.status_code == 400
+    assert refusal.value.param is None
+
+
 @pytest.mark.parametrize(
-    ("given", "status", "param"),
+    ("fields", "status", "field"),
     [
-        (b'{"inp', 400, None), (b"[" * 100_000, 400, None), (b'{"input": "\\ud800"}', 400, None),
-        ({"model": "m"}, 400, "input"), ({"input": []}, 400, "input"), ({"input": ["a"] * 2049}, 400, "input"),
-        ({"input": ["a", 1]}, 400, "input"), ({"input": "a", "model": "other"}, 404, "model"),
+        ({"model": "m"}, 400, "input"),
+        ({"input": []}, 400, "input"),
+        ({"input": ["a"] * 2049}, 400, "input"),
+        ({"input": ["a", 1]}, 400, "input"),
+        ({"input": "a", "model": "other"}, 404, "model"),
         ({"input": "a", "dimensions": True}, 400, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format"),
-        ({"input": "a", "prompt": "x"}, 400, "prompt"), ({"query": " "}, 400, "query"),
-        ({"query": ["a", ""]}, 400, "query"), ({"query": "a", "k": 1001}, 400, "k"),
-        ({"query": "a", "where": []}, 400, "where"),
+        ({"input": "a", "prompt": "x"}, 400, "prompt"),
     ],
     ids=lambda value: str(value)[:40],
-)  # fmt: skip
-def test_refused(given: Any, status: int, param: str | None) -> None:
-    kind: Any = SearchRequest if isinstance(given, dict) and "query" in given else EmbeddingRequest
-    with pytest.raises(Refusal) as error:
-        kind.parse(given if isinstance(given, bytes) else json.dumps(given).encode()).task("m")
-    assert (error.value.status_code, error.value.param) == (status, param)
+)
+def test_wrong_fields_of_embeddings_are_refused(fields: dict[str, Any], status: int, field: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        EmbeddingRequest.parse(json.dumps(fields).encode()).task("m")
+    assert refusal.value.status_code == status
+    assert refusal.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"query": " "}, "query"),
+        ({"query": ["a", ""]}, "query"),
+        ({"query": "a", "k": 1001}, "k"),
+        ({"query": "a", "where": []}, "where"),
+    ],
+    ids=str,
+)
+def test_wrong_fields_of_a_search_are_refused(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        SearchRequest.parse(json.dumps(fields).encode())
+    assert refusal.value.status_code == 400
+    assert refusal.value.param == field
 
 
 def test_token_ids_name_the_remedy() -> None:
     """LangChain sends them by default."""
-    with pytest.raises(Refusal) as error:
+    with pytest.raises(Refusal) as refusal:
         EmbeddingRequest.parse(b'{"input": [[1, 2]]}')
-    assert "check_embedding_ctx_length=False" in error.value.detail
+    assert "check_embedding_ctx_length=False" in refusal.value.detail
 
 
 @pytest.mark.parametrize(
@@ -53,31 +89,56 @@ def test_token_ids_name_the_remedy() -> None:
         {"drop_params": True},  # RAGFlow
         {"input_type": "passage", "truncate": "NONE", "user": "u"},  # NVIDIA's
         {"input_type": "query", "truncate": "END", "modality": "text"},
-        {"input_type": "document", "truncation": True, "output_dtype": "float", "output_dimension": None},  # Voyage's
+        {  # Voyage's
+            "input_type": "document",
+            "truncation": True,
+            "output_dtype": "float",
+            "output_dimension": None,
+        },
         {"input_type": "search_query", "embedding_types": ["float"]},  # Cohere's
-        {"task": "retrieval.query", "late_chunking": False, "embedding_type": "float", "truncate": True},  # Jina's
+        {  # Jina's
+            "task": "retrieval.query",
+            "late_chunking": False,
+            "embedding_type": "float",
+            "truncate": True,
+        },
         {"task_type": "search_document", "dimensions": 64},  # Nomic's
-        {"output_dtype": "float", "output_dimension": 64, "encoding_format": "float"},  # Mistral's
-        {"encoding_format": "base64", "dimensions": None, "user": "u"},  # LangChain's, LiteLLM's
+        {  # Mistral's
+            "output_dtype": "float",
+            "output_dimension": 64,
+            "encoding_format": "float",
+        },
+        {
+            "encoding_format": "base64",
+            "dimensions": None,
+            "user": "u",
+        },  # LangChain's, LiteLLM's
     ],
 )
 def test_fields_of_widely_used_clients_pass(fields: dict[str, Any]) -> None:
-    assert EmbeddingRequest.parse(json.dumps({"input": "a", **fields}).encode()).input == ["a"]
+    assert parse_embedding(**fields).input == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("fields", "field"),
     [
-        ({"input_type": "image"}, "input_type"), ({"input_type": 1}, "input_type"),
-        ({"input_type": "passage", "model": "m:query"}, "input_type"), ({"truncate": "START"}, "truncate"),
-        ({"modality": "image"}, "modality"), ({"output_dtype": "int8"}, "output_dtype"),
-        ({"embedding_types": ["int8"]}, "embedding_types"), ({"output_dimension": 0}, "output_dimension"),
-        ({"task": "code.query"}, "task"), ({"normalized": True}, "normalized"),
+        ({"input_type": "image"}, "input_type"),
+        ({"input_type": 1}, "input_type"),
+        ({"input_type": "passage", "model": "m:query"}, "input_type"),
+        ({"truncate": "START"}, "truncate"),
+        ({"modality": "image"}, "modality"),
+        ({"output_dtype": "int8"}, "output_dtype"),
+        ({"embedding_types": ["int8"]}, "embedding_types"),
+        ({"output_dimension": 0}, "output_dimension"),
+        ({"task": "code.query"}, "task"),
+        ({"normalized": True}, "normalized"),
         ({"task": "retrieval.query", "model": "m:document"}, "input_type"),
-        ({"drop_params": "yes"}, "drop_params"), ({"late_chunking": True}, "late_chunking"),
+        ({"drop_params": "yes"}, "drop_params"),
+        ({"late_chunking": True}, "late_chunking"),
     ],
-)  # fmt: skip
-def test_what_a_client_asks_for_and_would_not_get_is_refused(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(Refusal) as error:
-        EmbeddingRequest.parse(json.dumps({"input": "a", **fields}).encode()).task("m")
-    assert (error.value.status_code, error.value.param) == (400, param)
+)
+def test_what_a_client_asks_for_and_would_not_get_is_refused(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        parse_embedding(**fields).task("m")
+    assert refusal.value.status_code == 400
+    assert refusal.value.param == field

@@ -1,4 +1,4 @@
-"""A real process: many clients, and a graceful end. Nothing that was accepted is lost."""
+"""What is served to whom; and a real process with many clients, which loses nothing that it accepted."""
 
 from __future__ import annotations
 
@@ -7,135 +7,237 @@ import resource
 import signal
 import socket
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY, Mock, call
+from unittest.mock import ANY, Mock
 
 import httpx
 import numpy as np
 import pytest
 import torch
-from serving import process
+from sentence_transformers import SentenceTransformer
+from serving import server_process
 
 import st_reba
 from st_reba.serve import run
-from st_reba.serve.access import API_KEY_VARIABLE, LOOPBACK
+from st_reba.serve.access import API_KEY_VARIABLE
 from st_reba.serve.connections import PatientProtocol
+from st_reba.serve.hosts import LOOPBACK
 
 TEXTS = [f"{number} cats sleep on the warm roof." for number in range(1000)]
 
 
-def test_a_taken_port_is_refused_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(st_reba, "load", lambda *given, **more: pytest.fail("loaded"))
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="Give another port"):
-        st_reba.serve.serve("organization/model", port=taken.getsockname()[1])
-    with pytest.raises(OSError):
-        run.bound("127.0.0.1", 70_000)
-    for host in ("nope.invalid", "a\ud800"):
-        with pytest.raises(OSError, match="--host"):
-            run.bound(host, 0)
-
-
-@pytest.mark.parametrize("options", [{"host": ""}, {"host": " "}, {"name": ""}, {"name": " "}], ids=str)
-def test_an_empty_address_or_name_is_refused(options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def load_model(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Takes the place of `st_reba.load`; no key is set."""
+    load_model = Mock()
+    monkeypatch.setattr(st_reba, "load", load_model)
     monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
-    monkeypatch.setattr(st_reba, "load", lambda *args, **kwargs: pytest.fail("loaded"))
-    with pytest.raises(ValueError, match=f"--{next(iter(options))}"):
-        st_reba.serve.serve("organization/model", **{"port": 0, **options})
+    return load_model
 
 
-def test_answers_do_not_wait_for_acknowledgements() -> None:
-    with (
-        run.bound("127.0.0.1", 0) as taken,
-        socket.create_connection(taken.getsockname()),
-        taken.accept()[0] as accepted,
-    ):
-        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+def test_a_taken_port_is_refused_before_the_model_is_loaded(load_model: Mock) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as bound_socket:
+        port = bound_socket.getsockname()[1]
+        with pytest.raises(OSError, match="Give another port"):
+            st_reba.serve.serve("organization/model", port=port)
+    assert not load_model.called
 
 
-@pytest.mark.parametrize(("host", "processors", "threads"), [("0.0.0.0", 4, 3), ("127.0.0.1", 1, 1)])
-@pytest.mark.parametrize("key", [None, "k"])
-def test_what_is_served_to_whom(
-    host: str, processors: int, threads: int, key: str | None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"host": ""}, "--host"),
+        ({"host": " "}, "--host"),
+        ({"name": ""}, "--name"),
+        ({"name": " "}, "--name"),
+    ],
+)
+def test_an_empty_address_or_name_is_refused(options: dict[str, Any], message: str, load_model: Mock) -> None:
+    with pytest.raises(ValueError, match=message):
+        st_reba.serve.serve("organization/model", port=0, **options)
+    assert not load_model.called
+
+
+@pytest.fixture
+def serve_calls(load_model: Mock, monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Records the calls of what serve uses, which does nothing. OMP_NUM_THREADS is 1."""
+    recorder = Mock(load=load_model)
+    monkeypatch.setattr("st_reba.Index.open", recorder.open_index)
+    monkeypatch.setattr("st_reba.serve.app.EmbeddingServer", recorder.EmbeddingServer)
+    monkeypatch.setattr("st_reba.serve.run.run_server", recorder.run_server)
+    monkeypatch.setattr(torch, "set_num_threads", recorder.set_num_threads)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return recorder
+
+
+@pytest.mark.parametrize(
+    ("host", "api_key", "allowed_hosts", "is_warned"),
+    [
+        ("127.0.0.1", None, LOOPBACK, False),
+        ("127.0.0.1", "k", (), False),
+        ("0.0.0.0", None, (), True),
+        ("0.0.0.0", "k", (), False),
+    ],
+)
+def test_hosts_and_keys_follow_from_the_address(
+    host: str,
+    api_key: str | None,
+    allowed_hosts: tuple[str, ...],
+    is_warned: bool,
+    serve_calls: Mock,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: processors)
-    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
-    if key is not None:
-        monkeypatch.setenv(API_KEY_VARIABLE, key)
-    found = Mock(**{"open.side_effect": lambda *given: given})
-    for one in ("load", "Index.open", "serve.app.EmbeddingServer", "serve.run.run"):
-        monkeypatch.setattr(f"st_reba.{one}", getattr(found, one.rpartition(".")[2]))
-    monkeypatch.setattr(torch, "set_num_threads", found.threads)
-    given = {"keys": [key] if key else [], "hosts": LOOPBACK if host == "127.0.0.1" and not key else (), "queue": 7}
-    rows = (("1", Path(__file__).parent, None, "serve"), ("1", "a/b", "c", "c"), (None, "a/b", None, "a/b"))
-    for number, model, name, shown in rows:
-        monkeypatch.delenv("OMP_NUM_THREADS") if number is None else monkeypatch.setenv("OMP_NUM_THREADS", number)
-        st_reba.serve.serve(model, index=name, host=host, port=0, name=name, limits={"queue": 7})
-        assert (API_KEY_VARIABLE in capsys.readouterr().err) == (host == "0.0.0.0" and not key)
-        # One is left for answers, unless the caller chose.
-        assert found.threads.mock_calls == ([call(threads)] if number is None else [])
-        found.EmbeddingServer.assert_called_with(found.load(), shown, index=name and (name, found.load()), **given)
-        found.run.assert_called_with(found.EmbeddingServer(), ANY, path="/v1")
+    api_keys = []
+    if api_key is not None:
+        monkeypatch.setenv(API_KEY_VARIABLE, api_key)
+        api_keys.append(api_key)
+    st_reba.serve.serve("a/b", host=host, port=0, limits={"queue": 7})
+    serve_calls.EmbeddingServer.assert_called_once_with(
+        serve_calls.load(),
+        "a/b",
+        index=None,
+        keys=api_keys,
+        hosts=allowed_hosts,
+        queue=7,
+    )
+    app = serve_calls.EmbeddingServer()
+    serve_calls.run_server.assert_called_once_with(app, ANY, path="/v1")
+    assert (API_KEY_VARIABLE in capsys.readouterr().err) is is_warned
 
 
-@pytest.mark.parametrize(("name", "shown"), [(("127.0.0.1", 8), "127.0.0.1:8"), (("::1", 8, 0, 0), "[::1]:8")])
-def test_what_runs(name: Any, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    taken, found = Mock(**{"getsockname.return_value": name}), Mock()
-    monkeypatch.setattr("uvicorn.Config", found.Config)
-    monkeypatch.setattr("uvicorn.Server", found.Server)
-    found.Server().run.side_effect = KeyboardInterrupt
-    run.run("app", taken, "/v1")
-    assert capsys.readouterr().out.startswith(f"http://{shown}/v1 ")
-    options = {"log_level": "warning", "server_header": False, "timeout_graceful_shutdown": 120}
-    found.Config.assert_called_with("app", http=PatientProtocol, **options)
-    found.Server().run.assert_called_once_with(sockets=[taken])
+@pytest.mark.parametrize(
+    ("model_path", "name", "served_name"),
+    [(Path(__file__).parent, None, "serve"), ("a/b", "c", "c"), ("a/b", None, "a/b")],
+)
+def test_a_model_is_served_under_its_name(
+    model_path: str | Path, name: str | None, served_name: str, serve_calls: Mock
+) -> None:
+    st_reba.serve.serve(model_path, port=0, name=name)
+    assert serve_calls.EmbeddingServer.call_args.args == (
+        serve_calls.load(),
+        served_name,
+    )
 
 
-def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_is_opened_with_the_model(serve_calls: Mock) -> None:
+    st_reba.serve.serve("a/b", index="i", port=0)
+    serve_calls.open_index.assert_called_once_with("i", serve_calls.load())
+    opened_index = serve_calls.open_index()
+    assert serve_calls.EmbeddingServer.call_args.kwargs["index"] is opened_index
+
+
+@pytest.mark.parametrize(("processor_count", "thread_count"), [(4, 3), (1, 1)])
+def test_a_processor_is_left_for_answers(
+    processor_count: int,
+    thread_count: int,
+    serve_calls: Mock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: processor_count)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    st_reba.serve.serve("a/b", port=0)
+    serve_calls.set_num_threads.assert_called_once_with(thread_count)
+
+
+def test_the_caller_chooses_the_number_of_threads(serve_calls: Mock) -> None:
+    st_reba.serve.serve("a/b", port=0)
+    assert not serve_calls.set_num_threads.called
+
+
+@pytest.mark.parametrize(
+    ("socket_name", "address"),
+    [(("127.0.0.1", 8), "127.0.0.1:8"), (("::1", 8, 0, 0), "[::1]:8")],
+)
+def test_the_address_is_printed_and_ctrl_c_ends_the_server(
+    socket_name: tuple[Any, ...],
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bound_socket = Mock()
+    bound_socket.getsockname.return_value = socket_name
+    uvicorn = Mock()
+    uvicorn.Server().run.side_effect = KeyboardInterrupt
+    monkeypatch.setattr("uvicorn.Config", uvicorn.Config)
+    monkeypatch.setattr("uvicorn.Server", uvicorn.Server)
+    app: Any = "app"
+    run.run_server(app, bound_socket, "/v1")
+    assert capsys.readouterr().out.startswith(f"http://{address}/v1 ")
+    uvicorn.Config.assert_called_with(
+        "app",
+        http=PatientProtocol,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=120,
+    )
+    uvicorn.Server().run.assert_called_once_with(sockets=[bound_socket])
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "batched", None)
     with pytest.raises(ImportError, match=r"st-reba\[serve\]"):
         st_reba.serve.serve("organization/model", port=0)
 
 
 @pytest.fixture(scope="module")
-def folder(plain: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("served")
-    plain.save_pretrained(str(made / "model"))
-    return made
+def model_folder(plain_model: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a saved model in ``model``."""
+    folder = tmp_path_factory.mktemp("served")
+    plain_model.save_pretrained(str(folder / "model"))
+    return folder
 
 
-async def ask(address: str, given: list[Any]) -> list[Any]:
-    """Ask for embeddings, all at once, over as many connections; returns those of each answer."""
+async def embed_at_once(address: str, inputs: list[Any]) -> list[list[list[float]]]:
+    """The embeddings of each input, all asked for at once, over as many connections."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits, trust_env=False) as client:
-        answers = await asyncio.gather(*(client.post("/v1/embeddings", json={"input": each}) for each in given))
-    assert {answer.status_code for answer in answers} == {200}
-    return [[one["embedding"] for one in answer.json()["data"]] for answer in answers]
+        requests = [client.post("/v1/embeddings", json={"input": texts}) for texts in inputs]
+        answers = await asyncio.gather(*requests)
+    embeddings: list[list[list[float]]] = []
+    for answer in answers:
+        assert answer.status_code == 200
+        embeddings.append([item["embedding"] for item in answer.json()["data"]])
+    return embeddings
+
+
+def resident_pages(process_id: int) -> int:
+    statistics = Path(f"/proc/{process_id}/statm").read_text(encoding="utf-8")
+    return int(statistics.split()[1])
 
 
 @pytest.mark.slow
-def test_a_thousand_at_once(folder: Path, plain: Any) -> None:
-    """The second thousand needs no more memory than the first."""
+def test_a_second_thousand_requests_need_no_more_memory(model_folder: Path, plain_model: SentenceTransformer) -> None:
     # A thousand connections exceed the limit of many systems; the server inherits this one.
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if 0 <= hard < 4096 else 4096, hard))
-    pages = []
-    with process(folder) as (server, address):
-        for _ in "ab":
-            found = asyncio.run(ask(address, TEXTS))
-            np.testing.assert_allclose(found, plain.encode(TEXTS)[:, None], atol=1e-6, rtol=0)
-            pages.append(int(Path(f"/proc/{server.pid}/statm").read_text(encoding="utf-8").split()[1]))
-    assert (pages[1] - pages[0]) * resource.getpagesize() < 48 * 2**20
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft_limit = hard_limit if 0 <= hard_limit < 4096 else 4096
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, hard_limit))
+    expected_vectors = plain_model.encode(TEXTS)[:, None]
+    page_counts: list[int] = []
+    with server_process(model_folder) as (server, address):
+        for _ in range(2):
+            embeddings = asyncio.run(embed_at_once(address, TEXTS))
+            np.testing.assert_allclose(embeddings, expected_vectors, atol=1e-6, rtol=0)
+            page_counts.append(resident_pages(server.pid))
+    grown_bytes = (page_counts[1] - page_counts[0]) * resource.getpagesize()
+    assert grown_bytes < 48 * 2**20
 
 
 @pytest.mark.slow
-def test_sigterm_answers_what_was_accepted(folder: Path, plain: Any) -> None:
-    with process(folder) as (server, address), ThreadPoolExecutor(1) as thread:
-        answers = thread.submit(lambda: asyncio.run(ask(address, [TEXTS[:64]] * 8)))
+def test_sigterm_answers_what_was_accepted(model_folder: Path, plain_model: SentenceTransformer) -> None:
+    inputs = [TEXTS[:64]] * 8
+    with (
+        server_process(model_folder) as (server, address),
+        ThreadPoolExecutor(1) as thread,
+    ):
+        answers = thread.submit(lambda: asyncio.run(embed_at_once(address, inputs)))
         while httpx.get(f"{address}/health", trust_env=False).json()["waiting"] != 8 * 64:
-            pass
+            time.sleep(0.001)
         server.send_signal(signal.SIGTERM)
-        found = answers.result()
+        embeddings = answers.result()
         assert server.wait(60) in (0, -signal.SIGTERM)
-    np.testing.assert_allclose(found, [plain.encode(TEXTS[:64])] * 8, atol=1e-6, rtol=0)
+    expected_vectors = [plain_model.encode(TEXTS[:64])] * 8
+    np.testing.assert_allclose(embeddings, expected_vectors, atol=1e-6, rtol=0)
