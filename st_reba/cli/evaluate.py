@@ -23,7 +23,7 @@ from .options import AsJson, Base, Device, Dtype, Model, Trust
 from .streams import print_error
 
 if TYPE_CHECKING:
-    from ..evaluation.tasks import Task
+    from ..evaluation.task import Task
 
 ColumnPairs = Annotated[
     list[str] | None,
@@ -86,6 +86,7 @@ def compare(
     Examples: st-reba compare mini pairs.tsv prompteol reba; st-reba compare mini pairs.tsv echo --vary repeats=2,3,4
     """
     from ..evaluation import run
+    from ..evaluation.results import markdown
 
     silence_loading()
     options = _reading_options(task_kind, column_pairs, label_pairs, train_file, item_limit)
@@ -102,7 +103,7 @@ def compare(
     if as_json:
         typer.echo(to_json(json.loads(score_table.to_json(orient="index"))))
     else:
-        typer.echo(run.markdown(score_table))
+        typer.echo(markdown(score_table))
 
 
 def _parse_varied_option(varied_option: str) -> tuple[str, list[object]]:
@@ -139,6 +140,7 @@ def evaluate(
     import pandas as pd
 
     from ..evaluation import run
+    from ..evaluation.results import markdown
     from ..safety import load
 
     silence_loading()
@@ -159,7 +161,7 @@ def evaluate(
     for row in result_rows:
         row["low"], row["high"] = row["interval"] or (None, None)
     score_table = pd.DataFrame(result_rows).set_index("task")
-    typer.echo(run.markdown(score_table[["metric", "score", "low", "high"]]))
+    typer.echo(markdown(score_table[["metric", "score", "low", "high"]]))
 
 
 LabelsPath = Annotated[
@@ -237,7 +239,7 @@ def _read_labels(
     columns: dict[str, str],
     label_values: dict[str, str],
 ) -> Task:
-    from ..evaluation.retrieval_labels import read_rankings
+    from ..evaluation.retrieval_items import read_rankings
     from ..evaluation.tasks import read_task
 
     options = drop_unset(columns=columns, labels=label_values)

@@ -473,7 +473,7 @@ def _build(
         passages = encode_options.passages
     check_whiten(build_options.whiten)
     check_target(store, overwrite=encode_options.overwrite)
-    loaded_model = load(model, loading_options)
+    loaded_model = resolve_model(model, loading_options)
     model_probe = take_probe(loaded_model)
     new_state = IndexState(
         model=model_probe.seen_from(store.folder, model).to_json(),
