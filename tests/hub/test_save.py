@@ -82,23 +82,29 @@ def test_what_is_there(model: SentenceTransformer, tmp_path: Path) -> None:
     assert "Normalize" in (tmp_path / "others" / "README.md").read_text(encoding="utf-8"), "its library's card"
 
 
-PEAK = """
+SAVE_AND_MEASURE = """
 import resource, sys, transformers, st_reba
 from st_reba.bases import EMBEDDED
 from st_reba.hub import save
+
+def peak_memory():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
 sizes = {"vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 20}
 config = transformers.LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=2, dtype="float32")
 tokenizer = transformers.AutoTokenizer.from_pretrained(str(EMBEDDED["mini"]))
 model = st_reba.build(transformers.LlamaModel(config), "echo", tokenizer=tokenizer, max_seq_length=64)
 model.encode("warm")
-weights = sum(each.numel() * each.element_size() for each in model.parameters())
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+peak_before_saving = peak_memory()
 save(model, sys.argv[1])
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / weights)
+print((peak_memory() - peak_before_saving) / weight_bytes)
 """
 
 
 @pytest.mark.slow
-def test_memory(tmp_path: Path) -> None:
-    run = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path / "a")], capture_output=True, text=True, check=True)
-    assert float(run.stdout.split()[-1]) < 0.15
+def test_save_holds_no_second_copy_of_the_weights(tmp_path: Path) -> None:
+    """A copy of these 747 MB adds 1.0. Golden vectors and the card take 100 to 120 MB, whatever the weights: 0.16."""
+    command = [sys.executable, "-c", SAVE_AND_MEASURE, str(tmp_path / "saved")]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(completed.stdout.split()[-1]) < 0.5
