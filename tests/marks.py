@@ -11,12 +11,20 @@ import pytest
 Base = Callable[..., str]
 
 
-def slow_but(values: Iterable[Any], *fast: Any, rows: bool = False) -> list[Any]:
-    """Parameters, all marked slow but the `fast`; of `rows`, one a case, these may be what rows begin with."""
-    named = [(value, value[0] if rows else value) for value in values]
-    missing = [one for one in fast if not any(one in names for names in named)]
-    assert not missing, f"no such cases: {missing}"
-    return [
-        value if {value, name} & {*fast} else pytest.param(*(value if rows else [value]), marks=pytest.mark.slow)
-        for value, name in named
-    ]
+def slow_but(cases: Iterable[Any], *fast_cases: Any, rows: bool = False) -> list[Any]:
+    """Parameters, all marked slow but the `fast_cases`.
+
+    Of `rows`, each of which is the arguments of a case, a fast case may also be what rows begin with.
+    """
+    parameters: list[Any] = []
+    unknown_cases = list(fast_cases)
+    for case in cases:
+        names = {case, case[0]} if rows else {case}
+        unknown_cases = [name for name in unknown_cases if name not in names]
+        if names & set(fast_cases):
+            parameters.append(case)
+            continue
+        arguments = case if rows else [case]
+        parameters.append(pytest.param(*arguments, marks=pytest.mark.slow))
+    assert not unknown_cases, f"no such cases: {unknown_cases}"
+    return parameters
