@@ -8,12 +8,15 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 # Nothing here imports torch: the process that only hands out tests needs seconds less.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260K"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,20 +32,28 @@ def _no_bar_unasked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Where nobody looks on, no bar is shown, but where a test asks for one."""
     from tqdm import std
 
-    shown, made = list[str](), std.tqdm.__init__
+    modules_with_bars: list[str] = []
+    original_init = std.tqdm.__init__
 
     def init(bar: std.tqdm, *args: object, **options: object) -> None:
-        made(bar, *args, **options)
-        frame = sys._getframe(1)
-        while (name := frame.f_globals["__name__"]).startswith("tqdm") and frame.f_back is not None:
-            frame = frame.f_back
-        shown.extend([name] * (not bar.disable))
+        original_init(bar, *args, **options)
+        if not bar.disable:
+            modules_with_bars.append(_caller_outside_tqdm(sys._getframe(1)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(std.tqdm, "__init__", init)
         yield
-    unasked = [name for name in shown if name.startswith("st_reba") or name.endswith(".model")]
-    assert not unasked or request.node.get_closest_marker("bars")
+    if request.node.get_closest_marker("bars"):
+        return
+    for module_name in modules_with_bars:
+        assert not module_name.startswith("st_reba") and not module_name.endswith(".model")
+
+
+def _caller_outside_tqdm(frame: FrameType) -> str:
+    """The module that made a bar."""
+    while frame.f_globals["__name__"].startswith("tqdm") and frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals["__name__"])
 
 
 def pytest_collection_finish() -> None:
@@ -52,7 +63,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _forgotten(request: pytest.FixtureRequest) -> Iterator[None]:
+def _empty_caches(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a file's own caches hold goes with its last test: models would add up to gigabytes."""
     yield
     for value in vars(request.module).values():
@@ -68,10 +79,8 @@ def browser() -> Iterator[Any]:
 
     path = os.environ.get("ST_REBA_CHROMIUM", "/usr/bin/chromium")
     with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # which root has to do without
-
-
-STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260K"
+        # Root has to do without the sandbox.
+        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
 
 
 @pytest.fixture(scope="session")
@@ -80,14 +89,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     from architectures import save
 
     @cache
-    def made(name: str, tokenizer: str) -> str:
+    def saved_base(name: str, tokenizer: str) -> str:
         return str(save(name, tmp_path_factory.mktemp(name), tokenizer))
 
-    def get(name: str, tokenizer: str = "bos") -> str:
+    def find_base(name: str, tokenizer: str = "bos") -> str:
         if name == "mini":
             return name
-        if name == "stories260K" and not STORIES.is_dir():
+        if name != "stories260K":
+            return saved_base(name, tokenizer)
+        if not STORIES.is_dir():
             pytest.skip("stories260K is not on this machine: its exactness is not tested here")
-        return str(STORIES) if name == "stories260K" else made(name, tokenizer)
+        return str(STORIES)
 
-    return get
+    return find_base

@@ -4,7 +4,7 @@ Positions and token indices count from 0 here; copies count from 1, as in the fo
 content at all). The formulas' letters:
 
     V       hidden_states    [T, d]        one last hidden state v_t for each position t
-    A       attention        [L, H, T, T]  one matrix for each layer and head: the query in the row, the key in the column
+    A       attention        [L, H, T, T]  a matrix for each layer and head: queries in rows, keys in columns
     A_new   fused_attention  [T, T]        the maximum over layers and heads of the symmetrized A
     E       token vectors    [n, d]        one vector e_i for each content token i
 """
