@@ -194,7 +194,11 @@ def test_there_may_be_more_keys_than_queries() -> None:
 def test_dropout_of_16_bits_is_shown_in_32() -> None:
     shown_blocks: list[Tensor] = []
     terms = ScoreTerms(causal=True, dropout=1.0)
-    output = attend(*random_heads(torch.bfloat16), terms, lambda block, *_: shown_blocks.append(block))
+    output = attend(
+        *random_heads(torch.bfloat16),
+        terms,
+        lambda block, *_: shown_blocks.append(block),
+    )
     assert shown_blocks[0].dtype == torch.float32
     assert output.dtype == torch.bfloat16
     assert not output.any()
@@ -242,7 +246,10 @@ def test_what_layers_may_not_pass(
     key_count: int,
     options: dict[str, Any],
 ) -> None:
-    state = ForwardPass(None, {"spans": [], "attention_mask": torch.ones(2, 4), "copy_ids": None})
+    state = ForwardPass(
+        None,
+        {"spans": [], "attention_mask": torch.ones(2, 4), "copy_ids": None},
+    )
     LayerMasks(build_pipeline(base("llama"), "mask0")[0]).before_layers(state)
     state.attention_reader = object()
     module: Any = SimpleNamespace(layer_idx=layer_index)
@@ -266,7 +273,13 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-PIPELINES_WITH_ATTENTION = ["reba mean", "reba mask0", "authors mean", "mask0", "inter"]
+PIPELINES_WITH_ATTENTION = [
+    "reba mean",
+    "reba mask0",
+    "authors mean",
+    "mask0",
+    "inter",
+]
 
 
 @pytest.mark.parametrize("pipeline", slow_but(PIPELINES_WITH_ATTENTION, "reba mean", "mask0"))
@@ -307,7 +320,14 @@ def test_gradients_are_those_of_differences(base: Base, pipeline: str) -> None:
     assert slope == pytest.approx((value_ahead - value_behind) / 2e-6, rel=1e-4)
 
 
-PIPELINES_WITH_A_PASS = ["reba last", "reba mean", "authors mean", "mask0", "reba mask0", "layers"]
+PIPELINES_WITH_A_PASS = [
+    "reba last",
+    "reba mean",
+    "authors mean",
+    "mask0",
+    "reba mask0",
+    "layers",
+]
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES_WITH_A_PASS)
@@ -357,7 +377,10 @@ def attend_ahead(
 
 @pytest.mark.parametrize(
     ("faulty_attend", "message"),
-    [(attend_larger, "hidden states change by"), (attend_ahead, "looks both ways")],
+    [
+        (attend_larger, "hidden states change by"),
+        (attend_ahead, "looks both ways"),
+    ],
 )
 def test_captured_attention_must_be_the_bases_own(
     monkeypatch: pytest.MonkeyPatch, faulty_attend: Any, message: str

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Span as ReferencePositions
 
-from st_reba.modules.layout import POOLED, RowLayout, copy_starts, pad, pooled_positions, spans_of
+from st_reba.modules.layout import (
+    POOLED,
+    RowLayout,
+    copy_starts,
+    pad,
+    pooled_positions,
+    spans_of,
+)
 from st_reba.poolings import POSITIONS
 
 LITERALS = st.lists(st.integers(1, 9), max_size=3).map(tuple)
@@ -42,7 +49,12 @@ def test_lists_and_tensors_agree(segments: list[tuple[int, ...] | None], lengths
 
 @FAST
 @given(LAYOUTS, st.integers(1, 4), st.integers(0, 2), st.integers(0, 3))
-def test_pooled_positions(segments: list[tuple[int, ...] | None], length: int, suffix: int, padding: int) -> None:
+def test_pooled_positions(
+    segments: list[tuple[int, ...] | None],
+    length: int,
+    suffix: int,
+    padding: int,
+) -> None:
     layout = RowLayout((*segments, (7,) * suffix))
     _, copy_ids, span = layout.build_row([1] * length)
     copies = torch.tensor([copy_ids + [0] * padding])

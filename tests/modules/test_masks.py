@@ -19,7 +19,10 @@ from reference_nosink import Plan, hooked, plan, run, visible
 
 from st_reba.modules import RepeatTransformer
 from st_reba.modules.layers import ModuleCall
-from st_reba.modules.mask_check import length_to_tell_masks_apart, measure_visibility
+from st_reba.modules.mask_check import (
+    length_to_tell_masks_apart,
+    measure_visibility,
+)
 from st_reba.modules.masks import MASKS, declare_mask
 from st_reba.modules.nosink import LayerMasks, NoSinkTransformer, apply_mask
 from st_reba.modules.second import RepeatedLayers
@@ -67,7 +70,12 @@ SECOND_LAYERS = {
 
 def test_every_setting_is_in_a_table() -> None:
     settings_with_k0 = {setting for setting, _ in BIDIRECTIONAL_LAYERS}
-    assert {*UPPER_MASKS, *settings_with_k0, *SECOND_LAYERS, "mask0-all"} == set(SETTINGS)
+    assert {
+        *UPPER_MASKS,
+        *settings_with_k0,
+        *SECOND_LAYERS,
+        "mask0-all",
+    } == set(SETTINGS)
 
 
 @pytest.mark.parametrize("setting", UPPER_MASKS)
@@ -75,7 +83,11 @@ def test_a_setting_converts_the_upper_layers(setting: str) -> None:
     layer_count = None if setting == "baseline" else 3
     layer_plan = plan_layers(setting, 5, k=layer_count)
     assert layer_plan.layer_masks == [FORWARD, FORWARD, *UPPER_MASKS[setting]]
-    assert (layer_plan.second, layer_plan.architecture, layer_plan.m) == ([], "inplace", 1)
+    assert (layer_plan.second, layer_plan.architecture, layer_plan.m) == (
+        [],
+        "inplace",
+        1,
+    )
 
 
 @pytest.mark.parametrize(("setting", "k0"), BIDIRECTIONAL_LAYERS)
@@ -84,13 +96,21 @@ def test_k0_layers_hide_the_sink(setting: str, k0: int) -> None:
     bidirectional_count = BIDIRECTIONAL_LAYERS[setting, k0]
     expected_upper = [BIDIRECTIONAL] * bidirectional_count + [NOSINK_BIDIRECTIONAL] * (3 - bidirectional_count)
     assert layer_plan.layer_masks == [FORWARD, FORWARD, *expected_upper]
-    assert (layer_plan.second, layer_plan.architecture, layer_plan.m) == ([], "inplace", 1)
+    assert (layer_plan.second, layer_plan.architecture, layer_plan.m) == (
+        [],
+        "inplace",
+        1,
+    )
 
 
 def test_mask0_all_hides_the_sink_in_every_layer() -> None:
     layer_plan = plan_layers("mask0-all", 5, k=3)
     assert layer_plan.layer_masks == [NOSINK_FORWARD] * 2 + [NOSINK_BIDIRECTIONAL] * 3
-    assert (layer_plan.second, layer_plan.architecture, layer_plan.m) == ([], "inplace", 1)
+    assert (layer_plan.second, layer_plan.architecture, layer_plan.m) == (
+        [],
+        "inplace",
+        1,
+    )
 
 
 @pytest.mark.parametrize("setting", SECOND_LAYERS)
@@ -104,7 +124,14 @@ def test_a_setting_runs_layers_again(setting: str) -> None:
 
 @pytest.mark.parametrize(
     ("k", "converted_layers"),
-    [(0, []), (3, [0, 1, 2]), ("all", [0, 1, 2]), ([0, -1], [0, 2]), ([-3, 2], [0, 2]), ([1], [1])],
+    [
+        (0, []),
+        (3, [0, 1, 2]),
+        ("all", [0, 1, 2]),
+        ([0, -1], [0, 2]),
+        ([-3, 2], [0, 2]),
+        ([1], [1]),
+    ],
 )
 def test_k_says_which_layers_are_converted(k: Any, converted_layers: list[int]) -> None:
     expected_masks = [FORWARD] * 3
@@ -314,7 +341,11 @@ def test_an_additive_mask_is_read_as_a_mask_of_true_and_false() -> None:
 
 def test_one_copy_and_one_sink_are_the_defaults(base: Base) -> None:
     transformer = NoSinkTransformer(base("llama"), layer_masks=[NOSINK_FORWARD] * DEPTH)
-    assert (transformer.m, transformer.copies, transformer.own_input) == (1, 1, False)
+    assert (transformer.m, transformer.copies, transformer.own_input) == (
+        1,
+        1,
+        False,
+    )
 
 
 def test_masks_that_the_attention_does_not_use_are_missed(base: Base) -> None:
@@ -329,7 +360,11 @@ def test_masks_that_the_attention_does_not_use_are_missed(base: Base) -> None:
     [
         (5, FORWARD, "nosink-bidirectional: its token 0 does not see token 1"),
         (4, BIDIRECTIONAL, "nosink-bidirectional: its token 1 sees token 0"),
-        (3, NOSINK_BIDIRECTIONAL, "bidirectional: its token 1 does not see token 0"),
+        (
+            3,
+            NOSINK_BIDIRECTIONAL,
+            "bidirectional: its token 1 does not see token 0",
+        ),
         (1, BACKWARD, "forward: its token 0 sees token 1"),
         (0, NOSINK_FORWARD, "forward: its token 1 does not see token 0"),
     ],
@@ -349,7 +384,10 @@ def test_the_self_check_names_the_layer_that_runs_another_mask(
 
     options: dict[str, Any] = {"setting": "mask0&bidir", "k": 4, "k0": 2}
     monkeypatch.setattr(LayerMasks, "mask_for_layer", mask_with_fault)
-    with pytest.raises(ValueError, match=rf"layer {layer} \(LlamaAttention\), running as {message}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"layer {layer} \(LlamaAttention\), running as {message}",
+    ):
         build("mini", "nosink", **options)
     build("mini", "nosink", check=False, **options)
 
@@ -385,7 +423,8 @@ def test_the_check_runs_tokens_enough_to_tell_a_declared_mask_from_others(
 
 
 @pytest.mark.parametrize(
-    ("setting", "is_allowed"), [("window-6", False), ("mask0-for", True), ("inplace-bidir", False)]
+    ("setting", "is_allowed"),
+    [("window-6", False), ("mask0-for", True), ("inplace-bidir", False)],
 )
 def test_m_is_an_option_where_a_mask_hides_the_sink(window_mask: None, setting: str, is_allowed: bool) -> None:
     with nullcontext() if is_allowed else pytest.raises(ValueError, match="hides no sink"):
@@ -455,7 +494,14 @@ def test_faint_attention_is_seen_and_rounding_is_not(scale: float) -> None:
 
 @pytest.mark.parametrize(
     ("base_name", "m"),
-    [("mistral", 0), ("mistral", 5), ("gemma2", 1), ("gpt_oss", 40), ("gpt2", 1), ("gemma3_text", 1)],
+    [
+        ("mistral", 0),
+        ("mistral", 5),
+        ("gemma2", 1),
+        ("gpt_oss", 40),
+        ("gpt2", 1),
+        ("gemma3_text", 1),
+    ],
 )
 def test_windows_and_sinks_are_no_disobedience(base: Base, base_name: str, m: int) -> None:
     """Nor are whole layers that know their number, as those of gemma3 do."""

@@ -80,7 +80,13 @@ def test_an_ensemble_is_the_weighted_sum_of_its_prompts(
     """By default the average; the texts of a batch begin apart, and blocks hold some of ReBA's anchors, or none."""
     monkeypatch.setattr(blocks, "BLOCK", 1 << 11)
     path = base("llama", "bos_eos")
-    model = build(path, method, template=TEMPLATES, weights=weights, equal_norms=equal_norms)
+    model = build(
+        path,
+        method,
+        template=TEMPLATES,
+        weights=weights,
+        equal_norms=equal_norms,
+    )
     expected_vectors = torch.zeros((), dtype=torch.float64)
     for template, weight in zip(TEMPLATES, weights or [1 / 3] * 3, strict=True):
         prompt_vectors = encoded(build(path, method, template=template)).double()
@@ -96,7 +102,10 @@ def test_a_zero_vector_stays_zero_in_an_ensemble() -> None:
     second_text = [[0.0, 2.0], [5.0, 6.0], [1.0, 0.0]]
     features = {"sentence_embedding": torch.tensor([*first_text, *second_text])}
     ensemble = PromptEnsemble([1.0, 0.0, -1.0])
-    assert ensemble(features)["sentence_embedding"].tolist() == [[0.0, 0.0], [-1.0, 1.0]]
+    assert ensemble(features)["sentence_embedding"].tolist() == [
+        [0.0, 0.0],
+        [-1.0, 1.0],
+    ]
 
 
 def test_a_transformer_of_another_package_has_one_template() -> None:

@@ -58,7 +58,11 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(("base_and_tokenizer", "options", "template_pieces", "oracle_options"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("base_and_tokenizer", "options", "template_pieces", "oracle_options"),
+    CASES,
+    ids=str,
+)
 def test_reba_equals_the_oracle(
     base: Base,
     base_and_tokenizer: tuple[str, str],
@@ -118,7 +122,13 @@ def test_echo_equals_the_oracle(base: Base, tokenizer: str, pooled: Any, pooling
     """The end is special tokens but no template words."""
     path = base("llama", tokenizer)
     template_pieces = ("A ", None, " B ", None, None, " C")
-    model = build(path, "echo", template="A {text} B {text}{text} C", pooling=pooling, pooled=pooled)
+    model = build(
+        path,
+        "echo",
+        template="A {text} B {text}{text} C",
+        pooling=pooling,
+        pooled=pooled,
+    )
     for text, vector in zip(TEXTS, encoded(model), strict=True):
         layout, hidden_states, _ = oracle(path, text, template_pieces)
         if pooled == "end":

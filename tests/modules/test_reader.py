@@ -67,7 +67,14 @@ def test_inner_layers_equal_the_oracle(
 ) -> None:
     """Echo's states, and ReBA's attention of the layers that are left."""
     path = base(base_name)
-    model: Any = build(path, method, pooling="mean", layer=layer, join=join, final_norm=final_norm)
+    model: Any = build(
+        path,
+        method,
+        pooling="mean",
+        layer=layer,
+        join=join,
+        final_norm=final_norm,
+    )
     first_layer, last_layer = layer_range(layer)
     left_layers = max(1, last_layer)
     if method == "echo":
@@ -95,8 +102,16 @@ def test_inner_layers_equal_the_oracle(
         ("bloom", {"read": "attention"}, "attention blocks"),
         ("gemma3n_text", {"layer": 1}, "without those above"),
         ("gemma3n_text", {"layer": [1, -1]}, "4-dimensional"),
-        ("gemma3n_text", {"setting": "inter-back", "k": 1}, "share keys and values"),
-        ("glm_moe_dsa", {"setting": "mask0-bidir", "k": 1}, "^setting: layers choose their keys"),
+        (
+            "gemma3n_text",
+            {"setting": "inter-back", "k": 1},
+            "share keys and values",
+        ),
+        (
+            "glm_moe_dsa",
+            {"setting": "mask0-bidir", "k": 1},
+            "^setting: layers choose their keys",
+        ),
         ("doge", {"setting": "mask0-bidir", "k": 1}, DOGE_ERROR),
     ],
 )
@@ -110,7 +125,9 @@ def test_bases_whose_layers_cannot_be_used_are_refused(
         build(str(tmp_path), "echo", **options)
 
 
-def test_another_list_of_the_same_length_is_not_taken_for_the_layers(base: Base) -> None:
+def test_another_list_of_the_same_length_is_not_taken_for_the_layers(
+    base: Base,
+) -> None:
     decoder = build(base("llama"), "echo")[0].model
     other_list = torch.nn.ModuleList([torch.nn.Identity() for _ in decoder.layers])
     other_list[0].layer_idx = 0

@@ -18,19 +18,43 @@ import torch
 import transformers
 from gguf_writing import gguf_file
 from marks import Base, slow_but
-from pipelines import assert_gradients, build, build_pipeline, counted_positions, encoded, features_of, gradients
+from pipelines import (
+    assert_gradients,
+    build,
+    build_pipeline,
+    counted_positions,
+    encoded,
+    features_of,
+    gradients,
+)
 from torch import Tensor
 
 from st_reba.cli.models import _told
-from st_reba.encode import batch_positions, computed_positions, encode_texts, prefix_of, token_batches
+from st_reba.encode import (
+    batch_positions,
+    computed_positions,
+    encode_texts,
+    prefix_of,
+    token_batches,
+)
 from st_reba.modules import shared_prefix
 from st_reba.modules.layout import RowLayout
 from st_reba.modules.shared_prefix import BranchLayer
 
 # Two texts of one length, one of a single token, and one that is longer than every window.
-TEXTS = ["The bank is steep.", "天", "The bank is stiff.", "The river runs past the old mill and under the bridge."]
+TEXTS = [
+    "The bank is steep.",
+    "天",
+    "The bank is stiff.",
+    "The river runs past the old mill and under the bridge.",
+]
 QUESTION = 'Text: "{text}" In one word: "'
-QUESTIONS = [QUESTION, 'Text: "{text}" Its mood: "', 'Text: "{text}', 'In reverse: "{reversed}" In one word: "']
+QUESTIONS = [
+    QUESTION,
+    'Text: "{text}" Its mood: "',
+    'Text: "{text}',
+    'In reverse: "{reversed}" In one word: "',
+]
 TOLERANCE = 5e-6
 REWRITE = "Rewrite: {text} Rewritten: {text}"
 METHODS: dict[str, dict[str, Any]] = {
@@ -55,7 +79,17 @@ METHODS: dict[str, dict[str, Any]] = {
         "read": "attention",
     },
 }
-BASES = ("llama", "gpt2", "mistral", "gemma2", "gemma3_text", "gpt_oss", "falcon_alibi", "bloom", "qwen3")
+BASES = (
+    "llama",
+    "gpt2",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "falcon_alibi",
+    "bloom",
+    "qwen3",
+)
 # A block of Bloom adds its attention to the states by itself, so its outputs cannot be read.
 WITHOUT_OUTPUTS = {("bloom", "outputs"), ("bloom", "question outputs")}
 CASES = [case for case in product(BASES, METHODS) if case not in WITHOUT_OUTPUTS]
@@ -170,7 +204,9 @@ def replace_data(weight: torch.nn.Parameter) -> None:
 @pytest.mark.parametrize("template", [QUESTION, QUESTIONS])
 @pytest.mark.parametrize("change_weight", [add_in_place, replace_data])
 def test_a_prefix_runs_again_where_weights_have_changed(
-    base: Base, change_weight: Callable[[torch.nn.Parameter], None], template: Any
+    base: Base,
+    change_weight: Callable[[torch.nn.Parameter], None],
+    template: Any,
 ) -> None:
     """Without a change of mode between two batches."""
     model: Any = build(base("llama"), "prompteol", template=template).eval()
@@ -252,9 +288,15 @@ def test_passes_see_what_is_counted_a_prefix_a_batch_and_bounded_padding(base: B
 @pytest.mark.parametrize(
     ("build_options", "encode_options"),
     [
-        ({"method": "classical", "pooling": "mean"}, {"prompt": "Find what is like this: "}),
         (
-            {"method": "echo", "template": "On {topic}: {instruction} {text} Again: {text}"},
+            {"method": "classical", "pooling": "mean"},
+            {"prompt": "Find what is like this: "},
+        ),
+        (
+            {
+                "method": "echo",
+                "template": "On {topic}: {instruction} {text} Again: {text}",
+            },
             {"prompt": "Find", "topic": "rivers"},
         ),
     ],
@@ -275,14 +317,22 @@ def test_a_prompt_and_fields_are_a_prefix_too(
 
 def test_a_batch_of_other_code_may_mix_prefixes(base: Base) -> None:
     """Its rows are looked at, whoever made them; what they do not share runs whole."""
-    by_task = {"query": "Query: {text} is", "document": "Document of some length: {text} is"}
+    by_task = {
+        "query": "Query: {text} is",
+        "document": "Document of some length: {text} is",
+    }
     model: Any = build(base("llama"), "prompteol", template=by_task)
     query_rows = model[0].preprocess(TEXTS[:2], task="query")
     document_rows = model[0].preprocess(TEXTS[:2], task="document")
     width = max(query_rows["input_ids"].shape[1], document_rows["input_ids"].shape[1])
     mixed_rows: dict[str, Any] = {}
     for name in ("input_ids", "attention_mask", "copy_ids"):
-        mixed_rows[name] = torch.cat([pad_to(query_rows[name], width), pad_to(document_rows[name], width)])
+        mixed_rows[name] = torch.cat(
+            [
+                pad_to(query_rows[name], width),
+                pad_to(document_rows[name], width),
+            ]
+        )
     with torch.inference_mode():
         mixed_states = model[0].eval()(mixed_rows)["token_embeddings"]
         with whole_rows():

@@ -29,7 +29,13 @@ from tokenizers.processors import TemplateProcessing
 from st_reba.modules import RepeatTransformer
 from st_reba.modules.code import _has_terms, code_of
 from st_reba.modules.extensions import Extensions
-from st_reba.modules.layout import RowLayout, empty_text_token, make_row_layout, special_tokens, tokenize
+from st_reba.modules.layout import (
+    RowLayout,
+    empty_text_token,
+    make_row_layout,
+    special_tokens,
+    tokenize,
+)
 
 
 def test_bfloat16_products_of_few_processors_are_switched_off(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +45,9 @@ def test_bfloat16_products_of_few_processors_are_switched_off(base: Base, monkey
         assert not getattr(module, "support_avx512bf16_for_cpu", False)
 
 
-def test_soft_caps_need_the_packages_attention_and_no_keys_are_kept(base: Base) -> None:
+def test_soft_caps_need_the_packages_attention_and_no_keys_are_kept(
+    base: Base,
+) -> None:
     transformer = RepeatTransformer(base("gemma2"))
     assert transformer.model.config._attn_implementation == "st_reba"
     assert not transformer.config.use_cache
@@ -118,7 +126,12 @@ def test_a_reversed_text_is_encoded_as_if_reversed_by_hand(base: Base, token_lim
     path = base("llama")
     texts = ["the cat  sat.", "猫在GPU上。", "x"]
     reversed_texts = ["sat.  cat the", "。上GPU在猫", "x"]
-    model: Any = build(path, "prompteol", template=["A {text} B", "In {reversed} B"], weights=[1.0, 2.0])
+    model: Any = build(
+        path,
+        "prompteol",
+        template=["A {text} B", "In {reversed} B"],
+        weights=[1.0, 2.0],
+    )
     plain_model = build(path, "prompteol", template="A {text} B")
     other_model = build(path, "prompteol", template="In {text} B")
     plain_vectors = torch.nn.functional.normalize(encoded(plain_model, texts).double(), dim=1)
@@ -210,7 +223,9 @@ def test_missing_weights_are_refused(monkeypatch: pytest.MonkeyPatch, has_adapte
         RepeatTransformer.load("")
 
 
-def test_an_adapter_leaves_the_weights_of_its_base_to_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_leaves_the_weights_of_its_base_to_the_base(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loaded = loaded_with_missing_keys(monkeypatch, "k", has_adapter=True)
     assert RepeatTransformer.load("") is loaded
 
@@ -225,12 +240,21 @@ REBA_SECTIONS = "attention blocks capture pooling"
 SECTIONS: dict[tuple[str, str], str] = {
     ("llama", "reba mean"): REBA_SECTIONS,
     ("llama", "reba template"): f"templates {REBA_SECTIONS}",
-    ("llama", "authors last"): "attention blocks capture both_ways pooling authors",
+    (
+        "llama",
+        "authors last",
+    ): "attention blocks capture both_ways pooling authors",
     ("llama", "chunk mean"): f"{REBA_SECTIONS} pieces",
     ("llama", "concat"): f"layers reader {REBA_SECTIONS}",
-    ("llama", "chunk mask0"): "attention blocks masks nosink capture both_ways pooling pieces",
+    (
+        "llama",
+        "chunk mask0",
+    ): "attention blocks masks nosink capture both_ways pooling pieces",
     ("llama", "echo last"): "shared_prefix",
-    ("llama", "reversed"): "shared_prefix questions templates reversal ensemble",
+    (
+        "llama",
+        "reversed",
+    ): "shared_prefix questions templates reversal ensemble",
     ("llama", "outputs"): "layers outputs shared_prefix templates",
     ("llama", "mask0"): "attention masks nosink",
     ("llama", "inter"): "layers attention masks nosink second",
@@ -263,7 +287,9 @@ assert extensions.has("code_of") and extensions.reverse_words("a b") == "b a"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_published_copy_names_the_section_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_published_copy_names_the_section_that_it_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("st_reba.modules.extensions.IS_INSTALLED", False)
     empty_registry = Extensions()
     assert not empty_registry.has("run_shared")
@@ -281,7 +307,9 @@ def test_a_layer_without_a_number_may_have_every_term() -> None:
     assert _has_terms(torch.nn.Linear(1, 1))
 
 
-def test_a_layer_whose_code_cannot_be_read_may_have_every_term(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_whose_code_cannot_be_read_may_have_every_term(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     layer: Any = torch.nn.Linear(1, 1)
     layer.layer_idx = 0
     monkeypatch.setattr(torch.nn.Linear, "__module__", "nowhere")
@@ -293,7 +321,10 @@ def copy_by_pickle(model: SentenceTransformer) -> Any:
 
 
 @pytest.mark.parametrize("make_copy", [copy_by_pickle, copy.deepcopy])
-@pytest.mark.parametrize("pipeline", ["reba mean", "mask0", "inter", "layers", "ensemble", "chunk mean"])
+@pytest.mark.parametrize(
+    "pipeline",
+    ["reba mean", "mask0", "inter", "layers", "ensemble", "chunk mean"],
+)
 def test_a_copy_computes_the_same_and_shares_nothing(base: Base, pipeline: str, make_copy: Callable[..., Any]) -> None:
     model = build_pipeline(base("llama"), pipeline)
     expected = encoded(model)
@@ -341,7 +372,9 @@ def test_a_token_without_an_embedding_is_refused_and_the_remedy_helps() -> None:
     assert model.encode("Newtok sleeps.").shape == (192,)
 
 
-def test_a_post_processor_that_is_replaced_is_seen_at_once(tmp_path: Path) -> None:
+def test_a_post_processor_that_is_replaced_is_seen_at_once(
+    tmp_path: Path,
+) -> None:
     """In memory as after it is saved and loaded."""
     model: Any = build("mini", "echo", pooling="mean")
     text = "The cat is asleep."
