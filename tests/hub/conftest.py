@@ -47,7 +47,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 
 @pytest.fixture(scope="session")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved model; not to be changed."""
     folder = tmp_path_factory.mktemp("hub") / "model"
     save(
@@ -64,5 +64,5 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copied(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "model"))
+def copied_folder(saved_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved_folder, tmp_path / "model"))

@@ -137,9 +137,9 @@ model.save_pretrained(copy)
 
 
 @pytest.mark.slow
-def test_the_check_of_the_card_runs_without_the_package(saved: Path, tmp_path: Path) -> None:
+def test_the_check_of_the_card_runs_without_the_package(saved_folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    command = [sys.executable, "-c", STRANGER, str(saved), str(copy)]
+    command = [sys.executable, "-c", STRANGER, str(saved_folder), str(copy)]
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",

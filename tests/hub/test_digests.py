@@ -47,9 +47,9 @@ def tokens_of_golden_texts(folder: Path) -> set[int]:
 
 
 @pytest.fixture
-def noisy_folder(copied: Path) -> Path:
+def noisy_folder(copied_folder: Path) -> Path:
     """A model with noise in tokens that no golden text uses."""
-    used_tokens = tokens_of_golden_texts(copied)
+    used_tokens = tokens_of_golden_texts(copied_folder)
 
     def add_noise(weights: dict[str, torch.Tensor]) -> None:
         (name,) = [name for name in weights if "embed_tokens" in name]
@@ -58,9 +58,9 @@ def noisy_folder(copied: Path) -> Path:
         noise = torch.randn(50, embeddings.shape[1])
         embeddings[unused_tokens[-50:]] = noise.to(embeddings.dtype)
 
-    assert verify(copied, device="cpu").ok
-    change_weights(copied, add_noise)
-    return copied
+    assert verify(copied_folder, device="cpu").ok
+    change_weights(copied_folder, add_noise)
+    return copied_folder
 
 
 def test_verify_finds_noise_that_no_golden_text_meets(
@@ -120,55 +120,62 @@ def test_push_refuses_noise_that_no_golden_text_meets(
         ("modules.json", lambda value: value.pop(), "modules.json"),
     ],
 )
-def test_a_changed_setting_is_named(copied: Path, file_name: str, change: Change, message: str) -> None:
-    saved_digests = digests_of(copied)
-    change_json(copied / file_name, change)
-    assert re.search(message, "\n".join(damage_of(copied, saved_digests)))
+def test_a_changed_setting_is_named(copied_folder: Path, file_name: str, change: Change, message: str) -> None:
+    saved_digests = digests_of(copied_folder)
+    change_json(copied_folder / file_name, change)
+    assert re.search(message, "\n".join(damage_of(copied_folder, saved_digests)))
 
 
-def test_settings_that_another_version_adds_are_no_damage(copied: Path) -> None:
-    saved_digests = digests_of(copied)
+def test_settings_that_another_version_adds_are_no_damage(
+    copied_folder: Path,
+) -> None:
+    saved_digests = digests_of(copied_folder)
     change_json(
-        copied / "config.json",
+        copied_folder / "config.json",
         lambda value: value.update(a_new_setting=7, another=None),
     )
-    comparison = compare_digests(saved_digests, digests_of(copied), has_same_writers=False)
+    comparison = compare_digests(saved_digests, digests_of(copied_folder), has_same_writers=False)
     assert comparison.damage == []
     assert "a_new_setting" in comparison.harmless[0]
     assert "another" not in comparison.harmless[0]
 
 
-def test_a_setting_that_another_version_changes_is_damage(copied: Path) -> None:
-    saved_digests = digests_of(copied)
-    change_json(copied / "config.json", lambda value: value.update(rms_norm_eps=0.5))
-    comparison = compare_digests(saved_digests, digests_of(copied), has_same_writers=False)
+def test_a_setting_that_another_version_changes_is_damage(
+    copied_folder: Path,
+) -> None:
+    saved_digests = digests_of(copied_folder)
+    change_json(
+        copied_folder / "config.json",
+        lambda value: value.update(rms_norm_eps=0.5),
+    )
+    comparison = compare_digests(saved_digests, digests_of(copied_folder), has_same_writers=False)
     assert "rms_norm_eps" in comparison.damage[0]
 
 
-def test_a_model_that_sentence_transformers_saves_again_is_the_same(copied: Path, tmp_path: Path) -> None:
-    saved_digests = digests_of(copied)
-    SentenceTransformer(str(copied), device="cpu").save_pretrained(str(tmp_path / "again"))
+def test_a_model_that_sentence_transformers_saves_again_is_the_same(copied_folder: Path, tmp_path: Path) -> None:
+    saved_digests = digests_of(copied_folder)
+    SentenceTransformer(str(copied_folder), device="cpu").save_pretrained(str(tmp_path / "again"))
     assert damage_of(tmp_path / "again", saved_digests) == []
 
 
 def test_weights_in_shards_and_float32_with_a_head_are_the_same(
-    copied: Path,
+    copied_folder: Path,
 ) -> None:
     """Transformers drops the head."""
-    saved_digests = digests_of(copied)
-    model = AutoModelForCausalLM.from_pretrained(copied, dtype=torch.float32)
-    (copied / "model.safetensors").unlink()
-    model.save_pretrained(copied, max_shard_size="2MB")
-    assert len(list(copied.glob("model-*.safetensors"))) > 1
-    damage = damage_of(copied, saved_digests)
+    saved_digests = digests_of(copied_folder)
+    model = AutoModelForCausalLM.from_pretrained(copied_folder, dtype=torch.float32)
+    (copied_folder / "model.safetensors").unlink()
+    model.save_pretrained(copied_folder, max_shard_size="2MB")
+    assert len(list(copied_folder.glob("model-*.safetensors"))) > 1
+    damage = damage_of(copied_folder, saved_digests)
     assert [line for line in damage if not line.startswith("config.json")] == []
-    report = verify(copied, device="cpu")
+    report = verify(copied_folder, device="cpu")
     damage_of_weights = [line for line in report.damage or () if line.startswith("weights")]
     assert report.ok or not damage_of_weights
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_rounded_to_16_bits_are_the_same(copied: Path, dtype: torch.dtype) -> None:
+def test_weights_rounded_to_16_bits_are_the_same(copied_folder: Path, dtype: torch.dtype) -> None:
     def spread_over_32_bits(weights: dict[str, torch.Tensor]) -> None:
         for name, weight in weights.items():
             weights[name] = weight.float() * 1.0001
@@ -181,14 +188,14 @@ def test_weights_rounded_to_16_bits_are_the_same(copied: Path, dtype: torch.dtyp
         for name, weight in weights.items():
             weights[name] = weight * 1.1
 
-    change_weights(copied, spread_over_32_bits)
-    saved_digests = digests_of(copied, with_rounded_weights=True)
-    change_weights(copied, round_to_16_bits)
-    comparison = compare_digests(saved_digests, digests_of(copied), has_same_writers=True)
+    change_weights(copied_folder, spread_over_32_bits)
+    saved_digests = digests_of(copied_folder, with_rounded_weights=True)
+    change_weights(copied_folder, round_to_16_bits)
+    comparison = compare_digests(saved_digests, digests_of(copied_folder), has_same_writers=True)
     assert comparison.damage == []
     assert comparison.harmless[0].startswith("weights: ")
-    change_weights(copied, enlarge)
-    assert damage_of(copied, saved_digests)
+    change_weights(copied_folder, enlarge)
+    assert damage_of(copied_folder, saved_digests)
 
 
 def test_a_digest_is_of_values_not_of_their_type() -> None:
@@ -209,18 +216,20 @@ def test_other_values_or_another_shape_have_another_digest() -> None:
 
 
 def test_golden_vectors_without_digests_say_that_they_have_none(
-    copied: Path,
+    copied_folder: Path,
 ) -> None:
-    change_json(copied / "golden.json", lambda value: value.pop("digests"))
-    report = verify(copied, device="cpu")
+    change_json(copied_folder / "golden.json", lambda value: value.pop("digests"))
+    report = verify(copied_folder, device="cpu")
     assert report.ok
     assert report.damage is None
     assert "no digests" in str(report)
 
 
-def test_files_that_are_not_the_models_do_not_matter(copied: Path) -> None:
-    saved_digests = digests_of(copied)
-    (copied / "notes.json").write_text('{"mine": 1}')
-    os.mkdir(copied / "old")
-    save_file({"a": torch.ones(2)}, copied / "old" / "model.safetensors")
-    assert damage_of(copied, saved_digests) == []
+def test_files_that_are_not_the_models_do_not_matter(
+    copied_folder: Path,
+) -> None:
+    saved_digests = digests_of(copied_folder)
+    (copied_folder / "notes.json").write_text('{"mine": 1}')
+    os.mkdir(copied_folder / "old")
+    save_file({"a": torch.ones(2)}, copied_folder / "old" / "model.safetensors")
+    assert damage_of(copied_folder, saved_digests) == []

@@ -172,8 +172,8 @@ DAMAGES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_refused(saved: Path, tmp_path: Path, damage: str) -> None:
-    stored = json.loads((saved / golden.FILE).read_text(encoding="utf-8"))
+def test_a_damaged_file_is_refused(saved_folder: Path, tmp_path: Path, damage: str) -> None:
+    stored = json.loads((saved_folder / golden.FILE).read_text(encoding="utf-8"))
     DAMAGES[damage](stored)
     damaged_file = tmp_path / golden.FILE
     damaged_file.write_text(json.dumps(stored), encoding="utf-8")

@@ -16,12 +16,12 @@ REPO = "org/model"
 
 
 def test_a_dry_run_lists_the_files_and_sends_nothing(
-    hub: Hub, copied: Path, capsys: pytest.CaptureFixture[str]
+    hub: Hub, copied_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folder_name in (".cache", "more"):
-        (copied / folder_name).mkdir()
-        (copied / folder_name / "notes.txt").write_text("mine")
-    pushed = push(copied, REPO, dry_run=True)
+        (copied_folder / folder_name).mkdir()
+        (copied_folder / folder_name / "notes.txt").write_text("mine")
+    pushed = push(copied_folder, REPO, dry_run=True)
     assert pushed.commit is None
     assert pushed.url is None
     assert not hub.repos
@@ -31,65 +31,67 @@ def test_a_dry_run_lists_the_files_and_sends_nothing(
     assert first_line.startswith("Verified. 20 texts")
     assert [line[14:] for line in file_lines] == [f"  {name}" for name in pushed.files]
     assert last_line == f"Nothing was sent to {REPO}: this is a dry run."
-    assert "path/to/model" in (copied / "README.md").read_text(encoding="utf-8")
+    assert "path/to/model" in (copied_folder / "README.md").read_text(encoding="utf-8")
 
 
-def test_a_push_sends_the_folder_as_it_is(hub: Hub, copied: Path) -> None:
+def test_a_push_sends_the_folder_as_it_is(hub: Hub, copied_folder: Path) -> None:
     """But for the card, which names the repository; files of an earlier push are taken away."""
-    old_code = copied / "st_reba_old.py"
+    old_code = copied_folder / "st_reba_old.py"
     old_code.write_text("# of an earlier version\n", encoding="utf-8")
-    push(copied, REPO)
+    push(copied_folder, REPO)
     old_code.unlink()
-    pushed = push(copied, REPO, message="Again")
+    pushed = push(copied_folder, REPO, message="Again")
     files = hub.repos[REPO].files()
     assert set(files) - {".gitattributes"} == set(pushed.files)
     assert pushed.commit
     assert pushed.commit in str(pushed.url)
     for name in set(pushed.files) - {"README.md"}:
-        assert files[name] == (copied / name).read_bytes(), name
+        assert files[name] == (copied_folder / name).read_bytes(), name
     card = files["README.md"].decode()
     assert REPO in card
     assert "path/to/model" not in card
     assert hub.messages == ["Upload with st-reba", "Again"]
 
 
-def test_a_pushed_model_loads_by_its_name(hub: Hub, copied: Path, tmp_path: Path) -> None:
-    push(copied, REPO)
+def test_a_pushed_model_loads_by_its_name(hub: Hub, copied_folder: Path, tmp_path: Path) -> None:
+    push(copied_folder, REPO)
     loaded_model = SentenceTransformer(REPO, cache_folder=str(tmp_path / "cache"), device="cpu")
-    local_model = SentenceTransformer(str(copied), device="cpu")
+    local_model = SentenceTransformer(str(copied_folder), device="cpu")
     assert (loaded_model.encode("猫") == local_model.encode("猫")).all()
 
 
-def test_a_repository_is_private_where_that_is_asked_for(hub: Hub, copied: Path) -> None:
-    push(copied, REPO, private=True)
-    push(copied, "org/open")
+def test_a_repository_is_private_where_that_is_asked_for(hub: Hub, copied_folder: Path) -> None:
+    push(copied_folder, REPO, private=True)
+    push(copied_folder, "org/open")
     assert hub.repos[REPO].private
     assert not hub.repos["org/open"].private
 
 
-def test_a_push_to_another_revision_leaves_main(hub: Hub, copied: Path) -> None:
-    push(copied, REPO)
+def test_a_push_to_another_revision_leaves_main(hub: Hub, copied_folder: Path) -> None:
+    push(copied_folder, REPO)
     main_files = hub.repos[REPO].files()
-    (copied / "README.md").write_text("---\n---\nnew", encoding="utf-8")
+    (copied_folder / "README.md").write_text("---\n---\nnew", encoding="utf-8")
     for _ in range(2):
-        push(copied, REPO, revision="v2")
+        push(copied_folder, REPO, revision="v2")
     assert hub.repos[REPO].files("v2")["README.md"].endswith(b"new")
     assert hub.repos[REPO].files() == main_files
 
 
-def test_a_pull_request_leaves_main_and_is_named(hub: Hub, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    push(copied, REPO)
+def test_a_pull_request_leaves_main_and_is_named(
+    hub: Hub, copied_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    push(copied_folder, REPO)
     main_files = hub.repos[REPO].files()
-    (copied / "README.md").write_text("---\n---\nnew", encoding="utf-8")
-    pushed = push(copied, REPO, create_pr=True)
+    (copied_folder / "README.md").write_text("---\n---\nnew", encoding="utf-8")
+    pushed = push(copied_folder, REPO, create_pr=True)
     assert pushed.url == f"{hub.endpoint}/{REPO}/discussions/1"
     assert hub.repos[REPO].branches["refs/pr/1"] == pushed.commit
     assert hub.repos[REPO].files() == main_files
     assert capsys.readouterr().out.endswith(f"Published: {pushed.url}\n")
 
 
-def test_a_published_model_is_verified_by_its_name(hub: Hub, copied: Path, tmp_path: Path) -> None:
-    push(copied, REPO)
+def test_a_published_model_is_verified_by_its_name(hub: Hub, copied_folder: Path, tmp_path: Path) -> None:
+    push(copied_folder, REPO)
     report = verify(REPO, cache_folder=str(tmp_path / "cache"), device="cpu")
     assert report.ok and report.damage == []
 
@@ -106,8 +108,8 @@ def assert_refused(
     assert "\n" not in str(raised.value)
 
 
-def test_a_repository_without_an_owner_is_refused(hub: Hub, copied: Path) -> None:
-    assert_refused(copied, "repo_id", repo_id="model")
+def test_a_repository_without_an_owner_is_refused(hub: Hub, copied_folder: Path) -> None:
+    assert_refused(copied_folder, "repo_id", repo_id="model")
     assert not hub.repos
 
 
@@ -126,16 +128,16 @@ def test_a_repository_without_an_owner_is_refused(hub: Hub, copied: Path) -> Non
 )
 def test_a_changed_file_is_refused(
     hub: Hub,
-    copied: Path,
+    copied_folder: Path,
     message: str,
     file_name: str,
     original_text: str,
     changed_text: str,
 ) -> None:
-    text = (copied / file_name).read_text(encoding="utf-8")
+    text = (copied_folder / file_name).read_text(encoding="utf-8")
     assert original_text in text
-    (copied / file_name).write_text(text.replace(original_text, changed_text), encoding="utf-8")
-    assert_refused(copied, message)
+    (copied_folder / file_name).write_text(text.replace(original_text, changed_text), encoding="utf-8")
+    assert_refused(copied_folder, message)
     assert not hub.repos
 
 
@@ -143,17 +145,17 @@ def test_a_changed_file_is_refused(
     ("message", "file_name"),
     [("golden.json", "golden.json"), ("Save it again", "st_reba.py")],
 )
-def test_a_missing_file_is_refused(hub: Hub, copied: Path, message: str, file_name: str) -> None:
-    (copied / file_name).unlink()
-    assert_refused(copied, message)
+def test_a_missing_file_is_refused(hub: Hub, copied_folder: Path, message: str, file_name: str) -> None:
+    (copied_folder / file_name).unlink()
+    assert_refused(copied_folder, message)
     assert not hub.repos
 
 
-def test_who_may_not_write_is_refused(hub: Hub, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_not_write_is_refused(hub: Hub, copied_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_nobody")
-    assert_refused(copied, REPO, OSError)
+    assert_refused(copied_folder, REPO, OSError)
     monkeypatch.delenv("HF_TOKEN")
-    assert_refused(copied, "no token")
+    assert_refused(copied_folder, "no token")
     assert not hub.repos
 
 

@@ -250,11 +250,11 @@ def test_settings_equal_layers_run_one_by_one(
     model = build(path, "nosink", **options)
     changes: list[float] = []
     for text, vector in zip(TEXTS, encoded(model), strict=True):
-        layout, plain_states, _ = oracle(path, text, (None,))
-        converted_states, _ = run_plan(double(path), layout.ids, oracle_plan)
-        expected = reference.classical(converted_states, layout, "mean")
+        text_layout, plain_states, _ = oracle(path, text, (None,))
+        converted_states, _ = run_plan(double(path), text_layout.ids, oracle_plan)
+        expected = reference.classical(converted_states, text_layout, "mean")
         assert_close(vector, expected)
-        plain_vector = reference.classical(plain_states, layout, "mean")
+        plain_vector = reference.classical(plain_states, text_layout, "mean")
         changes.append(float((expected - plain_vector).abs().max()))
     assert max(changes) > 0.01, "nothing was converted"
 
@@ -279,10 +279,10 @@ def test_nosink_with_windows_caps_and_sinks(
     path = base(base_name, "plain")
     model = build(path, "nosink", **options)
     for text, vector in zip(TEXTS_FOR_WINDOWS, encoded(model, TEXTS_FOR_WINDOWS), strict=True):
-        layout, _, _ = oracle(path, text, (None,))
-        assert text != "a" or len(layout.ids) == 1
-        hidden_states, _ = hooked(double(path), layout.ids, oracle_plan, windows_of(base_name))
-        assert_close(vector, reference.classical(hidden_states, layout, "mean"))
+        text_layout, _, _ = oracle(path, text, (None,))
+        assert text != "a" or len(text_layout.ids) == 1
+        hidden_states, _ = hooked(double(path), text_layout.ids, oracle_plan, windows_of(base_name))
+        assert_close(vector, reference.classical(hidden_states, text_layout, "mean"))
 
 
 @pytest.mark.parametrize(("options", "oracle_plan"), CASES[:7], ids=case_name)
@@ -299,13 +299,13 @@ def test_reba_takes_every_run_of_every_layer(
     model = build(path, "reba", pooling=pooling, **options)
     published_pooling = {"last": published_last, "mean": published_mean}[pooling]
     for text, vector in zip(TEXTS_FOR_WINDOWS, encoded(model, TEXTS_FOR_WINDOWS), strict=True):
-        layout, _, _ = oracle(path, text, (None, None))
-        hidden_states, attention_maps = hooked(double(path), layout.ids, oracle_plan, windows_of(base_name))
+        text_layout, _, _ = oracle(path, text, (None, None))
+        hidden_states, attention_maps = hooked(double(path), text_layout.ids, oracle_plan, windows_of(base_name))
         fused_attention = reference.symmetrized_max(attention_maps)
         if "implementation" in options:
             expected = published_pooling(hidden_states, fused_attention)
         else:
-            expected = reference.reba(hidden_states, fused_attention, layout, pooling)
+            expected = reference.reba(hidden_states, fused_attention, text_layout, pooling)
         assert_close(vector, expected)
 
 

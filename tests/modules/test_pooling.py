@@ -76,8 +76,8 @@ def test_reba_equals_the_oracle(
     mean_vectors = encoded(mean_model)
     token_vectors = mean_model.encode(list(TEXTS), output_value="token_embeddings", batch_size=9)
     for row, text in enumerate(TEXTS):
-        layout, hidden_states, fused_attention = oracle(path, text, template_pieces)
-        expected_tokens = reference.reba_tokens(hidden_states, fused_attention, layout, **oracle_options)
+        text_layout, hidden_states, fused_attention = oracle(path, text, template_pieces)
+        expected_tokens = reference.reba_tokens(hidden_states, fused_attention, text_layout, **oracle_options)
         assert_close(last_vectors[row], expected_tokens[-1])
         assert_close(mean_vectors[row], expected_tokens.mean(dim=0))
         assert_close(token_vectors[row], expected_tokens)
@@ -130,13 +130,13 @@ def test_echo_equals_the_oracle(base: Base, tokenizer: str, pooled: Any, pooling
         pooled=pooled,
     )
     for text, vector in zip(TEXTS, encoded(model), strict=True):
-        layout, hidden_states, _ = oracle(path, text, template_pieces)
+        text_layout, hidden_states, _ = oracle(path, text, template_pieces)
         if pooled == "end":
             expected = reference.very_last(hidden_states)
         elif pooled == "all":
             expected = hidden_states.mean(dim=0)
         else:
-            expected = reference.echo(hidden_states, layout, pooling, pooled)
+            expected = reference.echo(hidden_states, text_layout, pooling, pooled)
         assert_close(vector, expected)
 
 
@@ -227,11 +227,11 @@ def test_pieces_equal_the_oracle(
     weight_options = {name: value for name, value in options.items() if name != "repeats"}
     copy_count = options.get("repeats", 2)
     for row, text in enumerate(TEXTS):
-        layout, _, _ = oracle(path, text, (None,))
-        expected_tokens = chunked_tokens(run_model, layout, chunk, copy_count, **weight_options)
+        text_layout, _, _ = oracle(path, text, (None,))
+        expected_tokens = chunked_tokens(run_model, text_layout, chunk, copy_count, **weight_options)
         assert_close(last_vectors[row], chunked_pooled(expected_tokens, "last"))
         assert_close(mean_vectors[row], chunked_pooled(expected_tokens, "mean"))
-        assert_close(token_vectors[row][: layout.n], expected_tokens)
+        assert_close(token_vectors[row][: text_layout.n], expected_tokens)
 
 
 def token_vectors_of(model: Any) -> Tensor:

@@ -83,15 +83,15 @@ def test_inner_layers_equal_the_oracle(
     width = STATE_SIZE * (last_layer - first_layer + 1) if join == "concat" else STATE_SIZE
     assert model.get_embedding_dimension() == model[0].get_embedding_dimension() == width
     for text, vector in zip(TEXTS, encoded(model), strict=True):
-        layout, _, _ = oracle(path, text, (None, None))
-        layer_states = reference.layer_states(double(path), layout.ids, final_norm=final_norm)
+        text_layout, _, _ = oracle(path, text, (None, None))
+        layer_states = reference.layer_states(double(path), text_layout.ids, final_norm=final_norm)
         states = joined_states(layer_states, first_layer, last_layer, join)
         if method == "echo":
-            expected = reference.echo(states, layout, "mean")
+            expected = reference.echo(states, text_layout, "mean")
         else:
-            _, attention = hidden_and_attention(double(path), layout.ids)
+            _, attention = hidden_and_attention(double(path), text_layout.ids)
             fused_attention = symmetrized_max(attention[:left_layers])
-            expected = reference.reba(states, fused_attention, layout, "mean")
+            expected = reference.reba(states, fused_attention, text_layout, "mean")
         assert_close(vector, expected)
 
 

@@ -116,9 +116,12 @@ def test_long_texts_keep_every_copy(base: Base, compute_matched: bool, limit: in
     tokens_a_copy = (limit - 2) // 3
     assert budget == (tokens_a_copy // 2 if compute_matched else tokens_a_copy)
     oracle_limit = 3 * budget + 2  # the oracle knows no half
-    layout, hidden_states, fused_attention = oracle(path, text, (None,) * 3, oracle_limit)
+    text_layout, hidden_states, fused_attention = oracle(path, text, (None,) * 3, oracle_limit)
     vector = encoded(model, [text, "hi"])[0]
-    assert_close(vector, reference.reba(hidden_states, fused_attention, layout, "mean"))
+    assert_close(
+        vector,
+        reference.reba(hidden_states, fused_attention, text_layout, "mean"),
+    )
 
 
 @pytest.mark.parametrize(("token_limit", "budget"), [(256, 250), (10**30, None)])
