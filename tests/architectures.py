@@ -17,7 +17,13 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 VOCABULARY = 512
 POSITIONS = 256
@@ -29,7 +35,11 @@ _FALCON: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": POSITIONS,
 }
-_GROUPS: dict[str, Any] = {**_FALCON, "intermediate_size": 48, "num_key_value_heads": 2}
+_GROUPS: dict[str, Any] = {
+    **_FALCON,
+    "intermediate_size": 48,
+    "num_key_value_heads": 2,
+}
 _WINDOWS: dict[str, Any] = {
     **_GROUPS,
     "num_hidden_layers": 3,
@@ -226,5 +236,11 @@ TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
         unk_token="[UNK]",
     ),
     "no_pad_no_eos": functools.partial(_make_tokenizer, None, unk_token="<unk>"),
-    "chat": functools.partial(_make_tokenizer, "<s> $A", _CHAT_TEMPLATE, pad_token="<pad>", **_SENTENCE_TOKENS),
+    "chat": functools.partial(
+        _make_tokenizer,
+        "<s> $A",
+        _CHAT_TEMPLATE,
+        pad_token="<pad>",
+        **_SENTENCE_TOKENS,
+    ),
 }

@@ -16,10 +16,20 @@ from typing import Any
 import torch
 import transformers
 from architectures import POSITIONS, ROPE, TOKENIZERS, VOCABULARY, random_model
-from transformers import AutoModel, GraniteMoeHybridConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModel,
+    GraniteMoeHybridConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+from transformers.models.auto.image_processing_auto import (
+    IMAGE_PROCESSOR_MAPPING_NAMES,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 
 # Model type → class, as transformers says.
 CAUSAL_LMS: dict[str, str] = {}
@@ -78,7 +88,10 @@ if GraniteMoeHybridConfig().layer_types:
 OVERRIDES: dict[str, dict[str, Any]] = {
     # Its sparse attention begins beyond 700 tokens only.
     "big_bird": {"attention_type": "original_full"},
-    "cohere_compass_text": {"layer_types": _ALL_AND_WINDOW, "rope_parameters": dict.fromkeys(_ALL_AND_WINDOW, ROPE)},
+    "cohere_compass_text": {
+        "layer_types": _ALL_AND_WINDOW,
+        "rope_parameters": dict.fromkeys(_ALL_AND_WINDOW, ROPE),
+    },
     "dbrx": {
         "attn_config": {
             "rope_theta": 10000.0,
@@ -99,7 +112,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     # Every other entry is the MLP of the layer before it; the middle layer runs twice. The range divides its scales.
     "dory": {
-        "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp", "sliding_attention", "mlp"],
+        "layer_types": [
+            "sliding_attention",
+            "mlp",
+            "full_attention",
+            "mlp",
+            "sliding_attention",
+            "mlp",
+        ],
         "num_hidden_layers": 6,
         "n_input_layers": 2,
         "n_output_layers": 2,
@@ -178,7 +198,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
 }
 # Other values than the first, where those bring rounding near the tolerance or, by chance, show nothing.
-SEEDS = {"longcat_flash": 3, "qwen3_5_text": 2, "qwen4_exp_text": 1, "zamba2": 1}
+SEEDS = {
+    "longcat_flash": 3,
+    "qwen3_5_text": 2,
+    "qwen4_exp_text": 1,
+    "zamba2": 1,
+}
 
 
 class NoModelError(Exception):

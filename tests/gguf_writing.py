@@ -14,7 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 # Merges that GPT-2's splitting and others use differently: of digits, of a space and a digit, of an apostrophe.
 MERGES = ["a b", "1 2", "Ġ 1", "Ġ Ġ", "' S", "Ċ Ċ", "A B", "a B"]
 _MERGED_TOKENS = [merge.replace(" ", "") for merge in MERGES]
-TOKENS = [*sorted(ByteLevel.alphabet()), *_MERGED_TOKENS, "<|endoftext|>", "<s>"]
+TOKENS = [
+    *sorted(ByteLevel.alphabet()),
+    *_MERGED_TOKENS,
+    "<|endoftext|>",
+    "<s>",
+]
 LAYERS = 2
 # Values of a file, by the end of the writer's function.
 METADATA: dict[str, Any] = {

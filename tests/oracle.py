@@ -6,9 +6,20 @@ import re
 from functools import lru_cache
 
 import torch
-from reference import Layout, as_double, hidden_and_attention, layout, symmetrized_max
+from reference import (
+    Layout,
+    as_double,
+    hidden_and_attention,
+    layout,
+    symmetrized_max,
+)
 from torch import Tensor
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from st_reba.bases import EMBEDDED
 

@@ -98,7 +98,9 @@ def token_ids_of(tokenizer: PreTrainedTokenizerBase, literal: str) -> list[int]:
     return list(tokenizer(literal, add_special_tokens=False)["input_ids"])
 
 
-def tokens_around_a_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+def tokens_around_a_text(
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[list[int], list[int]]:
     """The special tokens that the tokenizer puts before a text and after it."""
     letter_ids = tokenizer("a", add_special_tokens=False)["input_ids"]
     row_ids = tokenizer("a")["input_ids"]

@@ -57,7 +57,12 @@ REFUSALS = {
 UNREPORTED_SINKS = ("granite_swa", "granitemoe_swa")
 # Types for which the oracle runs in float32: the first two make float32 tensors on the way, and early releases compute
 # the experts of the others in two ways that disagree, of which float64 has but one.
-FLOAT32_ONLY = ("inkling2_text", "inkling2_loop_text", "hunyuan_v1_moe", "phimoe")
+FLOAT32_ONLY = (
+    "inkling2_text",
+    "inkling2_loop_text",
+    "hunyuan_v1_moe",
+    "phimoe",
+)
 
 Record = dict[str, str]
 
@@ -84,7 +89,10 @@ def eager_run(model: PreTrainedModel, token_ids: Sequence[int]) -> tuple[Tensor,
     attention_maps: list[Tensor] = []
     for reported in getattr(output, "attentions", None) or ():
         # What some layers report is a state, or attention to other things than tokens.
-        if isinstance(reported, Tensor) and reported[0].shape[1:] == (len(token_ids), len(token_ids)):
+        if isinstance(reported, Tensor) and reported[0].shape[1:] == (
+            len(token_ids),
+            len(token_ids),
+        ):
             attention_maps.append(reported[0].double())
     return output.last_hidden_state[0].double(), attention_maps
 
@@ -178,7 +186,12 @@ class Outcome:
     unfit: list[str] = field(default_factory=list)  # premises of the comparison that do not hold
 
     def record(self) -> Record:
-        return {"class": self.class_name, "how": self.how, "shares": self.shares, **self.methods}
+        return {
+            "class": self.class_name,
+            "how": self.how,
+            "shares": self.shares,
+            **self.methods,
+        }
 
 
 class Sweep:
@@ -260,7 +273,12 @@ class Sweep:
         return max(
             self._masked_error(model, layouts, {top_layer: "nosink-bidirectional"}),
             self._masked_error(model, layouts, dict.fromkeys(layers, "bidirectional")),
-            self._masked_error(model, layouts, {**lower_kinds, top_layer: "backward"}, m=2 if lower_layers else 1),
+            self._masked_error(
+                model,
+                layouts,
+                {**lower_kinds, top_layer: "backward"},
+                m=2 if lower_layers else 1,
+            ),
         )
 
     def _convertible_layers(self, layouts: list[Layout]) -> list[int]:
@@ -275,7 +293,13 @@ class Sweep:
                 layer_indices = {run.layer_index for run in layer_runs if run.layer_index is not None}
         return sorted(map(int, layer_indices))
 
-    def _masked_error(self, model: Any, layouts: list[Layout], kinds: dict[int, str], m: int = 1) -> float:
+    def _masked_error(
+        self,
+        model: Any,
+        layouts: list[Layout],
+        kinds: dict[int, str],
+        m: int = 1,
+    ) -> float:
         """The largest error of a model whose layers run as these kinds."""
         transformer = model[0]
         transformer.layer_masks = [kinds.get(index, "forward") for index in range(transformer.depth)]
@@ -295,7 +319,13 @@ class Sweep:
         return max(errors)
 
 
-def sweep(model_type: str, folder: Path, methods: Sequence[str] = METHODS, *, decoder: bool = True) -> Outcome:
+def sweep(
+    model_type: str,
+    folder: Path,
+    methods: Sequence[str] = METHODS,
+    *,
+    decoder: bool = True,
+) -> Outcome:
     """Build methods on the tiny model of a type, and compare them with the oracle."""
     try:
         type_sweep = Sweep(model_type, folder, decoder)
@@ -331,7 +361,10 @@ def describe_error(error: Exception) -> str:
 
 def how_attention_is_read(model: Any) -> str:
     config = model[0].model.config
-    if "st_reba" in (config._attn_implementation, config.get_text_config()._attn_implementation):
+    if "st_reba" in (
+        config._attn_implementation,
+        config.get_text_config()._attn_implementation,
+    ):
         return "interface"
     return "hooks"
 

@@ -14,7 +14,15 @@ from sweep_record import COMMAND, PAGE, Records, page, read
 
 INSTALLED = transformers.__version__
 # Of each kind one: position biases, layers of two kinds, windows, states without attention, indexers.
-QUICK = ("llama", "gpt2", "mamba", "bloom", "falcon_h1", "gemma2", "glm_moe_dsa")
+QUICK = (
+    "llama",
+    "gpt2",
+    "mamba",
+    "bloom",
+    "falcon_h1",
+    "gemma2",
+    "glm_moe_dsa",
+)
 # Types that are encoders, or can be; those that repeat one of these are left out.
 ENCODERS = (
     "bert",

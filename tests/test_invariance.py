@@ -60,7 +60,15 @@ def test_special_tokens_in_a_text_are_text(base: Base) -> None:
 
 def test_threads_do_not_mix_passes(base: Base) -> None:
     """Models of several kinds in many threads at once, each in a pass of its own."""
-    pipelines = ("reba mean", "mask0", "inter", "echo last", "layers", "chunk mean", "ensemble")
+    pipelines = (
+        "reba mean",
+        "mask0",
+        "inter",
+        "echo last",
+        "layers",
+        "chunk mean",
+        "ensemble",
+    )
     models = {name: build_pipeline(base("llama"), name) for name in pipelines}
     expected = {name: encoded(model, HOSTILE_TEXTS, alone=True) for name, model in models.items()}
 

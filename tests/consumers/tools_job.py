@@ -22,9 +22,9 @@ Names = dict[str, Any]
 Result = dict[str, Any]
 
 
-def faiss(page_names: Names, texts: list[str], questions: list[str]) -> Result:
+def faiss(page_names: Names, texts: list[str], query_texts: list[str]) -> Result:
     index = page_names["index"]
-    query_vectors = page_names["model"].encode_query(questions)
+    query_vectors = page_names["model"].encode_query(query_texts)
     _, nearest_rows = index.search(query_vectors, 10)
     nearest: list[list[str]] = []
     for rows in nearest_rows:
@@ -35,20 +35,20 @@ def faiss(page_names: Names, texts: list[str], questions: list[str]) -> Result:
         "nearest_on_page": [texts[row] for row in page_names["rows"][0]],
         "encoded": [
             [texts, "document", document_vectors],
-            [questions, "query", query_vectors],
+            [query_texts, "query", query_vectors],
         ],
     }
 
 
-def langchain(page_names: Names, texts: list[str], questions: list[str]) -> Result:
+def langchain(page_names: Names, texts: list[str], query_texts: list[str]) -> Result:
     embeddings = page_names["embeddings"]
     store = page_names["store"]
     nearest: list[list[str]] = []
-    for question in questions:
-        documents = store.similarity_search(question, k=10)
+    for query_text in query_texts:
+        documents = store.similarity_search(query_text, k=10)
         nearest.append([document.page_content for document in documents])
     document_vectors = store.index.reconstruct_n(0, store.index.ntotal)
-    query_vectors = [embeddings.embed_query(question) for question in questions]
+    query_vectors = [embeddings.embed_query(query_text) for query_text in query_texts]
     # It takes line breaks out.
     vectors_of_lines = embeddings.embed_documents(["two\nlines\n\nof text"])
     return {
@@ -56,40 +56,40 @@ def langchain(page_names: Names, texts: list[str], questions: list[str]) -> Resu
         "nearest_on_page": [document.page_content for document in page_names["found"]],
         "encoded": [
             [texts, "document", document_vectors],
-            [questions, "query", query_vectors],
+            [query_texts, "query", query_vectors],
             [["two lines  of text"], "document", vectors_of_lines],
         ],
     }
 
 
-def llama_index(page_names: Names, texts: list[str], questions: list[str]) -> Result:
+def llama_index(page_names: Names, texts: list[str], query_texts: list[str]) -> Result:
     embed_model = page_names["embed_model"]
     index = page_names["index"]
     assert embed_model.max_length == embed_model._model.max_seq_length
     retriever = index.as_retriever(similarity_top_k=10)
     nearest: list[list[str]] = []
-    for question in questions:
-        nearest.append([node.text for node in retriever.retrieve(question)])
+    for query_text in query_texts:
+        nearest.append([node.text for node in retriever.retrieve(query_text)])
     vector_by_text: dict[str, Any] = {}
     for key, vector in index.vector_store.data.embedding_dict.items():
         vector_by_text[index.docstore.docs[key].text] = vector
     document_vectors = [vector_by_text[text] for text in texts]
-    query_vectors = [embed_model.get_query_embedding(question) for question in questions]
+    query_vectors = [embed_model.get_query_embedding(query_text) for query_text in query_texts]
     return {
         "nearest": nearest,
         "nearest_on_page": [node.text for node in page_names["found"]],
         # The instructions are given in the call, so that they hold for a model without prompts too.
         "encoded": [
             [texts, "Document: ", document_vectors],
-            [questions, "Query: ", query_vectors],
+            [query_texts, "Query: ", query_vectors],
         ],
     }
 
 
-def haystack(page_names: Names, texts: list[str], questions: list[str]) -> Result:
+def haystack(page_names: Names, texts: list[str], query_texts: list[str]) -> Result:
     query_embedder = page_names["queries"]
     retriever = page_names["retriever"]
-    query_vectors = [query_embedder.run(question)["embedding"] for question in questions]
+    query_vectors = [query_embedder.run(query_text)["embedding"] for query_text in query_texts]
     nearest: list[list[str]] = []
     for query_vector in query_vectors:
         documents = retriever.run(query_vector, top_k=10)["documents"]
@@ -105,33 +105,37 @@ def haystack(page_names: Names, texts: list[str], questions: list[str]) -> Resul
         "nearest_on_page": [document.content for document in page_names["found"]],
         "encoded": [
             [texts, "document", [vector_by_text[text] for text in texts]],
-            [questions, "query", query_vectors],
+            [query_texts, "query", query_vectors],
         ],
     }
 
 
-def txtai(page_names: Names, texts: list[str], questions: list[str]) -> Result:
+def txtai(page_names: Names, texts: list[str], query_texts: list[str]) -> Result:
     embeddings = page_names["embeddings"]
     nearest: list[list[str]] = []
-    for question in questions:
-        nearest.append([texts[row] for row, _ in embeddings.search(question, 10)])
+    for query_text in query_texts:
+        nearest.append([texts[row] for row, _ in embeddings.search(query_text, 10)])
     return {
         "nearest": nearest,
         "nearest_on_page": [texts[row] for row, _ in page_names["found"]],
         "encoded": [
             [texts, "document", embeddings.batchtransform(texts, "data")],
-            [questions, "query", embeddings.batchtransform(questions, "query")],
+            [
+                query_texts,
+                "query",
+                embeddings.batchtransform(query_texts, "query"),
+            ],
         ],
     }
 
 
-def chroma(page_names: Names, texts: list[str], questions: list[str]) -> Result:
+def chroma(page_names: Names, texts: list[str], query_texts: list[str]) -> Result:
     client = page_names["client"]
     embedder = page_names["Embedder"]("my_model")
     stored = page_names["collection"].get(include=["embeddings", "documents"])
     vector_by_text = dict(zip(stored["documents"], stored["embeddings"], strict=True))
     collection = client.get_collection("texts", embedding_function=embedder)
-    answer = collection.query(query_texts=questions, n_results=10)
+    answer = collection.query(query_texts=query_texts, n_results=10)
     # Clients in memory share one database a process.
     client.delete_collection("texts")
     return {
@@ -139,12 +143,12 @@ def chroma(page_names: Names, texts: list[str], questions: list[str]) -> Result:
         "nearest_on_page": page_names["found"]["documents"][0],
         "encoded": [
             [texts, "document", [vector_by_text[text] for text in texts]],
-            [questions, "query", embedder.embed_query(questions)],
+            [query_texts, "query", embedder.embed_query(query_texts)],
         ],
     }
 
 
-def mteb(page_names: Names, texts: list[str], questions: list[str]) -> Result:
+def mteb(page_names: Names, texts: list[str], query_texts: list[str]) -> Result:
     """Each task's score."""
     scores: Result = {}
     for task_result in page_names["result"].task_results:
