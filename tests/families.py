@@ -229,35 +229,35 @@ def config_of(model_type: str, *, decoder: bool = True) -> PreTrainedConfig:
 
 def _shrink(default_config: PreTrainedConfig) -> PreTrainedConfig:
     """A default configuration, and those within it, with small sizes."""
-    settings = _small_settings(default_config)
+    small_settings = _small_settings(default_config)
     for name in getattr(default_config, "sub_configs", {}):
         sub_config = getattr(default_config, name, None)
         if isinstance(sub_config, PreTrainedConfig):
-            settings[name] = _shrink(sub_config).to_dict()
-    settings |= OVERRIDES.get(default_config.model_type, {})
-    return type(default_config)(**settings)
+            small_settings[name] = _shrink(sub_config).to_dict()
+    small_settings |= OVERRIDES.get(default_config.model_type, {})
+    return type(default_config)(**small_settings)
 
 
 def _small_settings(default_config: PreTrainedConfig) -> dict[str, Any]:
     stored = default_config.to_dict()
-    settings = _small_sizes(stored)
-    settings |= _sizes_that_depend_on_others(stored, settings)
-    settings |= _few_layers(default_config.model_type, stored, settings)
-    settings |= _special_tokens_in_vocabulary(default_config, stored)
-    return settings
+    small_settings = _small_sizes(stored)
+    small_settings |= _sizes_that_depend_on_others(stored, small_settings)
+    small_settings |= _few_layers(default_config.model_type, stored, small_settings)
+    small_settings |= _special_tokens_in_vocabulary(default_config, stored)
+    return small_settings
 
 
 def _small_sizes(stored: dict[str, Any]) -> dict[str, Any]:
     """Sizes that a name alone tells."""
-    settings: dict[str, Any] = {}
+    small_settings: dict[str, Any] = {}
     for name, value in stored.items():
         size = _size_by_name(name)
         if size and type(value) is int and value > 0:
             may_grow = name == "vocab_size" or "expert" in name
-            settings[name] = size if may_grow else min(size, value)
+            small_settings[name] = size if may_grow else min(size, value)
         elif value is None and name in ("head_dim", "num_key_value_heads"):
-            settings[name] = size
-    return settings
+            small_settings[name] = size
+    return small_settings
 
 
 def _size_by_name(name: str) -> int:
@@ -267,13 +267,13 @@ def _size_by_name(name: str) -> int:
     return 0
 
 
-def _sizes_that_depend_on_others(stored: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+def _sizes_that_depend_on_others(stored: dict[str, Any], small_settings: dict[str, Any]) -> dict[str, Any]:
     dependent: dict[str, Any] = {}
     # Latent attention: as many keys as queries, and rotary angles for a part of each.
     if "kv_lora_rank" in stored and stored["num_key_value_heads"] == stored["num_attention_heads"]:
-        dependent["num_key_value_heads"] = settings["num_attention_heads"]
+        dependent["num_key_value_heads"] = small_settings["num_attention_heads"]
     if "qk_rope_head_dim" in stored and stored["qk_rope_head_dim"] == stored.get("head_dim"):
-        dependent["head_dim"] = settings["qk_rope_head_dim"]
+        dependent["head_dim"] = small_settings["qk_rope_head_dim"]
     if "max_window_layers" in stored:
         # Off by default: here the first layer sees all, the second a window.
         dependent["use_sliding_window"] = True
@@ -283,12 +283,12 @@ def _sizes_that_depend_on_others(stored: dict[str, Any], settings: dict[str, Any
     return dependent
 
 
-def _few_layers(model_type: str, stored: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+def _few_layers(model_type: str, stored: dict[str, Any], small_settings: dict[str, Any]) -> dict[str, Any]:
     """As few layers as hold every kind, and two at least; lists that name a kind for each layer."""
     layer_kinds: dict[str, list[str]] = {}
     for name in KINDS:
         if stored.get(name):
-            kinds = list(dict.fromkeys(settings.get(name) or stored[name]))
+            kinds = list(dict.fromkeys(small_settings.get(name) or stored[name]))
             if model_type in SHARING:
                 kinds = kinds[::-1] * 2 if model_type == "zamba2" else kinds * 2
             layer_kinds[name] = kinds
@@ -348,6 +348,6 @@ def save(model_type: str, folder: Path, *, decoder: bool = True) -> PreTrainedMo
         # sentence-transformers loads a multimodal model with all of its processors.
         if isinstance(class_names, dict):
             class_names = class_names.values()
-        settings = {"image_processor_type": next(iter(class_names))}
-        (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+        processor_settings = {"image_processor_type": next(iter(class_names))}
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor_settings))
     return model

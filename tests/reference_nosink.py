@@ -72,7 +72,7 @@ class Plan:
 
     converted: tuple[str | None, ...]
     architecture: Architecture = "inplace"
-    others: str = "forward"
+    other_kind: str = "forward"  # of the layers that are not converted
     m: int = 1
     variant: Literal["paper", "published"] = "paper"
 
@@ -103,11 +103,11 @@ class LayerRunner(Protocol):
 
     def __init__(self, model: PreTrainedModel, token_ids: Sequence[int]) -> None: ...
 
-    def run_layer(self, index: int, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def run_layer(self, layer_index: int, hidden_states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """What a layer makes of states under a mask [T, T], and its attention [H, T, T]."""
         ...
 
-    def norm(self, states: Tensor) -> Tensor: ...
+    def norm(self, hidden_states: Tensor) -> Tensor: ...
 
 
 class Llama:
@@ -118,17 +118,17 @@ class Llama:
         self.config = model.config
         self.embeddings = torch.stack([model.embed_tokens.weight[token] for token in token_ids])
 
-    def run_layer(self, index: int, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def run_layer(self, layer_index: int, hidden_states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """What a layer makes of [T, d], and its attention [H, T, T]."""
-        block = self.decoder.layers[index]
-        normed = self._rms_norm(block.input_layernorm, states)
+        block = self.decoder.layers[layer_index]
+        normed = self._rms_norm(block.input_layernorm, hidden_states)
         attention_output, weights = self._attend(block.self_attn, normed, mask)
-        states = states + attention_output
-        normed = self._rms_norm(block.post_attention_layernorm, states)
-        return states + self._feed_forward(block.mlp, normed), weights
+        hidden_states = hidden_states + attention_output
+        normed = self._rms_norm(block.post_attention_layernorm, hidden_states)
+        return hidden_states + self._feed_forward(block.mlp, normed), weights
 
-    def norm(self, states: Tensor) -> Tensor:
-        return self._rms_norm(self.decoder.norm, states)
+    def norm(self, hidden_states: Tensor) -> Tensor:
+        return self._rms_norm(self.decoder.norm, hidden_states)
 
     def _attend(self, attention: nn.Module, normed: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         # Head h of the queries reads key and value head h // (heads / groups).
@@ -150,9 +150,9 @@ class Llama:
         silu = gate / (1 + (-gate).exp())
         return (silu * (normed @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
 
-    def _heads(self, projection: nn.Module, states: Tensor) -> Tensor:
+    def _heads(self, projection: nn.Module, hidden_states: Tensor) -> Tensor:
         """[T, d] -> [heads, T, size]."""
-        projected = states @ projection.weight.T
+        projected = hidden_states @ projection.weight.T
         return projected.unflatten(-1, (-1, self.config.head_dim)).transpose(0, 1)
 
     def _rotate(self, heads: Tensor) -> Tensor:
@@ -170,9 +170,9 @@ class Llama:
         turned_second = second_half * cosine + first_half * sine
         return torch.cat([turned_first, turned_second], -1)
 
-    def _rms_norm(self, norm: nn.Module, states: Tensor) -> Tensor:
-        mean_square = states.pow(2).mean(-1, keepdim=True)
-        return states / (mean_square + self.config.rms_norm_eps).sqrt() * norm.weight
+    def _rms_norm(self, norm: nn.Module, hidden_states: Tensor) -> Tensor:
+        mean_square = hidden_states.pow(2).mean(-1, keepdim=True)
+        return hidden_states / (mean_square + self.config.rms_norm_eps).sqrt() * norm.weight
 
 
 class Eager:
@@ -196,12 +196,12 @@ class Eager:
                 if "bias" in module._buffers:
                     module.bias.fill_(True)
 
-    def run_layer(self, index: int, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def run_layer(self, layer_index: int, hidden_states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """What a layer makes of [1, T, d], and its attention [H, T, T]."""
-        (_, *arguments), options = self.layer_inputs[index]
+        (_, *arguments), options = self.layer_inputs[layer_index]
         self.mask = mask
-        output = self.layers[index](states, *arguments, **options)
-        assert not self.weights[:, ~mask].any(), f"layer {index} attends to what it should not see"
+        output = self.layers[layer_index](hidden_states, *arguments, **options)
+        assert not self.weights[:, ~mask].any(), f"layer {layer_index} attends to what it should not see"
         if isinstance(output, tuple):
             output = output[0]
         return output, self.weights
@@ -246,42 +246,43 @@ class _Run:
         self.attention_maps: list[Tensor] = []
         self.layer_inputs: list[Tensor] = []  # what enters each layer of the whole model
 
-    def run_layer(self, index: int, states: Tensor, kind: str | None) -> Tensor:
-        window = self.windows[index] if self.windows else None
-        mask = visible(kind or self.plan.others, self.length, self.plan.m, window)
-        states, weights = self.runner.run_layer(index, states, mask)
+    def run_layer(self, layer_index: int, hidden_states: Tensor, kind: str | None) -> Tensor:
+        window = self.windows[layer_index] if self.windows else None
+        mask = visible(kind or self.plan.other_kind, self.length, self.plan.m, window)
+        hidden_states, weights = self.runner.run_layer(layer_index, hidden_states, mask)
         self.attention_maps.append(weights)
-        return states
+        return hidden_states
 
     def run_model(self) -> Tensor:
         """What leaves the last layer."""
-        converted = self.plan.converted
-        is_inplace = self.plan.architecture == "inplace"
         runs_layers_twice = self.plan.architecture == "inter" and self.plan.variant == "paper"
-        states = self.runner.embeddings
-        for index in range(self.depth):
-            self.layer_inputs.append(states)
-            states = self.run_layer(index, states, converted[index] if is_inplace else None)
-            if runs_layers_twice and converted[index]:
-                states = states + self.run_layer(index, self.layer_inputs[index], converted[index])
-        return states
+        hidden_states = self.runner.embeddings
+        for layer_index in range(self.depth):
+            layer_input = hidden_states
+            self.layer_inputs.append(layer_input)
+            kind = self.plan.converted[layer_index] if self.plan.architecture == "inplace" else None
+            hidden_states = self.run_layer(layer_index, layer_input, kind)
+            second_kind = self.plan.converted[layer_index] if runs_layers_twice else None
+            if second_kind:
+                hidden_states = hidden_states + self.run_layer(layer_index, layer_input, second_kind)
+        return hidden_states
 
-    def run_last_layer_again(self, states: Tensor) -> Tensor:
+    def run_last_layer_again(self, hidden_states: Tensor) -> Tensor:
         """extend: passes of the topmost layer, on top of the model."""
         for kind in self.plan.converted:
-            states = self.run_layer(self.depth - 1, states, kind)
-        return states
+            hidden_states = self.run_layer(self.depth - 1, hidden_states, kind)
+        return hidden_states
 
     def run_second_stream(self) -> Tensor:
         """A stream beside the whole model: of the converted layers, or of all from the first of them on."""
-        converted_layers = [index for index, kind in enumerate(self.plan.converted) if kind]
-        states = self.runner.embeddings
+        converted_layers = [layer_index for layer_index, kind in enumerate(self.plan.converted) if kind]
+        hidden_states = self.runner.embeddings
         if self.plan.architecture == "inter":
-            states = self.layer_inputs[converted_layers[0]]
+            hidden_states = self.layer_inputs[converted_layers[0]]
             converted_layers = list(range(converted_layers[0], self.depth))
-        for index in converted_layers:
-            states = self.run_layer(index, states, self.plan.converted[index])
-        return states
+        for layer_index in converted_layers:
+            hidden_states = self.run_layer(layer_index, hidden_states, self.plan.converted[layer_index])
+        return hidden_states
 
 
 @torch.no_grad()
@@ -299,16 +300,16 @@ def run(
     """
     runner = runner_class(as_double(model), token_ids)
     sequence_run = _Run(runner, plan, model.config.num_hidden_layers, len(token_ids), windows)
-    states = sequence_run.run_model()
+    hidden_states = sequence_run.run_model()
     if plan.architecture == "extend":
-        states = sequence_run.run_last_layer_again(states)
-    vectors = runner.norm(states)
+        hidden_states = sequence_run.run_last_layer_again(hidden_states)
+    vectors = runner.norm(hidden_states)
     if plan.architecture == "extra" or (plan.architecture != "extend" and plan.variant == "published"):
         second_states = sequence_run.run_second_stream()
         if plan.variant == "paper":
             vectors = vectors + runner.norm(second_states)
         else:
-            vectors = runner.norm(states + second_states)
+            vectors = runner.norm(hidden_states + second_states)
     return vectors.reshape(len(token_ids), -1), torch.stack(sequence_run.attention_maps)
 
 

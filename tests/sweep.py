@@ -219,25 +219,25 @@ class Sweep:
         layouts = self.layouts(1 if method == "classical" else 2)
         for pooling in ("last", "mean"):
             model = build(self.path, method, pooling=pooling)
-            for layout, vector in zip(layouts, encoded(model, TEXTS), strict=True):
-                expected = self._expected_vector(method, layout, pooling)
+            for text_layout, vector in zip(layouts, encoded(model, TEXTS), strict=True):
+                expected = self._expected_vector(method, text_layout, pooling)
                 errors.append(relative_error(vector, expected))
         if method == "reba":
             self.outcome.unfit += unfit(layouts[-1], *self._states_and_maps(layouts[-1]))
             self.outcome.how = how_attention_is_read(model)
         return max(errors)
 
-    def _expected_vector(self, method: str, layout: Layout, pooling: Any) -> Tensor:
-        hidden_states, attention_maps = self._states_and_maps(layout)
+    def _expected_vector(self, method: str, text_layout: Layout, pooling: Any) -> Tensor:
+        hidden_states, attention_maps = self._states_and_maps(text_layout)
         if method == "reba":
             fused_attention = reference.symmetrized_max(torch.stack(attention_maps))
-            return reference.reba(hidden_states, fused_attention, layout, pooling)
-        return getattr(reference, method)(hidden_states, layout, pooling)
+            return reference.reba(hidden_states, fused_attention, text_layout, pooling)
+        return getattr(reference, method)(hidden_states, text_layout, pooling)
 
-    def _states_and_maps(self, layout: Layout) -> tuple[Tensor, list[Tensor]]:
-        hidden_states, attention_maps = eager_run(self.oracle_model, layout.ids)
+    def _states_and_maps(self, text_layout: Layout) -> tuple[Tensor, list[Tensor]]:
+        hidden_states, attention_maps = eager_run(self.oracle_model, text_layout.ids)
         if self.model_type in UNREPORTED_SINKS:
-            _, layer_runs = masked_run(self.oracle_model, layout.ids, {})
+            _, layer_runs = masked_run(self.oracle_model, text_layout.ids, {})
             attention_maps = [layer_run.weights for layer_run in layer_runs]
         return hidden_states, attention_maps
 
@@ -284,9 +284,9 @@ class Sweep:
     def _convertible_layers(self, layouts: list[Layout]) -> list[int]:
         """The layers whose masks the oracle can replace; none where its way in changes the numbers."""
         layer_indices: set[int] = set()
-        for row, layout in enumerate(layouts):
-            plain_states, _ = eager_run(self.oracle_model, layout.ids)
-            masked_states, layer_runs = masked_run(self.oracle_model, layout.ids, {})
+        for row, text_layout in enumerate(layouts):
+            plain_states, _ = eager_run(self.oracle_model, text_layout.ids)
+            masked_states, layer_runs = masked_run(self.oracle_model, text_layout.ids, {})
             if relative_error(masked_states, plain_states) >= 1e-9:
                 return []
             if row == 0:
@@ -307,11 +307,11 @@ class Sweep:
         check_masks(transformer)
         errors: list[float] = []
         changes: list[float] = []
-        for layout, vector in zip(layouts, encoded(model, TEXTS), strict=True):
-            plain_states, _ = eager_run(self.oracle_model, layout.ids)
-            masked_states, _ = masked_run(self.oracle_model, layout.ids, kinds, m)
-            plain_vector = reference.classical(plain_states, layout, "mean")
-            expected = reference.classical(masked_states, layout, "mean")
+        for text_layout, vector in zip(layouts, encoded(model, TEXTS), strict=True):
+            plain_states, _ = eager_run(self.oracle_model, text_layout.ids)
+            masked_states, _ = masked_run(self.oracle_model, text_layout.ids, kinds, m)
+            plain_vector = reference.classical(plain_states, text_layout, "mean")
+            expected = reference.classical(masked_states, text_layout, "mean")
             errors.append(relative_error(vector, expected))
             changes.append(relative_error(plain_vector, expected))
         if max(changes) < 0.01:
@@ -369,7 +369,7 @@ def how_attention_is_read(model: Any) -> str:
     return "hooks"
 
 
-def unfit(layout: Layout, hidden_states: Tensor, attention_maps: list[Tensor]) -> list[str]:
+def unfit(text_layout: Layout, hidden_states: Tensor, attention_maps: list[Tensor]) -> list[str]:
     """Which premises of a comparison do not hold: a wrong layer, head, row or factor must change the numbers."""
     matrices = torch.stack(attention_maps).flatten(0, 1)
     fused = reference.symmetrized_max(torch.stack(attention_maps))
@@ -377,8 +377,8 @@ def unfit(layout: Layout, hidden_states: Tensor, attention_maps: list[Tensor]) -
     earlier = fused[later.T]
     last_row = fused[-1, -8:-1]
     deciding_heads = matrices.argmax(0)[~later].unique()
-    first_copy = hidden_states[layout.positions(1)[:5]]
-    second_copy = hidden_states[layout.positions(2)[:5]]
+    first_copy = hidden_states[text_layout.positions(1)[:5]]
+    second_copy = hidden_states[text_layout.positions(2)[:5]]
     distances = (first_copy - second_copy).norm(dim=1)
     similarity = torch.nn.functional.cosine_similarity(hidden_states[0], hidden_states[-1], dim=0)
     is_varied = earlier.max() > 0.25 and earlier.min() < 0.08 and earlier.std() > 0.5 * earlier.mean()

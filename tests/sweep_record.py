@@ -28,8 +28,8 @@ def as_json(releases: dict[str, Records]) -> str:
     blocks: list[str] = []
     for release in sorted(releases, key=Version):
         lines: list[str] = []
-        for name, record in sorted(releases[release].items()):
-            lines.append(f'  "{name}": {json.dumps(record)}')
+        for name, type_record in sorted(releases[release].items()):
+            lines.append(f'  "{name}": {json.dumps(type_record)}')
         blocks.append(f'"{release}": {{\n' + ",\n".join(lines) + "\n }")
     return "{\n " + ",\n ".join(blocks) + "\n}\n"
 
@@ -54,17 +54,17 @@ def page(releases: dict[str, Records]) -> str:
     for method in METHODS:
         facts[f"{method}_new"] = _count(types, method, "exact")
         facts[f"{method}_old"] = _count(old_types, method, "exact")
-    rows = [_table_row(name, record) for name, record in sorted(types.items())]
+    rows = [_table_row(name, type_record) for name, type_record in sorted(types.items())]
     old_rows: list[str] = []
-    for name, record in sorted(old_types.items()):
-        if name in types and _differs(record, types[name]):
-            old_rows.append(_table_row(name, record))
+    for name, type_record in sorted(old_types.items()):
+        if name in types and _differs(type_record, types[name]):
+            old_rows.append(_table_row(name, type_record))
     template = Template(RECORDS.with_suffix(".md.in").read_text(encoding="utf-8"))
     return template.substitute(facts, rows="\n".join(rows), rows_old="\n".join(old_rows))
 
 
 def _count(types: Records, key: str, value: str) -> int:
-    return sum(record[key] == value for record in types.values())
+    return sum(type_record[key] == value for type_record in types.values())
 
 
 def _differs(old_record: Record, new_record: Record) -> bool:
@@ -72,14 +72,14 @@ def _differs(old_record: Record, new_record: Record) -> bool:
     return any(old_record[key] != new_record[key] for key in old_record)
 
 
-def _table_row(name: str, record: Record) -> str:
-    if record["how"] == "none":
-        reason = record["reba"].replace("no model:", "–:")
+def _table_row(name: str, type_record: Record) -> str:
+    if type_record["how"] == "none":
+        reason = type_record["reba"].replace("no model:", "–:")
         cells = ["–", "–", "–", reason, "–"]
     else:
-        attention = record["how"] if record["how"] in ("interface", "hooks") else "–"
+        attention = type_record["how"] if type_record["how"] in ("interface", "hooks") else "–"
         answers: list[str] = []
         for method in METHODS:
-            answers.append(record[method].replace("exact", "yes").replace("refused:", "no:"))
-        cells = [attention, *answers, record.get("shares", "–")]
-    return f"| `{name}` | {record['class']} | " + " | ".join(cells) + " |"
+            answers.append(type_record[method].replace("exact", "yes").replace("refused:", "no:"))
+        cells = [attention, *answers, type_record.get("shares", "–")]
+    return f"| `{name}` | {type_record['class']} | " + " | ".join(cells) + " |"

@@ -84,7 +84,7 @@ def nearest_passages(models: dict[str, SentenceTransformer], model_parents: dict
                 for vector in vectors.astype(float):
                     passages.append((document.id or "", cosine(vector, query_vector)))
     passages.sort(key=lambda passage: -passage[1])
-    nearest_scores = [score for _, score in passages[:4]]
+    _, nearest_scores = zip(*passages[:4], strict=True)
     assert min(-np.diff(nearest_scores)) > 1e-4, "too close to each other to be ranked"
     return passages[:3]
 
@@ -184,7 +184,8 @@ def test_bertopic_puts_every_text_into_a_topic(run_script: RunScript) -> None:
     assert len(lines) == 8
     assert sum(int(line.split()[0]) for line in lines) == len(names["texts"]) == 160
     for line in lines:
-        assert line.split("  |  ")[1] in names["texts"]
+        _, text, *_ = line.split("  |  ")
+        assert text in names["texts"]
 
 
 def test_setfit_learns_the_head_alone_and_then_the_model(

@@ -192,7 +192,7 @@ CASES: list[tuple[dict[str, Any], Plan]] = [
     ),
     (
         {"setting": "mask0-all", "k": 1},
-        plan(DEPTH, kind=NOSINK_BIDIRECTIONAL, k=1, others=NOSINK_FORWARD),
+        plan(DEPTH, kind=NOSINK_BIDIRECTIONAL, k=1, other_kind=NOSINK_FORWARD),
     ),
     (
         {"setting": "mask0&bidir", "k": 3, "k0": 2},
