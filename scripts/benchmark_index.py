@@ -29,7 +29,19 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 DIM, K, QUERIES, REPEATS, BLOCK = 384, 10, 100, 20, 5000
 LANGS = ("en", "zh", "de", "fr", "es")
-WORDS = ("harbour", "河边", "letter", "面包", "evening", "孩子", "paper", "车站", "winter", "市场", "window")
+WORDS = (
+    "harbour",
+    "河边",
+    "letter",
+    "面包",
+    "evening",
+    "孩子",
+    "paper",
+    "车站",
+    "winter",
+    "市场",
+    "window",
+)
 ROWS = {
     "build": "build, s", "peak": "peak memory of that, MiB", "disk": "on disk, MiB",
     "open": "open + first search, new process, ms", "one": "search, 1 query, ms", "batch": "search, 100 queries, ms",
@@ -44,13 +56,20 @@ def text(number: int) -> str:
 
 
 def about(number: int) -> dict[str, Any]:
-    return {"lang": LANGS[number * 2654435761 % 2**32 % len(LANGS)], "year": 2000 + number % 25}
+    return {
+        "lang": LANGS[number * 2654435761 % 2**32 % len(LANGS)],
+        "year": 2000 + number % 25,
+    }
 
 
 class Tool:
     # A document's number is its row of the vectors, and its id. A search finds a list of ids for each query.
     def __init__(self, folder: Path, vectors: Any, module: str) -> None:
-        self.folder, self.vectors, self.module = folder, vectors, import_module(module)
+        self.folder, self.vectors, self.module = (
+            folder,
+            vectors,
+            import_module(module),
+        )
 
 
 class StReba(Tool):
@@ -159,7 +178,10 @@ class LanceDB(Tool):  # without a vector index, so exact
         self.table.delete(f"id = '{number}'")
 
 
-TOOLS: dict[str, tuple[type[Any], str]] = {"st_reba": (StReba, "st_reba.index"), "LanceDB": (LanceDB, "lancedb")}
+TOOLS: dict[str, tuple[type[Any], str]] = {
+    "st_reba": (StReba, "st_reba.index"),
+    "LanceDB": (LanceDB, "lancedb"),
+}
 TOOLS["FAISS + list"] = (Faiss, "faiss")
 
 
@@ -171,12 +193,25 @@ def timed(work: Callable[..., object], *values: Any, **options: Any) -> float:
 
 def work(phase: str, name: str, size: int, folder: Path) -> dict[str, Any]:
     """One phase of one tool, in a process of its own: seconds, or a list of them."""
-    vectors, queries = np.load(folder.parent / "vectors.npy", "r"), np.load(folder.parent / "queries.npy")
+    vectors, queries = (
+        np.load(folder.parent / "vectors.npy", "r"),
+        np.load(folder.parent / "queries.npy"),
+    )
     tool = TOOLS[name][0](folder, vectors, TOOLS[name][1])
     if phase == "build":
-        seconds, status = timed(tool.build, size), Path("/proc/self/status").read_text(encoding="utf-8")
-        return {"build": [seconds], "peak": int(status.partition("VmHWM:")[2].split()[0]) / 1024}
-    opened, one, repeats = timed(lambda: (tool.open(), tool.search(queries[:1]))), queries[:1], REPEATS
+        seconds, status = (
+            timed(tool.build, size),
+            Path("/proc/self/status").read_text(encoding="utf-8"),
+        )
+        return {
+            "build": [seconds],
+            "peak": int(status.partition("VmHWM:")[2].split()[0]) / 1024,
+        }
+    opened, one, repeats = (
+        timed(lambda: (tool.open(), tool.search(queries[:1]))),
+        queries[:1],
+        REPEATS,
+    )
     if phase == "open":
         return {"open": [opened]}
     if phase == "search":
@@ -200,15 +235,32 @@ def work(phase: str, name: str, size: int, folder: Path) -> dict[str, Any]:
 
 def measure(name: str, size: int, scratch: Path) -> dict[str, Any]:
     """All phases of one tool at one size."""
-    folder, result = Path(tempfile.mkdtemp(dir=scratch)), dict[str, Any](tool=name, size=size, open=[])
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    folder, result = (
+        Path(tempfile.mkdtemp(dir=scratch)),
+        dict[str, Any](tool=name, size=size, open=[]),
+    )
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+    }
     environment |= {"LANCE_LOG": "error", "HF_HUB_OFFLINE": "1"}
     for phase in ("build", "open", "open", "open", "search", "change"):
-        command = [sys.executable, __file__, "--worker", phase, name, str(size), str(folder)]
+        command = [
+            sys.executable,
+            __file__,
+            "--worker",
+            phase,
+            name,
+            str(size),
+            str(folder),
+        ]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
         result |= {**found, "open": result["open"] + found.get("open", [])}
-        result.setdefault("disk", sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) / 2**20)
+        result.setdefault(
+            "disk",
+            sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) / 2**20,
+        )
     shutil.rmtree(folder)
     return result
 
@@ -225,17 +277,44 @@ def main() -> None:
         phase, name, size, folder = sys.argv[2:]
         print(json.dumps(work(phase, name, int(size), Path(folder))))
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000], help="numbers of documents")
-    parser.add_argument("--tools", nargs="+", choices=list(TOOLS), default=list(TOOLS), help="which (default: all)")
-    parser.add_argument("--json", type=Path, default=os.devnull, metavar="FILE", help="write every figure here")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--sizes",
+        type=int,
+        nargs="+",
+        default=[100_000, 1_000_000],
+        help="numbers of documents",
+    )
+    parser.add_argument(
+        "--tools",
+        nargs="+",
+        choices=list(TOOLS),
+        default=list(TOOLS),
+        help="which (default: all)",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=os.devnull,
+        metavar="FILE",
+        help="write every figure here",
+    )
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     absent = {name for name in options.tools if not util.find_spec(TOOLS[name][1])}
-    print(f"Left out, as not installed: {', '.join(absent) or 'none'}", file=sys.stderr)
+    print(
+        f"Left out, as not installed: {', '.join(absent) or 'none'}",
+        file=sys.stderr,
+    )
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        random, count = np.random.default_rng(0), max(options.sizes) + REPEATS + 1
+        random, count = (
+            np.random.default_rng(0),
+            max(options.sizes) + REPEATS + 1,
+        )
         for name, rows in (("vectors", count), ("queries", QUERIES)):
             array = np.lib.format.open_memmap(f"{scratch}/{name}.npy", "w+", np.float32, (rows, DIM))
             for start in range(0, rows, BLOCK):

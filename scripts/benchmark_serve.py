@@ -32,7 +32,15 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 RIVALS = ROOT / "scripts" / "serving" / "rivals.py"
 CLIENTS = (1, 8, 32)
-OURS = [str(Path(sys.executable).with_name("st-reba")), "serve", "MODEL", "--name", "model", "--port", "PORT"]
+OURS = [
+    str(Path(sys.executable).with_name("st-reba")),
+    "serve",
+    "MODEL",
+    "--name",
+    "model",
+    "--port",
+    "PORT",
+]
 
 
 def texts() -> list[str]:
@@ -61,13 +69,21 @@ def server(command: list[str], model: str) -> Iterator[tuple[int, int]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [{"PORT": str(port), "MODEL": model}.get(part, part) for part in command]
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    settings = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     settings["HF_HUB_OFFLINE"] = settings["DO_NOT_TRACK"] = "1"
     process = subprocess.Popen(command, env=settings, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         for _ in range(360):
             try:
-                ask(http.client.HTTPConnection("127.0.0.1", port, timeout=120), ["a"])
+                ask(
+                    http.client.HTTPConnection("127.0.0.1", port, timeout=120),
+                    ["a"],
+                )
                 break
             except OSError:
                 time.sleep(0.5)
@@ -94,7 +110,10 @@ def load(at: tuple[int, int], clients: int, seconds: float, expected: dict[str, 
     stop, names = time.monotonic() + seconds, list(expected)
 
     def work(number: int) -> list[tuple[float, list[str], list[list[float]]]]:
-        connection, chance = http.client.HTTPConnection("127.0.0.1", at[0], timeout=120), random.Random(number)
+        connection, chance = (
+            http.client.HTTPConnection("127.0.0.1", at[0], timeout=120),
+            random.Random(number),
+        )
         answers = []
         while time.monotonic() < stop:
             given = chance.sample(names, 1 if chance.random() < 0.7 else chance.randint(2, 6))
@@ -124,7 +143,10 @@ def encode(model: Any, given: list[str], seconds: float) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("model")
     parser.add_argument("--rival", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--rounds", type=int, default=3)
@@ -151,7 +173,11 @@ def main() -> None:
                 for name, at in running.items():
                     row = load(at, clients, options.seconds, expected)
                     rows.setdefault((name, clients), []).append(row)
-                    print(f"{name}, {clients} clients: {row[0]:.0f} texts/s", file=sys.stderr, flush=True)
+                    print(
+                        f"{name}, {clients} clients: {row[0]:.0f} texts/s",
+                        file=sys.stderr,
+                        flush=True,
+                    )
     print("| server | clients | texts/s | a CPU second | p50, ms | p99, ms | largest difference |")
     print("|---|--:|--:|--:|--:|--:|--:|")
     rate, cost = (statistics.median(column) for column in zip(*alone, strict=True))

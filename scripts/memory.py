@@ -23,7 +23,10 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 # On a CPU, larger tensors are given back to the system at once, so that the peak is that of tensors.
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "TOKENIZERS_PARALLELISM": "false"}
+ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 # Type, layers, hidden size, MLP, heads, key-value heads, size of a head, vocabulary: as the models' configurations say.
 SHAPES = {
     "Llama-3.2-1B": ("llama", 16, 2048, 8192, 32, 8, 64, 128256),
@@ -37,7 +40,13 @@ SHAPES = {
     "Llama-2-13B": ("llama", 40, 5120, 13824, 40, 40, 128, 32000),
     "Llama-3.1-70B": ("llama", 80, 8192, 28672, 64, 8, 128, 128256),
 }
-FIELDS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+FIELDS = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
 # Bytes of a weight of a linear layer. nf4: 4 bits, and a scale of float32 for 64 weights. Others stay in 16 bits.
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
 POSITIONS, BATCH = 4096, 8
@@ -64,7 +73,10 @@ def held(most: bool = False) -> float:
         found = torch.cuda.max_memory_allocated() if most else torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         return found / 1e9
-    line = re.search(rf"{'VmHWM' if most else 'VmRSS'}:\s*(\d+)", Path("/proc/self/status").read_text("utf-8"))
+    line = re.search(
+        rf"{'VmHWM' if most else 'VmRSS'}:\s*(\d+)",
+        Path("/proc/self/status").read_text("utf-8"),
+    )
     Path("/proc/self/clear_refs").write_text("5", "utf-8")
     return int(line[1]) * 1024 / 1e9 if line else 0.0
 
@@ -73,7 +85,13 @@ def shape(name: str) -> Any:
     """The configuration of a base of the table."""
     kind, *numbers, head, vocabulary = SHAPES[name]
     sizes = dict(zip(FIELDS, numbers, strict=True))
-    return AutoConfig.for_model(kind, **sizes, head_dim=head, vocab_size=vocabulary, use_sliding_window=False)
+    return AutoConfig.for_model(
+        kind,
+        **sizes,
+        head_dim=head,
+        vocab_size=vocabulary,
+        use_sliding_window=False,
+    )
 
 
 def drawn(name: str) -> str:
@@ -95,7 +113,10 @@ def measure(base: str, number: str, methods: list[str]) -> None:
 
     how: dict[str, Any] = {"quantization": number} if number in ("int8", "nf4") else {"dtype": number}
     folder = drawn(base) if base in SHAPES else base
-    model, config = opened(folder, max_seq_length=1024, **how), AutoConfig.from_pretrained(folder)
+    model, config = (
+        opened(folder, max_seq_length=1024, **how),
+        AutoConfig.from_pretrained(folder),
+    )
     tensors = sum(each.numel() * each.element_size() for each in model.state_dict().values()) / 1e9
     texts = ["The committee read the report twice before it agreed to fund the bridge. " * 80] * BATCH
     print("| base | method | numbers | weights, GB: counted | held | positions | pass, GB: counted | held | seconds |")
@@ -118,14 +139,21 @@ def measure(base: str, number: str, methods: list[str]) -> None:
 def main() -> None:
     if len(sys.argv) > 3:
         if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
-            os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ENVIRONMENT})
+            os.execve(
+                sys.executable,
+                [sys.executable, *sys.argv],
+                {**os.environ, **ENVIRONMENT},
+            )
         return measure(*sys.argv[1:3], sys.argv[3:])
     print(f"| base | bfloat16 | int8 | nf4 | a pass of {POSITIONS:,} positions |\n|---|--:|--:|--:|--:|")
     for name in SHAPES:
         config = shape(name)
         cells = [weights(config, number) for number in ("bfloat16", "int8", "nf4")]
         cells.append(activations(config, POSITIONS))
-        print(f"| {name} | {' | '.join(f'{each:.1f}' for each in cells)} |", flush=True)
+        print(
+            f"| {name} | {' | '.join(f'{each:.1f}' for each in cells)} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
@@ -81,17 +89,31 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
     markers = ["<pad>", "<s>", "</s>", "<unk>"]
     tokenizer: Any = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.NFKC()
-    splits: list[Any] = [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Punctuation()]
+    splits: list[Any] = [
+        pre_tokenizers.Split("\n", "isolated"),
+        pre_tokenizers.Punctuation(),
+    ]
     splits.append(pre_tokenizers.Digits(individual_digits=True))
     splits.append(pre_tokenizers.Metaspace(prepend_scheme="never", split=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
     special = [*markers, *(f"<0x{byte:02X}>" for byte in range(256))]
-    limits: dict[str, Any] = {"limit_alphabet": 5200, "min_frequency": 3, "max_token_length": 8}
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False, **limits)
+    limits: dict[str, Any] = {
+        "limit_alphabet": 5200,
+        "min_frequency": 3,
+        "max_token_length": 8,
+    }
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=special,
+        show_progress=False,
+        **limits,
+    )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+        single="<s> $A",
+        pair="<s> $A <s> $B",
+        special_tokens=[("<s>", tokenizer.token_to_id("<s>"))],
     )
     # The trainer reserves the 256 byte entries only as special tokens. Left so, decoding would skip them and a text
     # that spells "<0x41>" would be read as that byte.
@@ -104,11 +126,23 @@ def prepare(zh_wiki: Path, en_wiki: Path, lctt: Path, out: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and tokens.npy (uint16: `<s>` document `</s>`, …)."""
     shuffle = random.Random(0)
     chinese, english = read_corpus(zh_wiki, en_wiki, lctt, shuffle)
-    sample = [*(text[:1500] for text in chinese[:26_000]), *(text[:1000] for text in english[:4500])]
+    sample = [
+        *(text[:1500] for text in chinese[:26_000]),
+        *(text[:1000] for text in english[:4500]),
+    ]
     tokenizer = train_tokenizer(sample)
     wrap: Any = PreTrainedTokenizerFast
-    markers = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    settings = {"padding_side": "right", "clean_up_tokenization_spaces": False, "model_max_length": 1024}
+    markers = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+    }
+    settings = {
+        "padding_side": "right",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1024,
+    }
     wrapped = wrap(tokenizer_object=tokenizer, **markers, **settings)
     out.mkdir(parents=True, exist_ok=True)
     wrapped.save_pretrained(out)

@@ -30,8 +30,17 @@ RATE_FLOOR = 0.015
 
 def config_of(tokenizer: Any) -> LlamaConfig:
     """The model: 3.9 million parameters."""
-    sizes: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "head_dim": 32}
-    sizes |= {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 1024}
+    sizes: dict[str, Any] = {
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 6,
+        "head_dim": 32,
+    }
+    sizes |= {
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+    }
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, **sizes, **ids)
 
@@ -41,7 +50,10 @@ def optimizer_of(model: Any) -> Any:
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        {
+            "params": [p for p in parameters if p.dim() <= 1],
+            "weight_decay": 0.0,
+        },
     ]
     return torch.optim.AdamW(groups, lr=PHASES[0][3], betas=(0.9, 0.95))
 
@@ -110,7 +122,10 @@ def train(corpus: Path, out: Path) -> None:
 
 if __name__ == "__main__":
     command, *folders = sys.argv[1:] or [""]
-    commands: dict[str, tuple[Callable[..., None], int]] = {"prepare": (prepare, 4), "train": (train, 2)}
+    commands: dict[str, tuple[Callable[..., None], int]] = {
+        "prepare": (prepare, 4),
+        "train": (train, 2),
+    }
     if command not in commands or len(folders) != commands[command][1]:
         raise SystemExit(__doc__)
     commands[command][0](*map(Path, folders))

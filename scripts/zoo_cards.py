@@ -51,9 +51,22 @@ def row(found: Recipe) -> str:
     name = f"[{found.name}]({found.name}.md)" if (FOLDER / f"{found.name}.md").is_file() else found.name
     method = ",".join(f"{key}={value}" for key, value in found.method.items() if key != "name")
     method = f"`{found.method['name']}{':' if method else ''}{method}`"
-    languages, parameters = " ".join(about.get("language", ())), about["parameters"]  # as 7B or 135M
+    languages, parameters = (
+        " ".join(about.get("language", ())),
+        about["parameters"],
+    )  # as 7B or 135M
     size = f"{2 * float(parameters[:-1]) / (1 if parameters.endswith('B') else 1000):.2g}"
-    cells = (name, found.base, method, parameters, size, languages, about.get("licence"), score, found.status)
+    cells = (
+        name,
+        found.base,
+        method,
+        parameters,
+        size,
+        languages,
+        about.get("licence"),
+        score,
+        found.status,
+    )
     return f"| {' | '.join(map(str, cells))} |\n"
 
 
