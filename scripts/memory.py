@@ -23,7 +23,10 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 # On a CPU, larger tensors are given back to the system at once, so that the peak is that of tensors.
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "TOKENIZERS_PARALLELISM": "false"}
+ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 class Shape(NamedTuple):
@@ -52,7 +55,12 @@ SHAPES = {
     "Llama-3.1-70B": Shape("llama", 80, 8192, 28672, 64, 8, 128, 128256),
 }
 # Bytes of a weight of a linear layer. nf4: 4 bits, and a scale of float32 for 64 weights.
-LINEAR_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
+LINEAR_BYTES = {
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "int8": 1.0,
+    "nf4": 0.5 + 4 / 64,
+}
 TABLE_POSITIONS = 4096
 BATCH_SIZE = 8
 TEXT = "The committee read the report twice before it agreed to fund the bridge. " * 80
@@ -198,7 +206,11 @@ def main() -> None:
         return
     # The environment counts from the start of a process on.
     if not ENVIRONMENT.items() <= os.environ.items():
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ENVIRONMENT)
+        os.execve(
+            sys.executable,
+            [sys.executable, *sys.argv],
+            os.environ | ENVIRONMENT,
+        )
     _, base, number_type, *methods = sys.argv
     measure(base, number_type, methods)
 

@@ -34,9 +34,17 @@ def ready_names() -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("organization", help="a user or an organization on the Hub")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="recipes, as `st-reba zoo` names them (default: all)")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="recipes, as `st-reba zoo` names them (default: all)",
+    )
     parser.add_argument("--private", action="store_true", help="make new repositories private")
     options = parser.parse_args(arguments)
     failure_count = 0

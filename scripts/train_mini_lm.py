@@ -34,8 +34,20 @@ class Phase:
 
 
 PHASES = (
-    Phase(steps=4000, window_length=256, windows_a_step=16, learning_rate=3e-3, rate_falls=False),
-    Phase(steps=2250, window_length=512, windows_a_step=8, learning_rate=2.4e-3, rate_falls=True),
+    Phase(
+        steps=4000,
+        window_length=256,
+        windows_a_step=16,
+        learning_rate=3e-3,
+        rate_falls=False,
+    ),
+    Phase(
+        steps=2250,
+        window_length=512,
+        windows_a_step=8,
+        learning_rate=2.4e-3,
+        rate_falls=True,
+    ),
 )
 HELD_OUT_TOKENS = 16_384
 WARM_UP_STEPS = 100
