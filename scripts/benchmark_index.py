@@ -57,17 +57,17 @@ Figures = dict[str, Any]
 Hits = list[list[str]]  # for each query, ids
 
 
-def text_of(row: int) -> str:
-    words = [str(row)]
+def text_of(document_row: int) -> str:
+    words = [str(document_row)]
     for position in range(17):
-        word_index = row * 7 + position * (1 + row % 5)
+        word_index = document_row * 7 + position * (1 + document_row % 5)
         words.append(WORDS[word_index % len(WORDS)])
     return " ".join(words)
 
 
-def metadata_of(row: int) -> dict[str, Any]:
-    language_index = row * 2654435761 % 2**32 % len(LANGUAGES)
-    return {"lang": LANGUAGES[language_index], "year": 2000 + row % 25}
+def metadata_of(document_row: int) -> dict[str, Any]:
+    language_index = document_row * 2654435761 % 2**32 % len(LANGUAGES)
+    return {"lang": LANGUAGES[language_index], "year": 2000 + document_row % 25}
 
 
 class Tool:
@@ -109,11 +109,11 @@ class StReba(Tool):
 
         self.model = ReadyVectors(modules=[Identity()], device="cpu", similarity_fn_name="cosine")
 
-    def document(self, row: int) -> Any:
-        return self.module.Document(text_of(row), str(row), metadata_of(row))
+    def document(self, document_row: int) -> Any:
+        return self.module.Document(text_of(document_row), str(document_row), metadata_of(document_row))
 
-    def build(self, size: int) -> None:
-        documents = map(self.document, range(size))
+    def build(self, document_count: int) -> None:
+        documents = map(self.document, range(document_count))
         index = self.module.Index.build(self.model, documents, self.folder / "index", factory="Flat")
         index.close()
 
@@ -127,11 +127,11 @@ class StReba(Tool):
             hits.append([result.id for result in results])
         return hits
 
-    def add(self, row: int) -> None:
-        self.index.add([self.document(row)])
+    def add(self, document_row: int) -> None:
+        self.index.add([self.document(document_row)])
 
-    def delete(self, row: int) -> None:
-        self.index.delete([str(row)])
+    def delete(self, document_row: int) -> None:
+        self.index.delete([str(document_row)])
 
 
 class Faiss(Tool):
@@ -139,10 +139,13 @@ class Faiss(Tool):
 
     module_name = "faiss"
 
-    def build(self, size: int) -> None:
+    def build(self, document_count: int) -> None:
         self.index = self.module.IndexFlatIP(DIMENSIONS)
-        self.index.add(self.vectors[:size])
-        self.documents = [(str(row), text_of(row), metadata_of(row)) for row in range(size)]
+        self.index.add(self.vectors[:document_count])
+        self.documents = [
+            (str(document_row), text_of(document_row), metadata_of(document_row))
+            for document_row in range(document_count)
+        ]
         self.save()
 
     def save(self) -> None:
@@ -157,25 +160,25 @@ class Faiss(Tool):
         parameters = None
         if where:
             matching_rows: list[int] = []
-            for row, (_, _, metadata) in enumerate(self.documents):
+            for document_row, (_, _, metadata) in enumerate(self.documents):
                 if where.items() <= metadata.items():
-                    matching_rows.append(row)
+                    matching_rows.append(document_row)
             selector = self.module.IDSelectorArray(np.array(matching_rows))
             parameters = self.module.SearchParameters(sel=selector)
         _, nearest_rows = self.index.search(queries, HIT_COUNT, params=parameters)
         hits: Hits = []
         for rows in nearest_rows.tolist():
-            hits.append([self.documents[row][0] for row in rows])
+            hits.append([self.documents[document_row][0] for document_row in rows])
         return hits
 
-    def add(self, row: int) -> None:
-        self.index.add(self.vectors[row : row + 1])
-        self.documents.append((str(row), text_of(row), metadata_of(row)))
+    def add(self, document_row: int) -> None:
+        self.index.add(self.vectors[document_row : document_row + 1])
+        self.documents.append((str(document_row), text_of(document_row), metadata_of(document_row)))
         self.save()
 
-    def delete(self, row: int) -> None:
+    def delete(self, document_row: int) -> None:
         document_ids = [document_id for document_id, _, _ in self.documents]
-        position = document_ids.index(str(row))
+        position = document_ids.index(str(document_row))
         self.index.remove_ids(np.array([position]))
         del self.documents[position]
         self.save()
@@ -192,20 +195,20 @@ class LanceDB(Tool):
         numbers = pa.array(self.vectors[rows.start : rows.stop].ravel())
         columns: dict[str, Any] = {}
         for name in metadata_of(0):
-            columns[name] = [metadata_of(row)[name] for row in rows]
+            columns[name] = [metadata_of(document_row)[name] for document_row in rows]
         columns["id"] = list(map(str, rows))
         columns["text"] = list(map(text_of, rows))
         columns["vector"] = pa.FixedSizeListArray.from_arrays(numbers, DIMENSIONS)
         return pa.RecordBatch.from_pydict(columns)
 
-    def record_batches(self, size: int) -> Iterator[Any]:
-        for start in range(0, size, BLOCK_SIZE):
-            yield self.record_batch(range(start, min(start + BLOCK_SIZE, size)))
+    def record_batches(self, document_count: int) -> Iterator[Any]:
+        for start in range(0, document_count, BLOCK_SIZE):
+            yield self.record_batch(range(start, min(start + BLOCK_SIZE, document_count)))
 
-    def build(self, size: int) -> None:
+    def build(self, document_count: int) -> None:
         database = self.module.connect(self.folder / "lance")
         schema = self.record_batch(range(1)).schema
-        database.create_table("documents", self.record_batches(size), schema=schema)
+        database.create_table("documents", self.record_batches(document_count), schema=schema)
 
     def open(self) -> None:
         database = self.module.connect(self.folder / "lance")
@@ -223,11 +226,11 @@ class LanceDB(Tool):
             hits[result.get("query_index", 0)].append(result["id"])
         return hits
 
-    def add(self, row: int) -> None:
-        self.table.add(self.record_batch(range(row, row + 1)))
+    def add(self, document_row: int) -> None:
+        self.table.add(self.record_batch(range(document_row, document_row + 1)))
 
-    def delete(self, row: int) -> None:
-        self.table.delete(f"id = '{row}'")
+    def delete(self, document_row: int) -> None:
+        self.table.delete(f"id = '{document_row}'")
 
 
 TOOLS: dict[str, type[Any]] = {
@@ -243,13 +246,13 @@ def time_call(function: Callable[..., object], *args: Any, **options: Any) -> fl
     return time.perf_counter() - start_time
 
 
-def run_phase(phase: str, tool_name: str, size: int, folder: Path) -> Figures:
+def run_phase(phase: str, tool_name: str, document_count: int, folder: Path) -> Figures:
     """One phase of one tool, in a process of its own."""
     vectors = np.load(folder.parent / "vectors.npy", "r")
     queries = np.load(folder.parent / "queries.npy")
     tool = TOOLS[tool_name](folder, vectors)
     if phase == "build":
-        seconds = time_call(tool.build, size)
+        seconds = time_call(tool.build, document_count)
         return {"build": [seconds], "peak": peak_mebibytes()}
 
     def open_and_search() -> None:
@@ -260,10 +263,10 @@ def run_phase(phase: str, tool_name: str, size: int, folder: Path) -> Figures:
     if phase == "open":
         return {"open": [open_seconds]}
     if phase == "search":
-        return time_searches(tool, tool_name, size, queries)
+        return time_searches(tool, tool_name, document_count, queries)
     # Seconds for each change.
-    is_slow = size > 200_000 and tool_name == "FAISS + list"
-    return time_changes(tool, size, queries[:1], 5 if is_slow else REPEATS)
+    is_slow = document_count > 200_000 and tool_name == "FAISS + list"
+    return time_changes(tool, document_count, queries[:1], 5 if is_slow else REPEATS)
 
 
 def peak_mebibytes() -> float:
@@ -271,31 +274,33 @@ def peak_mebibytes() -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
-def time_searches(tool: Any, tool_name: str, size: int, queries: Any) -> Figures:
+def time_searches(tool: Any, tool_name: str, document_count: int, queries: Any) -> Figures:
     query = queries[:1]
     figures: Figures = {"where_first": [time_call(tool.search, query, lang="zh")]}
     conditions: dict[str, dict[str, Any]] = {"": {}, "where_": {"lang": "zh"}}
     for prefix, where in conditions.items():
         figures[f"{prefix}one"] = [time_call(tool.search, query, **where) for _ in range(REPEATS)]
         figures[f"{prefix}batch"] = [time_call(tool.search, queries, **where) for _ in range(REPEATS // 4)]
-        matching_rows = [row for row in range(size) if where.items() <= metadata_of(row).items()]
+        matching_rows = [
+            document_row for document_row in range(document_count) if where.items() <= metadata_of(document_row).items()
+        ]
         scores = tool.vectors[matching_rows] @ query[0]
         nearest_id = str(matching_rows[int(scores.argmax())])
         assert tool.search(query, **where)[0][0] == nearest_id, f"{tool_name} does not find {nearest_id}"
     return figures
 
 
-def time_changes(tool: Any, size: int, query: Any, repeats: int) -> Figures:
+def time_changes(tool: Any, document_count: int, query: Any, repeats: int) -> Figures:
     row_count = len(tool.vectors)
     add_seconds: list[float] = []
     search_seconds: list[float] = []
     delete_seconds: list[float] = []
-    for row in range(row_count - repeats - 1, row_count):
-        add_seconds.append(time_call(tool.add, row))
+    for document_row in range(row_count - repeats - 1, row_count):
+        add_seconds.append(time_call(tool.add, document_row))
         search_seconds.append(time_call(tool.search, query))
-        added_vector = np.asarray(tool.vectors[row : row + 1])
-        assert tool.search(added_vector)[0][0] == str(row)
-        delete_seconds.append(time_call(tool.delete, row - row_count + size))
+        added_vector = np.asarray(tool.vectors[document_row : document_row + 1])
+        assert tool.search(added_vector)[0][0] == str(document_row)
+        delete_seconds.append(time_call(tool.delete, document_row - row_count + document_count))
     # The first of each also loads code.
     return {
         "add": add_seconds[1:],
@@ -304,7 +309,7 @@ def time_changes(tool: Any, size: int, query: Any, repeats: int) -> Figures:
     }
 
 
-def measure(tool_name: str, size: int, scratch: Path) -> Figures:
+def measure(tool_name: str, document_count: int, scratch: Path) -> Figures:
     """All phases of one tool at one size."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
     environment = os.environ | {
@@ -313,7 +318,7 @@ def measure(tool_name: str, size: int, scratch: Path) -> Figures:
         "LANCE_LOG": "error",
         "HF_HUB_OFFLINE": "1",
     }
-    figures: Figures = {"tool": tool_name, "size": size}
+    figures: Figures = {"tool": tool_name, "size": document_count}
     open_seconds: list[float] = []
     for phase in ("build", "open", "open", "open", "search", "change"):
         command = [
@@ -322,7 +327,7 @@ def measure(tool_name: str, size: int, scratch: Path) -> Figures:
             "--worker",
             phase,
             tool_name,
-            str(size),
+            str(document_count),
             str(folder),
         ]
         completed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
@@ -413,8 +418,8 @@ def installed_tools(tool_names: list[str]) -> list[str]:
 
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
-        phase, tool_name, size, folder = sys.argv[2:]
-        print(json.dumps(run_phase(phase, tool_name, int(size), Path(folder))))
+        phase, tool_name, document_count, folder = sys.argv[2:]
+        print(json.dumps(run_phase(phase, tool_name, int(document_count), Path(folder))))
         return
     options = parse_options()
     tool_names = installed_tools(options.tools)
@@ -428,9 +433,9 @@ def main() -> None:
             random_state,
         )
         write_random_vectors(scratch / "queries.npy", QUERY_COUNT, random_state)
-        for size in options.sizes:
+        for document_count in options.sizes:
             for tool_name in tool_names:
-                results.append(measure(tool_name, size, scratch))
+                results.append(measure(tool_name, document_count, scratch))
             options.json.write_text(json.dumps(results, indent=2), encoding="utf-8")
     print_table(results)
 

@@ -185,8 +185,8 @@ def measure(base: str, number_type: str, methods: list[str]) -> None:
         print(f"| {' | '.join(cells)} |", flush=True)
     if torch.cuda.is_available():
         free_bytes, total_bytes = torch.cuda.mem_get_info()
-        taken = (total_bytes - free_bytes) / 1e9
-        print(f"{taken:.2f} GB of the card are taken, with its context and what torch keeps.")
+        taken_gigabytes = (total_bytes - free_bytes) / 1e9
+        print(f"{taken_gigabytes:.2f} GB of the card are taken, with its context and what torch keeps.")
 
 
 def print_table() -> None:

@@ -104,7 +104,7 @@ class Fault(NamedTuple):
     """The change with this number of all that could be made in a file."""
 
     file: str
-    fault_number: int
+    number: int
     line: int
     old: str
     new: str
@@ -243,7 +243,7 @@ class FailureReporter:
 
 
 def run_tests(
-    tests: list[str],
+    test_ids: list[str],
     fault: Fault | None,
     test_seconds: float,
     excluded_tests: list[str],
@@ -259,7 +259,7 @@ def run_tests(
             excluded = [f"--deselect={test}" for test in excluded_tests]
             status = int(
                 pytest.main(
-                    [*PYTEST_OPTIONS, *excluded, *tests],
+                    [*PYTEST_OPTIONS, *excluded, *test_ids],
                     [FailureReporter(writing_end)],
                 )
             )
@@ -304,59 +304,59 @@ class Judge:
 
     def judge(self, fault: Fault) -> Result:
         """Run lists of tests until a test fails that passes without the fault."""
-        for tests in self.tests_of(fault):
-            if not tests:
+        for test_ids in self.tests_of(fault):
+            if not test_ids:
                 continue
-            result = self._run_until_sure(tests, fault)
+            result = self._run_until_sure(test_ids, fault)
             if result.outcome != "missed":
                 return result
         return Result("missed", "")
 
-    def _run_until_sure(self, tests: list[str], fault: Fault) -> Result:
-        needed_seconds = self._seconds_of(tests)
+    def _run_until_sure(self, test_ids: list[str], fault: Fault) -> Result:
+        needed_seconds = self._seconds_of(test_ids)
         while True:
             excluded_tests = [test for test, passes in self.passes_without_fault.items() if not passes]
-            result = run_tests(tests, fault, needed_seconds, excluded_tests)
+            result = run_tests(test_ids, fault, needed_seconds, excluded_tests)
             if result.outcome == "missed":
                 return result
             # Without a name, nothing ran: the fault is in what is imported.
             failed_test = result.failed_test or fault.file
             if failed_test not in self.passes_without_fault:
-                repeated_tests = [result.failed_test] if result.failed_test else tests[:1]
+                repeated_tests = [result.failed_test] if result.failed_test else test_ids[:1]
                 repeated_result = run_tests(repeated_tests, None, needed_seconds, [])
                 self.passes_without_fault[failed_test] = repeated_result.outcome == "missed"
             if self.passes_without_fault[failed_test]:
                 return result
             if not result.failed_test:
-                raise SystemExit(f"They cannot be run: {tests}")
+                raise SystemExit(f"They cannot be run: {test_ids}")
             print(f"fails without a fault: {failed_test}", flush=True)
 
-    def _seconds_of(self, tests: list[str]) -> float:
+    def _seconds_of(self, test_ids: list[str]) -> float:
         """How long tests take, or all tests of a file."""
         total = 0.0
         for test, seconds in self.test_seconds.items():
-            if test in tests or test.partition("::")[0] in tests:
+            if test in test_ids or test.partition("::")[0] in test_ids:
                 total += seconds
         return total
 
     def tests_of(self, fault: Fault) -> list[list[str]]:
         """The tests to run, a list after the other."""
         file_name = f"test_{Path(fault.file).stem}.py"
-        tests = self._tests_of_line(fault)
-        tests.sort(key=lambda test: (self.test_seconds[test], test))
-        case_numbers = number_cases(tests)
+        test_ids = self._tests_of_line(fault)
+        test_ids.sort(key=lambda test: (self.test_seconds[test], test))
+        case_numbers = number_cases(test_ids)
         # One case of every test before the second of any.
-        tests.sort(key=lambda test: (file_name not in test, case_numbers[test]))
+        test_ids.sort(key=lambda test: (file_name not in test, case_numbers[test]))
         files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob(file_name)}
-        if len(tests) < 9:
-            files |= {test.partition("::")[0] for test in tests}
+        if len(test_ids) < 9:
+            files |= {test.partition("::")[0] for test in test_ids}
         whole_files: list[str] = []
         for file in sorted(files):
             if OTHER_ENVIRONMENTS.isdisjoint(file.split("/")):
                 whole_files.append(file)
         return [
-            tests[:QUICKEST_TESTS],
-            [*tests[QUICKEST_TESTS:MOST_TESTS], *whole_files],
+            test_ids[:QUICKEST_TESTS],
+            [*test_ids[QUICKEST_TESTS:MOST_TESTS], *whole_files],
         ]
 
     def _tests_of_line(self, fault: Fault) -> list[str]:
@@ -365,19 +365,19 @@ class Judge:
         contexts = set(contexts_by_line.get(fault.line, ())) - {""}
         if not contexts:
             contexts = set().union(*contexts_by_line.values())
-        tests: list[str] = []
+        test_ids: list[str] = []
         for context in contexts:
             test = context.rpartition("|")[0]
             if test in self.test_seconds:
-                tests.append(test)
-        return tests
+                test_ids.append(test)
+        return test_ids
 
 
-def number_cases(tests: list[str]) -> dict[str, int]:
+def number_cases(test_ids: list[str]) -> dict[str, int]:
     """For each test, how many cases of its function are before it."""
     case_counts: Counter[str] = Counter()
     case_numbers: dict[str, int] = {}
-    for test in tests:
+    for test in test_ids:
         function = test.partition("[")[0]
         case_numbers[test] = case_counts[function]
         case_counts[function] += 1
