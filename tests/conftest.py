@@ -16,8 +16,6 @@ import pytest
 # Nothing here imports torch: the process that only hands out tests needs seconds less.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260K"
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
@@ -32,28 +30,27 @@ def _no_bar_unasked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Where nobody looks on, no bar is shown, but where a test asks for one."""
     from tqdm import std
 
-    modules_with_bars: list[str] = []
+    callers: list[str] = []
     original_init = std.tqdm.__init__
 
-    def init(bar: std.tqdm, *args: object, **options: object) -> None:
+    def init_and_record(bar: std.tqdm, *args: object, **options: object) -> None:
         original_init(bar, *args, **options)
         if not bar.disable:
-            modules_with_bars.append(_caller_outside_tqdm(sys._getframe(1)))
+            callers.append(calling_module(sys._getframe(1)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(std.tqdm, "__init__", init)
+        patch.setattr(std.tqdm, "__init__", init_and_record)
         yield
-    if request.node.get_closest_marker("bars"):
-        return
-    for module_name in modules_with_bars:
-        assert not module_name.startswith("st_reba") and not module_name.endswith(".model")
+    our_callers = [name for name in callers if name.startswith("st_reba") or name.endswith(".model")]
+    assert not our_callers or request.node.get_closest_marker("bars")
 
 
-def _caller_outside_tqdm(frame: FrameType) -> str:
-    """The module that made a bar."""
-    while frame.f_globals["__name__"].startswith("tqdm") and frame.f_back is not None:
-        frame = frame.f_back
-    return str(frame.f_globals["__name__"])
+def calling_module(frame: FrameType) -> str:
+    """Name of the module that made a bar, outside tqdm."""
+    name: str = frame.f_globals["__name__"]
+    if name.startswith("tqdm") and frame.f_back is not None:
+        return calling_module(frame.f_back)
+    return name
 
 
 def pytest_collection_finish() -> None:
@@ -63,7 +60,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _empty_caches(request: pytest.FixtureRequest) -> Iterator[None]:
+def _forgotten(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a file's own caches hold goes with its last test: models would add up to gigabytes."""
     yield
     for value in vars(request.module).values():
@@ -79,8 +76,10 @@ def browser() -> Iterator[Any]:
 
     path = os.environ.get("ST_REBA_CHROMIUM", "/usr/bin/chromium")
     with sync_playwright() as playwright:
-        # Root has to do without the sandbox.
-        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # which root has to do without
+
+
+STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260K"
 
 
 @pytest.fixture(scope="session")
@@ -89,16 +88,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     from architectures import save
 
     @cache
-    def saved_base(name: str, tokenizer: str) -> str:
+    def save_once(name: str, tokenizer: str) -> str:
         return str(save(name, tmp_path_factory.mktemp(name), tokenizer))
 
-    def find_base(name: str, tokenizer: str = "bos") -> str:
+    def folder_of(name: str, tokenizer: str = "bos") -> str:
         if name == "mini":
             return name
         if name != "stories260K":
-            return saved_base(name, tokenizer)
+            return save_once(name, tokenizer)
         if not STORIES.is_dir():
             pytest.skip("stories260K is not on this machine: its exactness is not tested here")
         return str(STORIES)
 
-    return find_base
+    return folder_of

@@ -11,20 +11,23 @@ import pytest
 Base = Callable[..., str]
 
 
-def slow_but(cases: Iterable[Any], *fast_cases: Any, rows: bool = False) -> list[Any]:
-    """Parameters, all marked slow but the `fast_cases`.
+def slow_but(values: Iterable[Any], *fast_values: Any, rows: bool = False) -> list[Any]:
+    """Parameters, all marked slow but some.
 
-    Of `rows`, each of which is the arguments of a case, a fast case may also be what rows begin with.
+    Args:
+        values: The parameters; with ``rows`` a tuple of several for each case.
+        *fast_values: Those that are not slow; of rows also by what they begin with.
+        rows: Each value holds several parameters.
     """
     parameters: list[Any] = []
-    unknown_cases = list(fast_cases)
-    for case in cases:
-        names = {case, case[0]} if rows else {case}
-        unknown_cases = [name for name in unknown_cases if name not in names]
-        if names & set(fast_cases):
-            parameters.append(case)
-            continue
-        arguments = case if rows else [case]
-        parameters.append(pytest.param(*arguments, marks=pytest.mark.slow))
-    assert not unknown_cases, f"no such cases: {unknown_cases}"
+    fast_names = set(fast_values)
+    for value in values:
+        names = {value, value[0]} if rows else {value}
+        if names & set(fast_values):
+            fast_names -= names
+            parameters.append(value)
+        else:
+            arguments = value if rows else [value]
+            parameters.append(pytest.param(*arguments, marks=pytest.mark.slow))
+    assert not fast_names, f"no such cases: {fast_names}"
     return parameters

@@ -72,15 +72,15 @@ def test_threads_do_not_mix_passes(base: Base) -> None:
     models = {name: build_pipeline(base("llama"), name) for name in pipelines}
     expected = {name: encoded(model, HOSTILE_TEXTS, alone=True) for name, model in models.items()}
 
-    def encode_rotated(name: str, start: int) -> None:
-        rotated_texts = [*HOSTILE_TEXTS[start:], *HOSTILE_TEXTS[:start]]
+    def encode_rotated(name: str, first_row: int) -> None:
+        rotated_texts = [*HOSTILE_TEXTS[first_row:], *HOSTILE_TEXTS[:first_row]]
         vectors = encoded(models[name], rotated_texts)
-        assert_close(torch.roll(vectors, start, dims=0), expected[name].double())
+        assert_close(torch.roll(vectors, first_row, dims=0), expected[name].double())
 
     with ThreadPoolExecutor(6) as pool:
         jobs = []
-        for start in range(5):
+        for first_row in range(5):
             for name in pipelines:
-                jobs.append(pool.submit(encode_rotated, name, start))
+                jobs.append(pool.submit(encode_rotated, name, first_row))
         for job in jobs:
             job.result()

@@ -20,7 +20,7 @@ WEIGHTS = "st_reba/mini/model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def wheel() -> zipfile.ZipFile:
+def wheel_archive() -> zipfile.ZipFile:
     (wheel_file,) = (ROOT / "dist").glob("*.whl")
     return zipfile.ZipFile(wheel_file)
 
@@ -33,41 +33,43 @@ def package_files() -> set[str]:
     return paths
 
 
-def wheel_files(wheel: zipfile.ZipFile) -> set[str]:
-    return {name for name in wheel.namelist() if ".dist-info/" not in name}
+def wheel_files(wheel_archive: zipfile.ZipFile) -> set[str]:
+    return {name for name in wheel_archive.namelist() if ".dist-info/" not in name}
 
 
-def metadata_folder(wheel: zipfile.ZipFile) -> str:
-    (folder,) = {name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
-    return folder
+def metadata_folder(wheel_archive: zipfile.ZipFile) -> str:
+    (metadata_file,) = [name for name in wheel_archive.namelist() if name.endswith(".dist-info/METADATA")]
+    return metadata_file.removesuffix("/METADATA")
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(
-    wheel: zipfile.ZipFile,
+    wheel_archive: zipfile.ZipFile,
 ) -> None:
     """A file that is missing is to be named in setup.cfg's options.package_data."""
-    names = wheel_files(wheel)
+    names = wheel_files(wheel_archive)
     assert names - {f"{WEIGHTS}.xz"} == package_files() - {WEIGHTS}
     assert {"st_reba/py.typed", "st_reba/modules/version.py"} <= names
 
 
 def test_the_wheel_holds_the_weights_of_mini_compressed(
-    wheel: zipfile.ZipFile,
+    wheel_archive: zipfile.ZipFile,
 ) -> None:
-    assert lzma.decompress(wheel.read(f"{WEIGHTS}.xz")) == (ROOT / WEIGHTS).read_bytes()
+    assert lzma.decompress(wheel_archive.read(f"{WEIGHTS}.xz")) == (ROOT / WEIGHTS).read_bytes()
 
 
-def test_the_wheel_is_at_most_6_megabytes(wheel: zipfile.ZipFile) -> None:
-    assert Path(str(wheel.filename)).stat().st_size <= 6_000_000
+def test_the_wheel_is_at_most_6_megabytes(wheel_archive: zipfile.ZipFile) -> None:
+    assert Path(str(wheel_archive.filename)).stat().st_size <= 6_000_000
 
 
 def test_the_source_archive_holds_the_package_too(
-    wheel: zipfile.ZipFile,
+    wheel_archive: zipfile.ZipFile,
 ) -> None:
     (archive_file,) = (ROOT / "dist").glob("*.tar.gz")
     with tarfile.open(archive_file) as archive:
-        archive_files = {name.partition("/")[2] for name in archive.getnames()}
-    expected_files = {name.removesuffix(".xz") for name in wheel_files(wheel)}
+        root_folder = archive.getnames()[0]
+        archive_files = set(archive.getnames())
+    # Weights are compressed in the wheel alone.
+    expected_files = wheel_files(wheel_archive) - {f"{WEIGHTS}.xz"} | {WEIGHTS}
     project_files = {
         "LICENSE",
         "README.md",
@@ -75,12 +77,13 @@ def test_the_source_archive_holds_the_package_too(
         "setup.cfg",
         "setup.py",
     }
-    assert expected_files | project_files <= archive_files
+    for name in expected_files | project_files:
+        assert f"{root_folder}/{name}" in archive_files
 
 
-def test_the_metadata_are_those_of_the_project(wheel: zipfile.ZipFile) -> None:
-    folder = metadata_folder(wheel)
-    metadata = HeaderParser().parsestr(wheel.read(f"{folder}/METADATA").decode())
+def test_the_metadata_are_those_of_the_project(wheel_archive: zipfile.ZipFile) -> None:
+    folder = metadata_folder(wheel_archive)
+    metadata = HeaderParser().parsestr(wheel_archive.read(f"{folder}/METADATA").decode())
     version_names: dict[str, str] = {}
     version_file = ROOT / "st_reba" / "modules" / "version.py"
     exec(version_file.read_text(encoding="utf-8"), version_names)
@@ -88,7 +91,7 @@ def test_the_metadata_are_those_of_the_project(wheel: zipfile.ZipFile) -> None:
     assert metadata["Version"] == version_names["__version__"]
     assert metadata["License"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
-    assert f"{folder}/licenses/LICENSE" in wheel.namelist()
+    assert f"{folder}/licenses/LICENSE" in wheel_archive.namelist()
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert str(metadata.get_payload()).strip() == readme.strip()
 
@@ -119,8 +122,8 @@ def test_it_runs_where_only_it_and_what_it_asks_for_is_installed(
 
     assert run("--version").split()[-1] == distribution("st-reba").version
     run("build", "mini", "model")
-    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    assert "license: apache-2.0" in card
+    model_card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "license: apache-2.0" in model_card
     (unpacked_weights,) = tmp_path.glob("cache/assets/st_reba/*/mini/model.safetensors")
     assert unpacked_weights.read_bytes() == (ROOT / WEIGHTS).read_bytes()
     run("index", "texts.txt", "index", "--model", "model")
