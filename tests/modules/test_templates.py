@@ -19,16 +19,16 @@ WORDINGS = {
 TEXTS = ["The river runs past the mill.", "银行"]
 
 
-def encode_with(path: str, template: Any) -> np.ndarray:
-    return build(path, "prompteol", template=template).encode(TEXTS)
+def encode_with(base_path: str, template: Any) -> np.ndarray:
+    return build(base_path, "prompteol", template=template).encode(TEXTS)
 
 
 def test_encode_uses_the_third_wording(base: Base) -> None:
-    path = base("llama")
-    model = build(path, "prompteol", template=WORDINGS)
-    assert np.array_equal(model.encode(TEXTS), encode_with(path, WORDINGS["similarity"]))
-    assert np.array_equal(model.encode_query(TEXTS), encode_with(path, WORDINGS["query"]))
-    assert np.array_equal(model.encode_document(TEXTS), encode_with(path, WORDINGS["document"]))
+    base_path = base("llama")
+    model = build(base_path, "prompteol", template=WORDINGS)
+    assert np.array_equal(model.encode(TEXTS), encode_with(base_path, WORDINGS["similarity"]))
+    assert np.array_equal(model.encode_query(TEXTS), encode_with(base_path, WORDINGS["query"]))
+    assert np.array_equal(model.encode_document(TEXTS), encode_with(base_path, WORDINGS["document"]))
 
 
 def test_encode_is_encode_document_without_a_third_wording(base: Base) -> None:
@@ -52,9 +52,9 @@ def test_fields_of_the_third_wording_are_arguments_of_encode(
     base: Base,
 ) -> None:
     wordings = {**WORDINGS, "similarity": "As to {subject}: {text}"}
-    path = base("llama")
-    model = build(path, "prompteol", template=wordings)
-    expected = encode_with(path, "As to birds: {text}")
+    base_path = base("llama")
+    model = build(base_path, "prompteol", template=wordings)
+    expected = encode_with(base_path, "As to birds: {text}")
     assert np.array_equal(model.encode(TEXTS, subject="birds"), expected)
     with pytest.raises(ValueError, match="{subject} needs one text"):
         model.encode(TEXTS)

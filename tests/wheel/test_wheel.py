@@ -66,7 +66,7 @@ def test_the_source_archive_holds_the_package_too(
 ) -> None:
     (archive_file,) = (ROOT / "dist").glob("*.tar.gz")
     with tarfile.open(archive_file) as archive:
-        root_folder = archive.getnames()[0]
+        root_folder = archive.getnames()[0].partition("/")[0]
         archive_files = set(archive.getnames())
     # Weights are compressed in the wheel alone.
     expected_files = wheel_files(wheel_archive) - {f"{WEIGHTS}.xz"} | {WEIGHTS}
