@@ -23,47 +23,51 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from families import CAUSAL_LMS  # noqa: E402
-from sweep import Record, sweep  # noqa: E402
-from sweep_record import PAGE, RECORDS, as_json, page, read  # noqa: E402
+from sweep import sweep  # noqa: E402
+from sweep_record import PAGE, RECORDS, Records, as_json, page, read  # noqa: E402
 
 
-def find(types: list[str]) -> dict[str, Record]:
+def try_types(model_types: list[str]) -> Records:
     """Model type → what it is here, and on the standard error whatever is neither exact nor refused."""
-    found: dict[str, Record] = {}
-    for model_type in types:
+    records: Records = {}
+    for model_type in model_types:
         with tempfile.TemporaryDirectory() as folder:
             outcome = sweep(model_type, Path(folder))
-        found[model_type] = outcome.record()
-        wrong = [f"{method} {status}" for method, status in outcome.methods.items() if status[:4] in ("inex", "fail")]
-        for text in (*wrong, *outcome.unfit):
-            print(f"{model_type}: {text}", file=sys.stderr)
-    return found
+        records[model_type] = outcome.record()
+        for method, status in outcome.methods.items():
+            if status.startswith(("inexact", "failed")):
+                print(f"{model_type}: {method} {status}", file=sys.stderr)
+        for premise in outcome.unfit:
+            print(f"{model_type}: {premise}", file=sys.stderr)
+    return records
 
 
-def write(found: dict[str, Record]) -> None:
+def write_record(records: Records) -> None:
     """Write the record and the page: this release takes the place of itself, or of the one that was newest."""
-    known = read() if RECORDS.is_file() else {}
-    number = transformers.__version__
-    if number not in known and len(known) > 1:
-        del known[list(known)[-1]]
-    releases = {**known, number: found}
+    releases = read() if RECORDS.is_file() else {}
+    installed = transformers.__version__
+    if installed not in releases and len(releases) > 1:
+        newest_release = list(releases)[-1]
+        del releases[newest_release]
+    releases[installed] = records
     RECORDS.write_text(as_json(releases), encoding="utf-8")
     PAGE.write_text(page(releases), encoding="utf-8")
-    print(f"wrote {RECORDS.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}, for transformers {number}")
+    print(f"wrote {RECORDS.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}, for transformers {installed}")
 
 
 def main() -> None:
-    if unknown := set(sys.argv[1:]) - set(CAUSAL_LMS):
-        raise SystemExit(f"{unknown}: no model types that transformers {transformers.__version__} lists")
+    requested_types = sys.argv[1:]
+    unknown_types = set(requested_types) - set(CAUSAL_LMS)
+    if unknown_types:
+        raise SystemExit(f"{unknown_types}: no model types that transformers {transformers.__version__} lists")
     logging.disable(logging.WARNING)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    found = find(sys.argv[1:] or sorted(CAUSAL_LMS))
-    if sys.argv[1:]:
-        print(json.dumps(found, indent=1))
-    else:
-        write(found)
+    if requested_types:
+        print(json.dumps(try_types(requested_types), indent=1))
+        return
+    write_record(try_types(sorted(CAUSAL_LMS)))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
@@ -27,227 +27,417 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-DIM, K, QUERIES, REPEATS, BLOCK = 384, 10, 100, 20, 5000
-LANGS = ("en", "zh", "de", "fr", "es")
-WORDS = ("harbour", "河边", "letter", "面包", "evening", "孩子", "paper", "车站", "winter", "市场", "window")
-ROWS = {
-    "build": "build, s", "peak": "peak memory of that, MiB", "disk": "on disk, MiB",
-    "open": "open + first search, new process, ms", "one": "search, 1 query, ms", "batch": "search, 100 queries, ms",
-    "where_first": "1 query, lang = zh, the first time, ms", "where_one": "1 query, lang = zh, again, ms",
-    "where_batch": "100 queries, lang = zh, ms", "add": "add one, ms", "after_add": "the first search after that, ms",
+DIMENSIONS = 384
+HIT_COUNT = 10
+QUERY_COUNT = 100
+REPEATS = 20
+BLOCK_SIZE = 5000
+LANGUAGES = ("en", "zh", "de", "fr", "es")
+WORDS = (
+    *("harbour", "河边", "letter", "面包", "evening", "孩子"),
+    *("paper", "车站", "winter", "市场", "window"),
+)
+# What is measured, and its title in the table.
+TITLES = {
+    "build": "build, s",
+    "peak": "peak memory of that, MiB",
+    "disk": "on disk, MiB",
+    "open": "open + first search, new process, ms",
+    "one": "search, 1 query, ms",
+    "batch": "search, 100 queries, ms",
+    "where_first": "1 query, lang = zh, the first time, ms",
+    "where_one": "1 query, lang = zh, again, ms",
+    "where_batch": "100 queries, lang = zh, ms",
+    "add": "add one, ms",
+    "after_add": "the first search after that, ms",
     "delete": "delete one, ms",
-}  # fmt: skip
+}
+# Seconds, or a list of them; MiB.
+Figures = dict[str, Any]
+Hits = list[list[str]]  # for each query, ids
 
 
-def text(number: int) -> str:
-    return f"{number} " + " ".join(WORDS[(number * 7 + place * (1 + number % 5)) % len(WORDS)] for place in range(17))
+def text_of(document_row: int) -> str:
+    words = [str(document_row)]
+    for position in range(17):
+        word_index = document_row * 7 + position * (1 + document_row % 5)
+        words.append(WORDS[word_index % len(WORDS)])
+    return " ".join(words)
 
 
-def about(number: int) -> dict[str, Any]:
-    return {"lang": LANGS[number * 2654435761 % 2**32 % len(LANGS)], "year": 2000 + number % 25}
+def metadata_of(document_row: int) -> dict[str, Any]:
+    language_index = document_row * 2654435761 % 2**32 % len(LANGUAGES)
+    return {"lang": LANGUAGES[language_index], "year": 2000 + document_row % 25}
 
 
 class Tool:
-    # A document's number is its row of the vectors, and its id. A search finds a list of ids for each query.
-    def __init__(self, folder: Path, vectors: Any, module: str) -> None:
-        self.folder, self.vectors, self.module = folder, vectors, import_module(module)
+    """What is measured. A document's number is its row of the vectors, and its id."""
+
+    module_name = ""
+
+    def __init__(self, folder: Path, vectors: Any) -> None:
+        self.folder = folder
+        self.vectors = vectors
+        self.module = import_module(self.module_name)
 
 
 class StReba(Tool):
-    def __init__(self, folder: Path, vectors: Any, module: str) -> None:
-        super().__init__(folder, vectors, module)
+    module_name = "st_reba.index"
+
+    def __init__(self, folder: Path, vectors: Any) -> None:
+        super().__init__(folder, vectors)
         import_module("st_reba").build("mini")  # else some modules are imported when an index is opened
         import faiss  # noqa: F401
         import torch
         from sentence_transformers import SentenceTransformer
         from torch.nn import Identity
 
-        class Ready(SentenceTransformer):  # type: ignore[misc]
+        class ReadyVectors(SentenceTransformer):  # type: ignore[misc]
             def preprocess(self, texts: Any, *args: Any, **options: Any) -> dict[str, Any]:
                 return {}
 
             def encode_document(self, texts: Any, *args: Any, **options: Any) -> Any:
-                heads = [one.partition(" ")[0] for one in texts]  # what the fingerprint asks for has no number
-                found = np.asarray(vectors[[int(head) if head.isdecimal() else len(head) for head in heads]])
-                return torch.from_numpy(found) if options.get("convert_to_tensor") else found
+                rows: list[int] = []
+                for text in texts:
+                    first_word = text.partition(" ")[0]
+                    # What the fingerprint asks for has no number.
+                    rows.append(int(first_word) if first_word.isdecimal() else len(first_word))
+                ready_vectors = np.asarray(vectors[rows])
+                if options.get("convert_to_tensor"):
+                    return torch.from_numpy(ready_vectors)
+                return ready_vectors
 
-        self.model = Ready(modules=[Identity()], device="cpu", similarity_fn_name="cosine")
+        self.model = ReadyVectors(modules=[Identity()], device="cpu", similarity_fn_name="cosine")
 
-    def build(self, size: int) -> None:
-        documents = (self.module.Document(text(number), str(number), about(number)) for number in range(size))
-        self.module.Index.build(self.model, documents, self.folder / "index", factory="Flat").close()
+    def document(self, document_row: int) -> Any:
+        return self.module.Document(text_of(document_row), str(document_row), metadata_of(document_row))
+
+    def build(self, document_count: int) -> None:
+        documents = map(self.document, range(document_count))
+        index = self.module.Index.build(self.model, documents, self.folder / "index", factory="Flat")
+        index.close()
 
     def open(self) -> None:
         self.index = self.module.Index.open(self.folder / "index")
         self.index._model.loaded = self.model
 
-    def search(self, queries: Any, **where: Any) -> Any:
-        return [[one.id for one in mine] for mine in self.index.search(queries, K, where=where or None)]
+    def search(self, queries: Any, **where: Any) -> Hits:
+        hits: Hits = []
+        for results in self.index.search(queries, HIT_COUNT, where=where or None):
+            hits.append([result.id for result in results])
+        return hits
 
-    def add(self, number: int) -> None:
-        self.index.add([self.module.Document(text(number), str(number), about(number))])
+    def add(self, document_row: int) -> None:
+        self.index.add([self.document(document_row)])
 
-    def delete(self, number: int) -> None:
-        self.index.delete([str(number)])
+    def delete(self, document_row: int) -> None:
+        self.index.delete([str(document_row)])
 
 
-class Faiss(Tool):  # IndexFlatIP
-    def build(self, size: int) -> None:
-        self.index = self.module.IndexFlatIP(DIM)
-        self.index.add(self.vectors[:size])
-        self.rows = [(str(number), text(number), about(number)) for number in range(size)]
+class Faiss(Tool):
+    """IndexFlatIP, and a list of documents."""
+
+    module_name = "faiss"
+
+    def build(self, document_count: int) -> None:
+        self.index = self.module.IndexFlatIP(DIMENSIONS)
+        self.index.add(self.vectors[:document_count])
+        self.documents = [
+            (str(document_row), text_of(document_row), metadata_of(document_row))
+            for document_row in range(document_count)
+        ]
         self.save()
 
     def save(self) -> None:
         self.module.write_index(self.index, str(self.folder / "vectors.faiss"))
-        (self.folder / "rows.pickle").write_bytes(pickle.dumps(self.rows))
+        (self.folder / "rows.pickle").write_bytes(pickle.dumps(self.documents))
 
     def open(self) -> None:
         self.index = self.module.read_index(str(self.folder / "vectors.faiss"))
-        self.rows = pickle.loads((self.folder / "rows.pickle").read_bytes())
+        self.documents = pickle.loads((self.folder / "rows.pickle").read_bytes())
 
-    def search(self, queries: Any, **where: Any) -> Any:
-        chosen = None
+    def search(self, queries: Any, **where: Any) -> Hits:
+        parameters = None
         if where:
-            rows = np.array([row for row, one in enumerate(self.rows) if where.items() <= one[2].items()])
-            chosen = self.module.SearchParameters(sel=self.module.IDSelectorArray(rows))
-        return [[self.rows[row][0] for row in one] for one in self.index.search(queries, K, params=chosen)[1].tolist()]
+            matching_rows: list[int] = []
+            for document_row, (_, _, metadata) in enumerate(self.documents):
+                if where.items() <= metadata.items():
+                    matching_rows.append(document_row)
+            selector = self.module.IDSelectorArray(np.array(matching_rows))
+            parameters = self.module.SearchParameters(sel=selector)
+        _, nearest_rows = self.index.search(queries, HIT_COUNT, params=parameters)
+        hits: Hits = []
+        for rows in nearest_rows.tolist():
+            hits.append([self.documents[document_row][0] for document_row in rows])
+        return hits
 
-    def add(self, number: int) -> None:
-        self.index.add(self.vectors[number : number + 1])
-        self.rows.append((str(number), text(number), about(number)))
+    def add(self, document_row: int) -> None:
+        self.index.add(self.vectors[document_row : document_row + 1])
+        self.documents.append((str(document_row), text_of(document_row), metadata_of(document_row)))
         self.save()
 
-    def delete(self, number: int) -> None:
-        row = next(row for row, one in enumerate(self.rows) if one[0] == str(number))
-        self.index.remove_ids(np.array([row]))
-        del self.rows[row]
+    def delete(self, document_row: int) -> None:
+        document_ids = [document_id for document_id, _, _ in self.documents]
+        position = document_ids.index(str(document_row))
+        self.index.remove_ids(np.array([position]))
+        del self.documents[position]
         self.save()
 
 
-class LanceDB(Tool):  # without a vector index, so exact
-    def batch(self, block: range) -> Any:
+class LanceDB(Tool):
+    """Without a vector index, so exact."""
+
+    module_name = "lancedb"
+
+    def record_batch(self, rows: range) -> Any:
         import pyarrow as pa
 
-        vectors = pa.FixedSizeListArray.from_arrays(pa.array(self.vectors[block.start : block.stop].ravel()), DIM)
-        columns = {name: [about(one)[name] for one in block] for name in about(0)}
-        columns |= {"id": list(map(str, block)), "text": list(map(text, block))}
-        return pa.RecordBatch.from_pydict({**columns, "vector": vectors})
+        numbers = pa.array(self.vectors[rows.start : rows.stop].ravel())
+        columns: dict[str, Any] = {}
+        for name in metadata_of(0):
+            columns[name] = [metadata_of(document_row)[name] for document_row in rows]
+        columns["id"] = list(map(str, rows))
+        columns["text"] = list(map(text_of, rows))
+        columns["vector"] = pa.FixedSizeListArray.from_arrays(numbers, DIMENSIONS)
+        return pa.RecordBatch.from_pydict(columns)
 
-    def build(self, size: int) -> None:
-        blocks = (self.batch(range(start, min(start + BLOCK, size))) for start in range(0, size, BLOCK))
+    def record_batches(self, document_count: int) -> Iterator[Any]:
+        for start in range(0, document_count, BLOCK_SIZE):
+            yield self.record_batch(range(start, min(start + BLOCK_SIZE, document_count)))
+
+    def build(self, document_count: int) -> None:
         database = self.module.connect(self.folder / "lance")
-        database.create_table("documents", blocks, schema=self.batch(range(1)).schema)
+        schema = self.record_batch(range(1)).schema
+        database.create_table("documents", self.record_batches(document_count), schema=schema)
 
     def open(self) -> None:
-        self.table = self.module.connect(self.folder / "lance").open_table("documents")
+        database = self.module.connect(self.folder / "lance")
+        self.table = database.open_table("documents")
 
-    def search(self, queries: Any, **where: Any) -> Any:
-        asked = self.table.search(queries if len(queries) > 1 else queries[0]).distance_type("dot").limit(K)
+    def search(self, queries: Any, **where: Any) -> Hits:
+        lance_query = self.table.search(queries if len(queries) > 1 else queries[0])
+        lance_query = lance_query.distance_type("dot").limit(HIT_COUNT)
         for name, value in where.items():
-            asked = asked.where(f"{name} = '{value}'", prefilter=True)
-        found: list[list[str]] = [[] for _ in queries]
-        rows = asked.select(["id", "text", "lang", "year", "_distance"]).to_list()
-        for row in sorted(rows, key=lambda row: row["_distance"]):
-            found[row.get("query_index", 0)].append(row["id"])
-        return found
+            lance_query = lance_query.where(f"{name} = '{value}'", prefilter=True)
+        results = lance_query.select(["id", "text", "lang", "year", "_distance"]).to_list()
+        results.sort(key=lambda result: result["_distance"])
+        hits: Hits = [[] for _ in queries]
+        for result in results:
+            hits[result.get("query_index", 0)].append(result["id"])
+        return hits
 
-    def add(self, number: int) -> None:
-        self.table.add(self.batch(range(number, number + 1)))
+    def add(self, document_row: int) -> None:
+        self.table.add(self.record_batch(range(document_row, document_row + 1)))
 
-    def delete(self, number: int) -> None:
-        self.table.delete(f"id = '{number}'")
-
-
-TOOLS: dict[str, tuple[type[Any], str]] = {"st_reba": (StReba, "st_reba.index"), "LanceDB": (LanceDB, "lancedb")}
-TOOLS["FAISS + list"] = (Faiss, "faiss")
+    def delete(self, document_row: int) -> None:
+        self.table.delete(f"id = '{document_row}'")
 
 
-def timed(work: Callable[..., object], *values: Any, **options: Any) -> float:
-    began = time.perf_counter()
-    work(*values, **options)
-    return time.perf_counter() - began
+TOOLS: dict[str, type[Any]] = {
+    "st_reba": StReba,
+    "LanceDB": LanceDB,
+    "FAISS + list": Faiss,
+}
 
 
-def work(phase: str, name: str, size: int, folder: Path) -> dict[str, Any]:
-    """One phase of one tool, in a process of its own: seconds, or a list of them."""
-    vectors, queries = np.load(folder.parent / "vectors.npy", "r"), np.load(folder.parent / "queries.npy")
-    tool = TOOLS[name][0](folder, vectors, TOOLS[name][1])
+def time_call(function: Callable[..., object], *args: Any, **options: Any) -> float:
+    start_time = time.perf_counter()
+    function(*args, **options)
+    return time.perf_counter() - start_time
+
+
+def run_phase(phase: str, tool_name: str, document_count: int, folder: Path) -> Figures:
+    """One phase of one tool, in a process of its own."""
+    vectors = np.load(folder.parent / "vectors.npy", "r")
+    queries = np.load(folder.parent / "queries.npy")
+    tool = TOOLS[tool_name](folder, vectors)
     if phase == "build":
-        seconds, status = timed(tool.build, size), Path("/proc/self/status").read_text(encoding="utf-8")
-        return {"build": [seconds], "peak": int(status.partition("VmHWM:")[2].split()[0]) / 1024}
-    opened, one, repeats = timed(lambda: (tool.open(), tool.search(queries[:1]))), queries[:1], REPEATS
+        seconds = time_call(tool.build, document_count)
+        return {"build": [seconds], "peak": peak_mebibytes()}
+
+    def open_and_search() -> None:
+        tool.open()
+        tool.search(queries[:1])
+
+    open_seconds = time_call(open_and_search)
     if phase == "open":
-        return {"open": [opened]}
+        return {"open": [open_seconds]}
     if phase == "search":
-        result = {"where_first": [timed(tool.search, one, lang="zh")]}
-        for prefix, where in (("", {}), ("where_", {"lang": "zh"})):
-            result[f"{prefix}one"] = [timed(tool.search, one, **where) for _ in range(repeats)]
-            result[f"{prefix}batch"] = [timed(tool.search, queries, **where) for _ in range(repeats // 4)]
-            mine = [number for number in range(size) if where.items() <= about(number).items()]
-            best = str(mine[int((vectors[mine] @ one[0]).argmax())])
-            assert tool.search(one, **where)[0][0] == best, f"{name} does not find {best}"
-        return result
-    repeats = 5 if size > 200_000 and name == "FAISS + list" else repeats  # seconds for each change
-    result = {"add": [], "after_add": [], "delete": []}
-    for number in range(len(vectors) - repeats - 1, len(vectors)):  # the first of each also loads code
-        result["add"].append(timed(tool.add, number))
-        result["after_add"].append(timed(tool.search, one))
-        assert tool.search(np.asarray(vectors[number : number + 1]))[0][0] == str(number)
-        result["delete"].append(timed(tool.delete, number - len(vectors) + size))
-    return {row: values[1:] for row, values in result.items()}
+        return time_searches(tool, tool_name, document_count, queries)
+    # Seconds for each change.
+    is_slow = document_count > 200_000 and tool_name == "FAISS + list"
+    return time_changes(tool, document_count, queries[:1], 5 if is_slow else REPEATS)
 
 
-def measure(name: str, size: int, scratch: Path) -> dict[str, Any]:
+def peak_mebibytes() -> float:
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def time_searches(tool: Any, tool_name: str, document_count: int, queries: Any) -> Figures:
+    query = queries[:1]
+    figures: Figures = {"where_first": [time_call(tool.search, query, lang="zh")]}
+    conditions: dict[str, dict[str, Any]] = {"": {}, "where_": {"lang": "zh"}}
+    for prefix, where in conditions.items():
+        figures[f"{prefix}one"] = [time_call(tool.search, query, **where) for _ in range(REPEATS)]
+        figures[f"{prefix}batch"] = [time_call(tool.search, queries, **where) for _ in range(REPEATS // 4)]
+        matching_rows = [
+            document_row for document_row in range(document_count) if where.items() <= metadata_of(document_row).items()
+        ]
+        scores = tool.vectors[matching_rows] @ query[0]
+        nearest_id = str(matching_rows[int(scores.argmax())])
+        assert tool.search(query, **where)[0][0] == nearest_id, f"{tool_name} does not find {nearest_id}"
+    return figures
+
+
+def time_changes(tool: Any, document_count: int, query: Any, repeats: int) -> Figures:
+    row_count = len(tool.vectors)
+    add_seconds: list[float] = []
+    search_seconds: list[float] = []
+    delete_seconds: list[float] = []
+    for document_row in range(row_count - repeats - 1, row_count):
+        add_seconds.append(time_call(tool.add, document_row))
+        search_seconds.append(time_call(tool.search, query))
+        added_vector = np.asarray(tool.vectors[document_row : document_row + 1])
+        assert tool.search(added_vector)[0][0] == str(document_row)
+        delete_seconds.append(time_call(tool.delete, document_row - row_count + document_count))
+    # The first of each also loads code.
+    return {
+        "add": add_seconds[1:],
+        "after_add": search_seconds[1:],
+        "delete": delete_seconds[1:],
+    }
+
+
+def measure(tool_name: str, document_count: int, scratch: Path) -> Figures:
     """All phases of one tool at one size."""
-    folder, result = Path(tempfile.mkdtemp(dir=scratch)), dict[str, Any](tool=name, size=size, open=[])
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    environment |= {"LANCE_LOG": "error", "HF_HUB_OFFLINE": "1"}
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+        "LANCE_LOG": "error",
+        "HF_HUB_OFFLINE": "1",
+    }
+    figures: Figures = {"tool": tool_name, "size": document_count}
+    open_seconds: list[float] = []
     for phase in ("build", "open", "open", "open", "search", "change"):
-        command = [sys.executable, __file__, "--worker", phase, name, str(size), str(folder)]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-        found = json.loads(done.stdout.splitlines()[-1])
-        result |= {**found, "open": result["open"] + found.get("open", [])}
-        result.setdefault("disk", sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) / 2**20)
+        command = [
+            sys.executable,
+            __file__,
+            "--worker",
+            phase,
+            tool_name,
+            str(document_count),
+            str(folder),
+        ]
+        completed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+        phase_figures = json.loads(completed.stdout.splitlines()[-1])
+        open_seconds += phase_figures.pop("open", [])
+        figures |= phase_figures
+        if phase == "build":
+            figures["disk"] = mebibytes_on_disk(folder)
+    figures["open"] = open_seconds
     shutil.rmtree(folder)
-    return result
+    return figures
 
 
-def shown(row: str, value: Any) -> str:
-    if row in ("peak", "disk", "build"):
-        return f"{value[0] if row == 'build' else value:,.1f}"
-    low, middle, high = np.quantile(value, (0.25, 0.5, 0.75)) * 1000
-    return f"{middle:,.3g} ({low:,.3g}–{high:,.3g})"
+def mebibytes_on_disk(folder: Path) -> float:
+    total_bytes = 0
+    for path in folder.rglob("*"):
+        if path.is_file():
+            total_bytes += path.stat().st_size
+    return total_bytes / 2**20
+
+
+def format_figure(name: str, value: Any) -> str:
+    """A number; of times that were repeated, median and quartiles in milliseconds."""
+    if name == "build":
+        return f"{value[0]:,.1f}"
+    if name in ("peak", "disk"):
+        return f"{value:,.1f}"
+    lower, median, upper = np.quantile(value, (0.25, 0.5, 0.75)) * 1000
+    return f"{median:,.3g} ({lower:,.3g}–{upper:,.3g})"
+
+
+def write_random_vectors(path: Path, count: int, random_state: np.random.Generator) -> None:
+    """Of length one."""
+    array = np.lib.format.open_memmap(path, "w+", np.float32, (count, DIMENSIONS))
+    for start in range(0, count, BLOCK_SIZE):
+        block_size = min(BLOCK_SIZE, count - start)
+        block = random_state.standard_normal((block_size, DIMENSIONS), np.float32)
+        array[start : start + BLOCK_SIZE] = block / np.linalg.norm(block, axis=1, keepdims=True)
+
+
+def print_table(results: list[Figures]) -> None:
+    heads = [f"{result['tool']}, {result['size']:,}" for result in results]
+    print(" | ".join(["|", *heads]) + " |")
+    print("|---" + "|---:" * len(results) + "|")
+    for name, title in TITLES.items():
+        cells = [format_figure(name, result[name]) for result in results]
+        print(" | ".join([f"| {title}", *cells]) + " |")
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--sizes",
+        type=int,
+        nargs="+",
+        default=[100_000, 1_000_000],
+        help="numbers of documents",
+    )
+    parser.add_argument(
+        "--tools",
+        nargs="+",
+        choices=list(TOOLS),
+        default=list(TOOLS),
+        help="which (default: all)",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=os.devnull,
+        metavar="FILE",
+        help="write every figure here",
+    )
+    return parser.parse_args()
+
+
+def installed_tools(tool_names: list[str]) -> list[str]:
+    sys.path.insert(0, str(ROOT))
+    absent_names = {name for name in tool_names if not util.find_spec(TOOLS[name].module_name)}
+    print(
+        f"Left out, as not installed: {', '.join(absent_names) or 'none'}",
+        file=sys.stderr,
+    )
+    return [name for name in tool_names if name not in absent_names]
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
-        phase, name, size, folder = sys.argv[2:]
-        print(json.dumps(work(phase, name, int(size), Path(folder))))
+        phase, tool_name, document_count, folder = sys.argv[2:]
+        print(json.dumps(run_phase(phase, tool_name, int(document_count), Path(folder))))
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000], help="numbers of documents")
-    parser.add_argument("--tools", nargs="+", choices=list(TOOLS), default=list(TOOLS), help="which (default: all)")
-    parser.add_argument("--json", type=Path, default=os.devnull, metavar="FILE", help="write every figure here")
-    options = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
-    absent = {name for name in options.tools if not util.find_spec(TOOLS[name][1])}
-    print(f"Left out, as not installed: {', '.join(absent) or 'none'}", file=sys.stderr)
-    results: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        random, count = np.random.default_rng(0), max(options.sizes) + REPEATS + 1
-        for name, rows in (("vectors", count), ("queries", QUERIES)):
-            array = np.lib.format.open_memmap(f"{scratch}/{name}.npy", "w+", np.float32, (rows, DIM))
-            for start in range(0, rows, BLOCK):
-                block = random.standard_normal((min(BLOCK, rows - start), DIM), np.float32)
-                array[start : start + BLOCK] = block / np.linalg.norm(block, axis=1, keepdims=True)
-        for size in options.sizes:
-            results += [measure(name, size, Path(scratch)) for name in options.tools if name not in absent]
+    options = parse_options()
+    tool_names = installed_tools(options.tools)
+    results: list[Figures] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = Path(temporary)
+        random_state = np.random.default_rng(0)
+        write_random_vectors(
+            scratch / "vectors.npy",
+            max(options.sizes) + REPEATS + 1,
+            random_state,
+        )
+        write_random_vectors(scratch / "queries.npy", QUERY_COUNT, random_state)
+        for document_count in options.sizes:
+            for tool_name in tool_names:
+                results.append(measure(tool_name, document_count, scratch))
             options.json.write_text(json.dumps(results, indent=2), encoding="utf-8")
-    print(" | ".join(["|", *(f"{one['tool']}, {one['size']:,}" for one in results)]) + " |")
-    print("|---" + "|---:" * len(results) + "|")
-    for row, title in ROWS.items():
-        print(" | ".join([f"| {title}", *(shown(row, one[row]) for one in results)]) + " |")
+    print_table(results)
 
 
 if __name__ == "__main__":

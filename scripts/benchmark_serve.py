@@ -22,8 +22,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,49 +33,82 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 RIVALS = ROOT / "scripts" / "serving" / "rivals.py"
-CLIENTS = (1, 8, 32)
-OURS = [str(Path(sys.executable).with_name("st-reba")), "serve", "MODEL", "--name", "model", "--port", "PORT"]
+CLIENT_COUNTS = (1, 8, 32)
+ST_REBA = str(Path(sys.executable).with_name("st-reba"))
+OWN_COMMAND = [ST_REBA, "serve", "MODEL", "--name", "model", "--port", "PORT"]
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+}
+Vectors = list[list[float]]
 
 
-def texts() -> list[str]:
+def read_texts() -> list[str]:
     """Short ones, and one in eight of some hundred tokens."""
-    lines = (ROOT / "examples" / "sentences.jsonl").read_text(encoding="utf-8").splitlines()
-    short = [json.loads(line)["text"] for line in lines]
-    long = [" ".join(short[start : start + 5]) for start in range(0, len(short) - 5, 8)]
-    return random.Random(0).sample([*short, *long], len(short) + len(long))
+    file = ROOT / "examples" / "sentences.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
+    for start in range(0, len(lines) - 5, 8):
+        texts.append(" ".join(texts[start : start + 5]))
+    return random.Random(0).sample(texts, len(texts))
 
 
-def ask(connection: http.client.HTTPConnection, given: list[str]) -> list[list[float]]:
-    """Vectors; a lone text is sent as a string."""
-    body = json.dumps({"model": "model", "input": given[0] if len(given) == 1 else given})
+def request_vectors(connection: http.client.HTTPConnection, texts: list[str]) -> Vectors:
+    """A lone text is sent as a string."""
+    body = json.dumps({"model": "model", "input": texts[0] if len(texts) == 1 else texts})
     connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    content = answer.read()
-    if answer.status != 200:
-        raise RuntimeError(f"{answer.status}: {content[:200]!r}")
-    return [one["embedding"] for one in json.loads(content)["data"]]
+    response = connection.getresponse()
+    content = response.read()
+    if response.status != 200:
+        raise RuntimeError(f"{response.status}: {content[:200]!r}")
+    return [item["embedding"] for item in json.loads(content)["data"]]
+
+
+def connect(port: int) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A process that answers, in a session of its own, so that its processor time can be told."""
+
+    port: int
+    session: int
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager
-def server(command: list[str], model: str) -> Iterator[tuple[int, int]]:
-    """Port and process of a server that answers, in a session of its own, so that its processor time can be told."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [{"PORT": str(port), "MODEL": model}.get(part, part) for part in command]
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    settings["HF_HUB_OFFLINE"] = settings["DO_NOT_TRACK"] = "1"
-    process = subprocess.Popen(command, env=settings, stdout=subprocess.DEVNULL, start_new_session=True)
+def run_server(command: list[str], model: str) -> Iterator[Server]:
+    port = free_port()
+    values = {"PORT": str(port), "MODEL": model}
+    process = subprocess.Popen(
+        [values.get(argument, argument) for argument in command],
+        env=os.environ | ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
-        for _ in range(360):
-            try:
-                ask(http.client.HTTPConnection("127.0.0.1", port, timeout=120), ["a"])
-                break
-            except OSError:
-                time.sleep(0.5)
-        yield port, process.pid
+        wait_for_answer(port)
+        yield Server(port, process.pid)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for_answer(port: int) -> None:
+    for _ in range(360):
+        try:
+            request_vectors(connect(port), ["a"])
+            return
+        except OSError:
+            time.sleep(0.5)
 
 
 def processor_seconds(session: int) -> float:
@@ -89,77 +124,162 @@ def processor_seconds(session: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def load(at: tuple[int, int], clients: int, seconds: float, expected: dict[str, Any]) -> tuple[float, ...]:
+@dataclass(frozen=True)
+class Answer:
+    """Of one request."""
+
+    seconds: float
+    texts: list[str]
+    vectors: Vectors
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one server under the load of some clients."""
+
+    texts_per_second: float
+    texts_per_processor_second: float
+    median_seconds: float
+    high_seconds: float  # the 99th percentile
+    largest_difference: float
+
+
+def run_client(port: int, texts: list[str], client_index: int, end_time: float) -> list[Answer]:
+    """Ask until the time is over."""
+    connection = connect(port)
+    random_state = random.Random(client_index)
+    answers: list[Answer] = []
+    while time.monotonic() < end_time:
+        text_count = 1 if random_state.random() < 0.7 else random_state.randint(2, 6)
+        requested_texts = random_state.sample(texts, text_count)
+        start_time = time.monotonic()
+        vectors = request_vectors(connection, requested_texts)
+        answers.append(Answer(time.monotonic() - start_time, requested_texts, vectors))
+    return answers
+
+
+def put_under_load(server: Server, client_count: int, seconds: float, expected: dict[str, Any]) -> Figures:
     """Ask for so long, and hold what comes against ``encode``."""
-    stop, names = time.monotonic() + seconds, list(expected)
+    end_time = time.monotonic() + seconds
+    texts = list(expected)
+    processor_start = processor_seconds(server.session)
+    start_time = time.monotonic()
+    answers: list[Answer] = []
+    with ThreadPoolExecutor(client_count) as threads:
+        clients: list[Future[list[Answer]]] = []
+        for client_index in range(client_count):
+            clients.append(threads.submit(run_client, server.port, texts, client_index, end_time))
+        for client in clients:
+            answers += client.result()
+    wall_seconds = time.monotonic() - start_time
+    used_seconds = processor_seconds(server.session) - processor_start
+    answer_seconds = sorted(answer.seconds for answer in answers)
+    text_count = sum(len(answer.texts) for answer in answers)
+    return Figures(
+        texts_per_second=text_count / wall_seconds,
+        texts_per_processor_second=text_count / used_seconds,
+        median_seconds=statistics.median(answer_seconds),
+        high_seconds=answer_seconds[int(len(answer_seconds) * 0.99)],
+        largest_difference=max(difference_of(answer, expected) for answer in answers),
+    )
 
-    def work(number: int) -> list[tuple[float, list[str], list[list[float]]]]:
-        connection, chance = http.client.HTTPConnection("127.0.0.1", at[0], timeout=120), random.Random(number)
-        answers = []
-        while time.monotonic() < stop:
-            given = chance.sample(names, 1 if chance.random() < 0.7 else chance.randint(2, 6))
-            begun = time.monotonic()
-            vectors = ask(connection, given)
-            answers.append((time.monotonic() - begun, given, vectors))
-        return answers
 
-    used, begun = processor_seconds(at[1]), time.monotonic()
-    with ThreadPoolExecutor(clients) as threads:
-        found = [answer for some in threads.map(work, range(clients)) for answer in some]
-    passed, used = time.monotonic() - begun, processor_seconds(at[1]) - used
-    pairs = [pair for _, given, vectors in found for pair in zip(given, vectors, strict=True)]
-    worst = max(float(np.abs(np.asarray(vector) - expected[text]).max()) for text, vector in pairs)
-    taken = sorted(each for each, _, _ in found)
-    middle, high = statistics.median(taken), taken[int(len(taken) * 0.99)]
-    return len(pairs) / passed, len(pairs) / used, middle, high, worst
+def difference_of(answer: Answer, expected: dict[str, Any]) -> float:
+    largest_difference = 0.0
+    for text, vector in zip(answer.texts, answer.vectors, strict=True):
+        difference = np.abs(np.asarray(vector) - expected[text]).max()
+        largest_difference = max(largest_difference, float(difference))
+    return largest_difference
 
 
-def encode(model: Any, given: list[str], seconds: float) -> tuple[float, float]:
+def time_encode(model: Any, texts: list[str], seconds: float) -> tuple[float, float]:
     """Texts a second, and a second of processor time, in batches of 32."""
-    begun, used, count = time.monotonic(), time.process_time(), 0
-    while time.monotonic() < begun + seconds:
-        model.encode(given, batch_size=32, show_progress_bar=False)
-        count += len(given)
-    return count / (time.monotonic() - begun), count / (time.process_time() - used)
+    start_time = time.monotonic()
+    processor_start = time.process_time()
+    text_count = 0
+    while time.monotonic() < start_time + seconds:
+        model.encode(texts, batch_size=32, show_progress_bar=False)
+        text_count += len(texts)
+    wall_seconds = time.monotonic() - start_time
+    used_seconds = time.process_time() - processor_start
+    return text_count / wall_seconds, text_count / used_seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("model")
     parser.add_argument("--rival", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4, help="of each turn")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def server_commands(rivals: list[str]) -> dict[str, list[str]]:
+    commands = {"st-reba serve": OWN_COMMAND}
+    for rival in rivals:
+        name, python = rival.split("=")
+        commands[name] = [python, str(RIVALS), name, "MODEL", "PORT"]
+    return commands
+
+
+def median_of(rounds: list[Figures], name: str) -> float:
+    return statistics.median(getattr(figures, name) for figures in rounds)
+
+
+def print_table(
+    encode_rates: list[tuple[float, float]],
+    rounds_by_case: dict[tuple[str, int], list[Figures]],
+) -> None:
+    """Medians over the rounds, and the largest difference of all."""
+    print("| server | clients | texts/s | a CPU second | p50, ms | p99, ms | largest difference |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    wall_rates, processor_rates = zip(*encode_rates, strict=True)
+    rate = statistics.median(wall_rates)
+    processor_rate = statistics.median(processor_rates)
+    print(f"| `encode`, batches of 32 | | {rate:.3g} | {processor_rate:.3g} | | | |")
+    for (name, client_count), rounds in rounds_by_case.items():
+        cells = [
+            name,
+            str(client_count),
+            f"{median_of(rounds, 'texts_per_second'):.3g}",
+            f"{median_of(rounds, 'texts_per_processor_second'):.3g}",
+            f"{median_of(rounds, 'median_seconds') * 1e3:.0f}",
+            f"{median_of(rounds, 'high_seconds') * 1e3:.0f}",
+            f"{max(figures.largest_difference for figures in rounds):.0e}",
+        ]
+        print(f"| {' | '.join(cells)} |")
+
+
+def main() -> None:
+    options = parse_options()
     import torch
 
     import st_reba
 
     torch.set_num_threads(1)
-    folder, given = os.path.realpath(options.model), texts()
+    folder = os.path.realpath(options.model)
+    texts = read_texts()
     model = st_reba.load(folder, device="cpu")
-    expected = dict(zip(given, model.encode(given, batch_size=32), strict=True))
-    commands = {"st-reba serve": OURS}
-    for name, python in (each.split("=") for each in options.rival):
-        commands[name] = [python, str(RIVALS), name, "MODEL", "PORT"]
-    rows: dict[tuple[str, int], list[tuple[float, ...]]] = {}
-    alone: list[tuple[float, float]] = []
+    expected = dict(zip(texts, model.encode(texts, batch_size=32), strict=True))
+    encode_rates: list[tuple[float, float]] = []
+    rounds_by_case: dict[tuple[str, int], list[Figures]] = {}
     with ExitStack() as stack:
-        running = {name: stack.enter_context(server(command, folder)) for name, command in commands.items()}
-        for _ in range(options.rounds):
-            for clients in CLIENTS:
-                alone.append(encode(model, given, options.seconds / 2))
-                for name, at in running.items():
-                    row = load(at, clients, options.seconds, expected)
-                    rows.setdefault((name, clients), []).append(row)
-                    print(f"{name}, {clients} clients: {row[0]:.0f} texts/s", file=sys.stderr, flush=True)
-    print("| server | clients | texts/s | a CPU second | p50, ms | p99, ms | largest difference |")
-    print("|---|--:|--:|--:|--:|--:|--:|")
-    rate, cost = (statistics.median(column) for column in zip(*alone, strict=True))
-    print(f"| `encode`, batches of 32 | | {rate:.3g} | {cost:.3g} | | | |")
-    for (name, clients), found in rows.items():
-        rate, cost, middle, high, _ = (statistics.median(column) for column in zip(*found, strict=True))
-        shown = f"{rate:.3g} | {cost:.3g} | {middle * 1e3:.0f} | {high * 1e3:.0f} | {max(row[4] for row in found):.0e}"
-        print(f"| {name} | {clients} | {shown} |")
+        servers: dict[str, Server] = {}
+        for name, command in server_commands(options.rival).items():
+            servers[name] = stack.enter_context(run_server(command, folder))
+        for _, client_count in product(range(options.rounds), CLIENT_COUNTS):
+            encode_rates.append(time_encode(model, texts, options.seconds / 2))
+            for name, server in servers.items():
+                figures = put_under_load(server, client_count, options.seconds, expected)
+                rounds_by_case.setdefault((name, client_count), []).append(figures)
+                print(
+                    f"{name}, {client_count} clients: {figures.texts_per_second:.0f} texts/s",
+                    file=sys.stderr,
+                )
+    print_table(encode_rates, rounds_by_case)
 
 
 if __name__ == "__main__":

@@ -11,31 +11,47 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 8192
+MARKERS = ["<pad>", "<s>", "</s>", "<unk>"]
 ENGLISH_CHARACTERS = 22_000_000
 
 
-def clean(text: str) -> str:
+def clean(raw_text: str) -> str:
     """Normalize to NFKC, drop markup and the empty brackets it leaves behind, and squeeze blanks."""
-    text = unicodedata.normalize("NFKC", text)
-    text = re.sub(r"&lt;.*?&gt;|<[^>]+>|\(\)", "", text)
-    return re.sub(r"[ \t]+", " ", text).strip()
+    raw_text = unicodedata.normalize("NFKC", raw_text)
+    raw_text = re.sub(r"&lt;.*?&gt;|<[^>]+>|\(\)", "", raw_text)
+    return re.sub(r"[ \t]+", " ", raw_text).strip()
 
 
-def clean_markdown(text: str) -> str:
+def clean_markdown(raw_text: str) -> str:
     """Keep the lines of a markdown article that are Chinese prose; code, links and short lines go."""
-    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = re.sub(r"https?://\S+", "", text)
-    text = re.sub(r"[#*`>\-|=]+", " ", text)
-    lines = (clean(line) for line in text.split("\n"))
-    return "\n".join(
-        line for line in lines if len(line) > 30 and sum("\u4e00" <= c <= "\u9fff" for c in line) > 0.4 * len(line)
-    )
+    raw_text = re.sub(r"```.*?```", "", raw_text, flags=re.DOTALL)
+    raw_text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", raw_text)
+    raw_text = re.sub(r"https?://\S+", "", raw_text)
+    raw_text = re.sub(r"[#*`>\-|=]+", " ", raw_text)
+    prose_lines: list[str] = []
+    for line in raw_text.split("\n"):
+        clean_line = clean(line)
+        if len(clean_line) > 30 and share_of_chinese(clean_line) > 0.4:
+            prose_lines.append(clean_line)
+    return "\n".join(prose_lines)
+
+
+def share_of_chinese(raw_text: str) -> float:
+    chinese_count = sum("\u4e00" <= character <= "\u9fff" for character in raw_text)
+    return chinese_count / len(raw_text)
 
 
 def wiki_articles(files: Iterable[Path]) -> Iterator[str]:
@@ -47,79 +63,135 @@ def wiki_articles(files: Iterable[Path]) -> Iterator[str]:
 
 def files_in(folder: Path, pattern: str) -> list[Path]:
     """Files below a folder, sorted, so that every run reads them alike."""
-    if files := sorted(folder.rglob(pattern)):
-        return files
-    raise SystemExit(f"{folder}: no {pattern} there")
+    matching_files = sorted(folder.rglob(pattern))
+    if not matching_files:
+        raise SystemExit(f"{folder}: no {pattern} there")
+    return matching_files
 
 
-def read_corpus(zh_wiki: Path, en_wiki: Path, lctt: Path, shuffle: random.Random) -> tuple[list[str], list[str]]:
-    """The Chinese and the English documents, shuffled; so little English that it does not crowd Chinese out."""
+def read_chinese(wiki_folder: Path, articles_folder: Path) -> list[str]:
+    """Articles of the Chinese Wikipedia in simplified characters, and LCTT's."""
     import opencc
 
     simplify = opencc.OpenCC("t2s").convert
-    files = tqdm(files_in(zh_wiki, "wiki_*"), desc="Chinese wiki", unit="file")
-    chinese = [text for article in wiki_articles(files) if len(text := clean(simplify(article))) > 150]
-    for file in tqdm(files_in(lctt, "*.md"), desc="LCTT", unit="file"):
-        article = clean_markdown(file.read_text(encoding="utf-8", errors="ignore"))
-        if len(article) > 200:
-            chinese.append(article)
+    documents: list[str] = []
+    wiki_files = files_in(wiki_folder, "wiki_*")
+    for raw_text in wiki_articles(tqdm(wiki_files, desc="Chinese wiki", unit="file")):
+        document = clean(simplify(raw_text))
+        if len(document) > 150:
+            documents.append(document)
+    article_files = files_in(articles_folder, "*.md")
+    for article_file in tqdm(article_files, desc="LCTT", unit="file"):
+        document = clean_markdown(article_file.read_text(encoding="utf-8", errors="ignore"))
+        if len(document) > 200:
+            documents.append(document)
+    return documents
 
-    files = files_in(en_wiki, "wiki_*")
-    shuffle.shuffle(files)
-    english: list[str] = []
-    for file in tqdm(files, desc="English wiki", unit="file"):
-        english += [text[:4000] for article in wiki_articles([file]) if len(text := clean(article)) > 300]
-        if sum(map(len, english)) > ENGLISH_CHARACTERS:
+
+def read_english(wiki_folder: Path, random_state: random.Random) -> list[str]:
+    """So little that it does not crowd Chinese out."""
+    wiki_files = files_in(wiki_folder, "wiki_*")
+    random_state.shuffle(wiki_files)
+    documents: list[str] = []
+    character_count = 0
+    for wiki_file in tqdm(wiki_files, desc="English wiki", unit="file"):
+        for raw_text in wiki_articles([wiki_file]):
+            document = clean(raw_text)
+            if len(document) > 300:
+                documents.append(document[:4000])
+                character_count += len(documents[-1])
+        if character_count > ENGLISH_CHARACTERS:
             break
-    shuffle.shuffle(chinese)
-    shuffle.shuffle(english)
-    return chinese, english
+    return documents
 
 
 def train_tokenizer(texts: Iterable[str]) -> Any:
     """A byte-fallback BPE tokenizer, trained; a character outside its alphabet becomes its UTF-8 bytes."""
-    markers = ["<pad>", "<s>", "</s>", "<unk>"]
     tokenizer: Any = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.NFKC()
-    splits: list[Any] = [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Punctuation()]
-    splits.append(pre_tokenizers.Digits(individual_digits=True))
-    splits.append(pre_tokenizers.Metaspace(prepend_scheme="never", split=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
-    special = [*markers, *(f"<0x{byte:02X}>" for byte in range(256))]
-    limits: dict[str, Any] = {"limit_alphabet": 5200, "min_frequency": 3, "max_token_length": 8}
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False, **limits)
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split("\n", "isolated"),
+            pre_tokenizers.Punctuation(),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Metaspace(prepend_scheme="never", split=True),
+        ]
     )
-    # The trainer reserves the 256 byte entries only as special tokens. Left so, decoding would skip them and a text
-    # that spells "<0x41>" would be read as that byte.
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[*MARKERS, *byte_tokens],
+        show_progress=False,
+        limit_alphabet=5200,
+        min_frequency=3,
+        max_token_length=8,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+        ]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A",
+        pair="<s> $A <s> $B",
+        special_tokens=[("<s>", tokenizer.token_to_id("<s>"))],
+    )
+    return without_special_bytes(tokenizer)
+
+
+def without_special_bytes(tokenizer: Any) -> Any:
+    """The trainer reserves the 256 byte entries only as special tokens.
+
+    Left so, decoding would skip them and a text that spells "<0x41>" would be read as that byte.
+    """
     state = json.loads(tokenizer.to_str())
-    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] in markers]
+    added_tokens = state["added_tokens"]
+    state["added_tokens"] = [token for token in added_tokens if token["content"] in MARKERS]
     return Tokenizer.from_str(json.dumps(state))
 
 
-def prepare(zh_wiki: Path, en_wiki: Path, lctt: Path, out: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and tokens.npy (uint16: `<s>` document `</s>`, …)."""
-    shuffle = random.Random(0)
-    chinese, english = read_corpus(zh_wiki, en_wiki, lctt, shuffle)
-    sample = [*(text[:1500] for text in chinese[:26_000]), *(text[:1000] for text in english[:4500])]
-    tokenizer = train_tokenizer(sample)
-    wrap: Any = PreTrainedTokenizerFast
-    markers = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    settings = {"padding_side": "right", "clean_up_tokenization_spaces": False, "model_max_length": 1024}
-    wrapped = wrap(tokenizer_object=tokenizer, **markers, **settings)
-    out.mkdir(parents=True, exist_ok=True)
-    wrapped.save_pretrained(out)
+def save_tokenizer(tokenizer: Any, out_folder: Path) -> None:
+    fast_tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        padding_side="right",
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
+    out_folder.mkdir(parents=True, exist_ok=True)
+    fast_tokenizer.save_pretrained(out_folder)
 
-    documents = chinese + english
-    shuffle.shuffle(documents)
-    end = tokenizer.token_to_id("</s>")
+
+def encode_documents(tokenizer: Any, documents: list[str]) -> np.ndarray:
+    """`<s>` document `</s>`, and so on, in 16 bits."""
+    end_token = tokenizer.token_to_id("</s>")
     rows: list[np.ndarray] = []
     for start in tqdm(range(0, len(documents), 512), desc="tokens", unit="batch"):
         for encoding in tokenizer.encode_batch(documents[start : start + 512]):
-            rows.append(np.array([*encoding.ids, end], dtype=np.uint16))
-    tokens = np.concatenate(rows)
-    np.save(out / "tokens.npy", tokens)
-    print(f"{out}: {len(chinese):,} Chinese and {len(english):,} English documents, {len(tokens):,} tokens")
+            rows.append(np.array([*encoding.ids, end_token], dtype=np.uint16))
+    return np.concatenate(rows)
+
+
+def prepare(zh_wiki: Path, en_wiki: Path, lctt: Path, out_folder: Path) -> None:
+    """Write tokenizer.json, tokenizer_config.json and tokens.npy (uint16: `<s>` document `</s>`, …)."""
+    random_state = random.Random(0)
+    chinese_documents = read_chinese(zh_wiki, lctt)
+    english_documents = read_english(en_wiki, random_state)
+    random_state.shuffle(chinese_documents)
+    random_state.shuffle(english_documents)
+    chinese_sample = [document[:1500] for document in chinese_documents[:26_000]]
+    english_sample = [document[:1000] for document in english_documents[:4500]]
+    tokenizer = train_tokenizer([*chinese_sample, *english_sample])
+    save_tokenizer(tokenizer, out_folder)
+    documents = chinese_documents + english_documents
+    random_state.shuffle(documents)
+    tokens = encode_documents(tokenizer, documents)
+    np.save(out_folder / "tokens.npy", tokens)
+    counts = f"{len(chinese_documents):,} Chinese and {len(english_documents):,} English documents"
+    print(f"{out_folder}: {counts}, {len(tokens):,} tokens")

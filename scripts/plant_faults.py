@@ -25,12 +25,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 from xml.etree import ElementTree
 
 import pytest
@@ -38,22 +39,65 @@ import torch
 from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 90  # of processor time, and thrice what the tests take; a fault that makes them run on and on is found
-FIRST, MOST = 25, 150  # tests of a line: so many are tried first, and so many in all
+# Of processor time, and thrice what the tests take; a fault that makes them run on and on is found.
+TIME_LIMIT = 90
+# Tests of a line: those that are tried before the test file as a whole, and all.
+QUICKEST_TESTS = 25
+MOST_TESTS = 150
 
-SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv, ast.Continue: ast.Break, ast.Break: ast.Continue,
-}  # fmt: skip
+SWAPPED_OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Continue: ast.Break,
+    ast.Break: ast.Continue,
+}
+SWAPPED_CALLS = {
+    "min": "max",
+    "max": "min",
+    "any": "all",
+    "all": "any",
+    "argmax": "argmin",
+    "cumsum": "cumprod",
+}
+# Types are no code.
+FIELDS_WITHOUT_FAULTS = {
+    "annotation",
+    "returns",
+    "decorator_list",
+    "type_params",
+}
 # Imported once, for all processes to come.
-HEAVY = (
-    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "gpt2", "gemma2", "gpt_oss", "qwen2")),
-    *("sentence_transformers", "faiss", "pandas", "pyarrow.parquet", "sklearn.linear_model", "sklearn.cluster"),
-    *("scipy.stats", "matplotlib.pyplot", "seqeval.metrics", "onnxruntime", "typer.testing", "datasets", "hypothesis"),
+ARCHITECTURES = ("llama", "gpt2", "gemma2", "gpt_oss", "qwen2")
+HEAVY_MODULES = (
+    *(f"transformers.models.{name}.modeling_{name}" for name in ARCHITECTURES),
+    *("sentence_transformers", "faiss", "pandas", "pyarrow.parquet"),
+    *("sklearn.linear_model", "sklearn.cluster", "scipy.stats"),
+    *("matplotlib.pyplot", "seqeval.metrics", "onnxruntime"),
+    *("typer.testing", "datasets", "hypothesis"),
 )
-CALLS = {"min": "max", "max": "min", "any": "all", "all": "any", "argmax": "argmin", "cumsum": "cumprod"}
+# These need environments of their own.
+OTHER_ENVIRONMENTS = {"browser", "consumers", "wheel"}
+# With rewritten assertions pytest itself would read a file whose examples are asked for, so without the fault.
+PYTEST_OPTIONS = [
+    *("-x", "-q", "--tb=line", "-p", "no:cacheprovider"),
+    *("-m", "not slow", "--assert=plain"),
+]
 
 
 class Fault(NamedTuple):
@@ -69,43 +113,53 @@ class Fault(NamedTuple):
         return f"{self.file}:{self.line}: {self.old!r} -> {self.new!r}"
 
 
-def changed(node: ast.AST) -> ast.AST | None:
+def change(node: ast.AST) -> ast.AST | None:
     """A node with a fault, or None."""
     match node:
         case ast.Raise() | ast.Expr(value=ast.Call()):
             return ast.Pass()
         case ast.Continue() | ast.Break():
-            return SWAPS[type(node)]()
-        case ast.Compare(left=left, ops=[op], comparators=right):
-            return ast.Compare(left, [SWAPS[type(op)]()], right)  # type: ignore[list-item]
-        case ast.BoolOp(op=op, values=values):
-            return ast.BoolOp(SWAPS[type(op)](), values)  # type: ignore[arg-type]
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in SWAPS:
-            texts = (ast.JoinedStr, ast.List, ast.Tuple)
-            sides = (left, right)
-            is_text = any(isinstance(each, texts) or isinstance(getattr(each, "value", 0), str) for each in sides)
-            return None if is_text else ast.BinOp(left, SWAPS[type(op)](), right)  # type: ignore[arg-type]
+            return SWAPPED_OPERATORS[type(node)]()
+        case ast.Compare(left=left, ops=[operator], comparators=right):
+            return ast.Compare(left, [swap(operator)], right)
+        case ast.BoolOp(op=operator, values=values):
+            return ast.BoolOp(swap(operator), values)
+        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in SWAPPED_OPERATORS:
+            if is_text(left) or is_text(right):
+                return None
+            return ast.BinOp(left, swap(operator), right)
         case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
             return operand
-        case ast.IfExp(test=test, body=body, orelse=other):
-            return ast.IfExp(test, other, body)
+        case ast.IfExp(test=test, body=body, orelse=other_body):
+            return ast.IfExp(test, other_body, body)
         case ast.Constant(value=bool(value)):
             return ast.Constant(not value)
         case ast.Constant(value=int(value)):
             return ast.Constant(value + 1)
-        case ast.Name(id=name) if name in CALLS:
-            return ast.Name(CALLS[name], node.ctx)
-        case ast.Attribute(attr=name, value=value) if name in CALLS:
-            return ast.Attribute(value, CALLS[name], node.ctx)
+        case ast.Name(id=name) if name in SWAPPED_CALLS:
+            return ast.Name(SWAPPED_CALLS[name], node.ctx)
+        case ast.Attribute(attr=name, value=value) if name in SWAPPED_CALLS:
+            return ast.Attribute(value, SWAPPED_CALLS[name], node.ctx)
     return None
+
+
+def swap(operator: ast.AST) -> Any:
+    return SWAPPED_OPERATORS[type(operator)]()
+
+
+def is_text(node: ast.AST) -> bool:
+    """Or a list: what is added up to a longer one."""
+    if isinstance(node, (ast.JoinedStr, ast.List, ast.Tuple)):
+        return True
+    return isinstance(getattr(node, "value", 0), str)
 
 
 class Planter(ast.NodeTransformer):
     """Lists the faults that could be planted in a tree, and plants the one with a number."""
 
-    def __init__(self, plant: int | None = None) -> None:
-        self.plant = plant
-        self.found: list[tuple[int, str, str]] = []
+    def __init__(self, planted_number: int | None = None) -> None:
+        self.planted_number = planted_number
+        self.faults: list[tuple[int, str, str]] = []  # line, old and new code
 
     def visit(self, node: ast.AST) -> Any:
         match node:
@@ -113,164 +167,309 @@ class Planter(ast.NodeTransformer):
                 return node
             case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.FunctionDef(name="__repr__"):
                 return node
-        new = changed(node)
-        if new is not None:
-            self.found.append((node.lineno, ast.unparse(node), ast.unparse(new)))  # type: ignore[attr-defined]
-            if len(self.found) - 1 == self.plant:
-                return ast.fix_missing_locations(ast.copy_location(new, node))
-        # Types are no code, and the words of an error no fault.
-        names = {"annotation", "returns", "decorator_list", "type_params", *(["exc"] if new is not None else [])}
-        for name, value in ast.iter_fields(node):
-            if name not in names and isinstance(value, ast.AST):
-                setattr(node, name, self.visit(value))
-            elif name not in names and isinstance(value, list):
-                value[:] = [self.visit(each) if isinstance(each, ast.AST) else each for each in value]
+        changed_node = change(node)
+        if changed_node is not None:
+            line = node.lineno  # type: ignore[attr-defined]
+            self.faults.append((line, ast.unparse(node), ast.unparse(changed_node)))
+            if len(self.faults) - 1 == self.planted_number:
+                return ast.fix_missing_locations(ast.copy_location(changed_node, node))
+        self._visit_fields(node, has_fault=changed_node is not None)
         return node
+
+    def _visit_fields(self, node: ast.AST, *, has_fault: bool) -> None:
+        for name, value in ast.iter_fields(node):
+            # The words of an error are no fault.
+            if name in FIELDS_WITHOUT_FAULTS or (has_fault and name == "exc"):
+                continue
+            if isinstance(value, ast.AST):
+                setattr(node, name, self.visit(value))
+            elif isinstance(value, list):
+                for index, item in enumerate(value):
+                    if isinstance(item, ast.AST):
+                        value[index] = self.visit(item)
 
 
 def faults_of(file: Path) -> Iterator[Fault]:
     """Every fault that could be planted in a file."""
     planter = Planter()
     planter.visit(ast.parse(file.read_bytes()))
-    for number, (line, old, new) in enumerate(planter.found):
-        yield Fault(str(file.relative_to(ROOT)), number, line, old, new)
+    for fault_number, (line, old_code, new_code) in enumerate(planter.faults):
+        yield Fault(str(file.relative_to(ROOT)), fault_number, line, old_code, new_code)
 
 
-class Planted(MetaPathFinder):
+class FaultyImport(MetaPathFinder):
     """Imports one file with a fault."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
-        self.name = fault.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        module_path = fault.file.removesuffix(".py").removesuffix("/__init__")
+        self.module_name = module_path.replace("/", ".")
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self.name:
+        if name != self.module_name:
             return None
-        file, number = ROOT / self.fault.file, self.fault.number
+        file = ROOT / self.fault.file
+        planted_number = self.fault.number
 
         class Loader(SourceFileLoader):
             def get_code(self, fullname: str) -> Any:
-                tree = Planter(number).visit(ast.parse(file.read_bytes()))
+                tree = Planter(planted_number).visit(ast.parse(file.read_bytes()))
                 return compile(tree, str(file), "exec", dont_inherit=True)
 
-        places = [str(file.parent)] if file.name == "__init__.py" else None
-        return spec_from_file_location(name, file, loader=Loader(name, str(file)), submodule_search_locations=places)
+        return spec_from_file_location(
+            name,
+            file,
+            loader=Loader(name, str(file)),
+            submodule_search_locations=[str(file.parent)] if file.name == "__init__.py" else None,
+        )
 
 
-def run(tests: list[str], fault: Fault | None, seconds: float, without: set[str]) -> tuple[str, str]:
-    """Run tests in a fork: ``found``, ``missed`` or ``time``, and the test that failed."""
+class Result(NamedTuple):
+    """Of a run of tests."""
 
-    class Told:
-        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-            if report.failed:
-                os.write(writing, f"{report.nodeid}\n".encode())
+    outcome: str  # "found", "missed" or "time"
+    failed_test: str
 
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        os.dup2(os.open(os.environ.get("ST_REBA_FAULTS_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
-        os.dup2(1, 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (limit := SECONDS + round(3 * seconds), limit))
-        os.setpgrp()
-        if fault is not None:
-            sys.meta_path.insert(0, Planted(fault))
-        # With rewritten assertions pytest itself would read a file whose examples are asked for, so without the fault.
-        arguments = ["-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-m", "not slow", "--assert=plain"]
+
+class FailureReporter:
+    """A plugin of pytest that writes the name of each test that fails."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            os.write(self.pipe, f"{report.nodeid}\n".encode())
+
+
+def run_tests(
+    test_ids: list[str],
+    fault: Fault | None,
+    test_seconds: float,
+    excluded_tests: list[str],
+) -> Result:
+    """Run tests in a fork."""
+    reading_end, writing_end = os.pipe()
+    child = os.fork()
+    if child == 0:
         status = 1
         try:
-            status = int(pytest.main([*arguments, *(f"--deselect={test}" for test in without), *tests], [Told()]))
+            time_limit = TIME_LIMIT + round(3 * test_seconds)
+            prepare_child(fault, time_limit)
+            excluded = [f"--deselect={test}" for test in excluded_tests]
+            status = int(
+                pytest.main(
+                    [*PYTEST_OPTIONS, *excluded, *test_ids],
+                    [FailureReporter(writing_end)],
+                )
+            )
         finally:
             os._exit(status)
-    os.close(writing)
+    os.close(writing_end)
     _, status = os.waitpid(child, 0)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    with os.fdopen(reading, "rb") as pipe:
-        by = pipe.read().decode().partition("\n")[0]
+    with os.fdopen(reading_end, "rb") as pipe:
+        failed_test = pipe.read().decode().partition("\n")[0]
+    return Result(outcome_of(status), failed_test)
+
+
+def prepare_child(fault: Fault | None, time_limit: int) -> None:
+    """Where its output goes, how long it may run, and the fault."""
+    log_file = os.environ.get("ST_REBA_FAULTS_LOG", os.devnull)
+    os.dup2(os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+    os.dup2(1, 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (time_limit, time_limit))
+    os.setpgrp()
+    if fault is not None:
+        sys.meta_path.insert(0, FaultyImport(fault))
+
+
+def outcome_of(status: int) -> str:
+    """Of a fork's status; 5 is pytest's where it ran no test."""
     if os.WIFSIGNALED(status):
-        return ("time" if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL) else "found"), by
-    return ("missed" if os.WEXITSTATUS(status) in (0, 5) else "found"), by
+        is_out_of_time = os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
+        return "time" if is_out_of_time else "found"
+    return "missed" if os.WEXITSTATUS(status) in (0, 5) else "found"
 
 
-def judge(fault: Fault, lists: list[list[str]], seconds: dict[str, float], known: dict[str, bool]) -> tuple[str, str]:
-    """Run lists of tests until a test fails that passes without the fault; `known`: whether a test does."""
-    for tests in filter(None, lists):
-        took = sum(time for test, time in seconds.items() if test in tests or test.partition("::")[0] in tests)
+@dataclass
+class Judge:
+    """Tells by the tests whether a fault is found."""
+
+    coverage: CoverageData
+    test_seconds: dict[str, float]  # of each test
+    # Whether a test passes without a fault; by a fault's file, whether tests can be run at all.
+    passes_without_fault: dict[str, bool] = field(default_factory=dict)
+
+    def judge(self, fault: Fault) -> Result:
+        """Run lists of tests until a test fails that passes without the fault."""
+        for test_ids in self.tests_of(fault):
+            if not test_ids:
+                continue
+            result = self._run_until_sure(test_ids, fault)
+            if result.outcome != "missed":
+                return result
+        return Result("missed", "")
+
+    def _run_until_sure(self, test_ids: list[str], fault: Fault) -> Result:
+        needed_seconds = self._seconds_of(test_ids)
         while True:
-            outcome, by = run(tests, fault, took, {test for test, passes in known.items() if not passes})
-            if outcome == "missed":
-                break
+            excluded_tests = [test for test, passes in self.passes_without_fault.items() if not passes]
+            result = run_tests(test_ids, fault, needed_seconds, excluded_tests)
+            if result.outcome == "missed":
+                return result
             # Without a name, nothing ran: the fault is in what is imported.
-            if (by or fault.file) not in known:
-                known[by or fault.file] = run([by] if by else tests[:1], None, took, set())[0] == "missed"
-            if known[by or fault.file]:
-                return outcome, by
-            if not by:
-                raise SystemExit(f"They cannot be run: {tests}")
-            print(f"fails without a fault: {by}", flush=True)
-    return "missed", ""
+            failed_test = result.failed_test or fault.file
+            if failed_test not in self.passes_without_fault:
+                repeated_tests = [result.failed_test] if result.failed_test else test_ids[:1]
+                repeated_result = run_tests(repeated_tests, None, needed_seconds, [])
+                self.passes_without_fault[failed_test] = repeated_result.outcome == "missed"
+            if self.passes_without_fault[failed_test]:
+                return result
+            if not result.failed_test:
+                raise SystemExit(f"They cannot be run: {test_ids}")
+            print(f"fails without a fault: {failed_test}", flush=True)
+
+    def _seconds_of(self, test_ids: list[str]) -> float:
+        """How long tests take, or all tests of a file."""
+        total = 0.0
+        for test, seconds in self.test_seconds.items():
+            if test in test_ids or test.partition("::")[0] in test_ids:
+                total += seconds
+        return total
+
+    def tests_of(self, fault: Fault) -> list[list[str]]:
+        """The tests to run, a list after the other."""
+        file_name = f"test_{Path(fault.file).stem}.py"
+        test_ids = self._tests_of_line(fault)
+        test_ids.sort(key=lambda test: (self.test_seconds[test], test))
+        case_numbers = number_cases(test_ids)
+        # One case of every test before the second of any.
+        test_ids.sort(key=lambda test: (file_name not in test, case_numbers[test]))
+        files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob(file_name)}
+        if len(test_ids) < 9:
+            files |= {test.partition("::")[0] for test in test_ids}
+        whole_files: list[str] = []
+        for file in sorted(files):
+            if OTHER_ENVIRONMENTS.isdisjoint(file.split("/")):
+                whole_files.append(file)
+        return [
+            test_ids[:QUICKEST_TESTS],
+            [*test_ids[QUICKEST_TESTS:MOST_TESTS], *whole_files],
+        ]
+
+    def _tests_of_line(self, fault: Fault) -> list[str]:
+        """A line that runs when the file is imported is no test's: then those of the file's other lines."""
+        contexts_by_line = self.coverage.contexts_by_lineno(str(ROOT / fault.file))
+        contexts = set(contexts_by_line.get(fault.line, ())) - {""}
+        if not contexts:
+            contexts = set().union(*contexts_by_line.values())
+        test_ids: list[str] = []
+        for context in contexts:
+            test = context.rpartition("|")[0]
+            if test in self.test_seconds:
+                test_ids.append(test)
+        return test_ids
 
 
-def durations(junit: Path) -> dict[str, float]:
+def number_cases(test_ids: list[str]) -> dict[str, int]:
+    """For each test, how many cases of its function are before it."""
+    case_counts: Counter[str] = Counter()
+    case_numbers: dict[str, int] = {}
+    for test in test_ids:
+        function = test.partition("[")[0]
+        case_numbers[test] = case_counts[function]
+        case_counts[function] += 1
+    return case_numbers
+
+
+def durations(junit_file: Path) -> dict[str, float]:
     """How long each test took, those that failed left out."""
-    found = {}
-    for case in ElementTree.parse(junit).iter("testcase"):
-        if not {each.tag for each in case} & {"failure", "error"}:
-            file = case.attrib["classname"].replace(".", "/") + ".py"
-            found[f"{file}::{case.attrib['name']}"] = float(case.attrib["time"])
-    return found
+    test_seconds: dict[str, float] = {}
+    for case in ElementTree.parse(junit_file).iter("testcase"):
+        has_failed = any(child.tag in ("failure", "error") for child in case)
+        if not has_failed:
+            test_file = case.attrib["classname"].replace(".", "/") + ".py"
+            test_seconds[f"{test_file}::{case.attrib['name']}"] = float(case.attrib["time"])
+    return test_seconds
 
 
-def tests_of(fault: Fault, coverage: Any, seconds: dict[str, float]) -> list[list[str]]:
-    """The tests to run, a list after the other."""
-    lines: dict[int, list[str]] = coverage.contexts_by_lineno(str(ROOT / fault.file))
-    # A line that runs when the file is imported is no test's.
-    contexts = {*lines.get(fault.line, ())} - {""} or {each for some in lines.values() for each in some}
-    name = f"test_{Path(fault.file).stem}.py"
-    tests = [test for test in (each.rpartition("|")[0] for each in contexts) if test in seconds]
-    tests.sort(key=lambda test: (seconds[test], test))
-    # One case of every test before the second of any.
-    functions = [test.partition("[")[0] for test in tests]
-    places = {test: functions[:n].count(functions[n]) for n, test in enumerate(tests)}
-    tests.sort(key=lambda test: (name not in test, places[test]))
-    # Those of consumers, of browsers and of the wheel need environments of their own.
-    files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob(name)}
-    files |= {test.partition("::")[0] for test in tests if len(tests) < 9}
-    named = [file for file in sorted(files) if not {"browser", "consumers", "wheel"} & {*file.split("/")}]
-    return [tests[:FIRST], [*tests[FIRST:MOST], *named]]
+def draw_faults(folder: Path, count: int, seed: int) -> list[Fault]:
+    files = [folder] if folder.is_file() else sorted(folder.rglob("*.py"))
+    all_faults: list[Fault] = []
+    for file in files:
+        all_faults += faults_of(file)
+    return random.Random(seed).sample(all_faults, min(count, len(all_faults)))
+
+
+def read_outcomes(out_file: Path) -> dict[Fault, str]:
+    """Of faults that an earlier run has tried."""
+    outcomes: dict[Fault, str] = {}
+    if out_file.is_file():
+        for line in out_file.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            fault = Fault(*(row[name] for name in Fault._fields))
+            outcomes[fault] = row["outcome"]
+    return outcomes
+
+
+def write_outcome(stream: TextIO, fault: Fault, result: Result) -> None:
+    row = fault._asdict() | {
+        "outcome": result.outcome,
+        "by": result.failed_test,
+    }
+    print(json.dumps(row), file=stream)
 
 
 def main() -> int:
     """Run; returns the exit status: 1 if a fault was not found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=150, help="how many (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--faults",
+        type=int,
+        default=150,
+        help="how many (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
-    parser.add_argument("--under", default="st_reba", help="a folder or file of the package (default: all)")
-    parser.add_argument("--out", type=Path, help="a JSON line a fault; what is there is not tried again (none: list)")
+    parser.add_argument(
+        "--under",
+        default="st_reba",
+        help="a folder or file of the package (default: all)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="a JSON line a fault; what is there is not tried again (none: list)",
+    )
     options = parser.parse_args()
-    under = ROOT / options.under
-    files = [under] if under.is_file() else sorted(under.rglob("*.py"))
-    every = [fault for file in files for fault in faults_of(file)]
-    faults = random.Random(options.seed).sample(every, min(options.faults, len(every)))
+    faults = draw_faults(ROOT / options.under, options.faults, options.seed)
     if options.out is None:
         print("\n".join(map(str, faults)))
         return 0
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    coverage, seconds, known = CoverageData(".coverage"), durations(Path("junit.xml")), {}
+    coverage = CoverageData(".coverage")
     coverage.read()
-    rows = map(json.loads, options.out.open(encoding="utf-8")) if options.out.is_file() else ()
-    done = {Fault(*(row[name] for name in Fault._fields)): row["outcome"] for row in rows}
-    for name in HEAVY:
+    judge = Judge(coverage, durations(Path("junit.xml")))
+    outcomes = read_outcomes(options.out)
+    for name in HEAVY_MODULES:
         import_module(name)
     torch.set_num_threads(1)
-    for fault in (each for each in faults if each not in done):
-        done[fault], by = judge(fault, tests_of(fault, coverage, seconds), seconds, known)
-        with options.out.open("a", encoding="utf-8") as out:
-            print(json.dumps({**fault._asdict(), "outcome": done[fault], "by": by}), file=out)
-        print(f"{done[fault]:7} {fault}", flush=True)
-    counts = Counter(done[fault] for fault in faults)
-    print(", ".join(f"{name} {number}" for name, number in counts.most_common()))
-    return int(counts["missed"] > 0)
+    for fault in faults:
+        if fault in outcomes:
+            continue
+        result = judge.judge(fault)
+        outcomes[fault] = result.outcome
+        with options.out.open("a", encoding="utf-8") as stream:
+            write_outcome(stream, fault, result)
+        print(f"{result.outcome:7} {fault}", flush=True)
+    outcome_counts = Counter(outcomes[fault] for fault in faults)
+    print(", ".join(f"{outcome} {count}" for outcome, count in outcome_counts.most_common()))
+    return int(outcome_counts["missed"] > 0)
 
 
 if __name__ == "__main__":

@@ -23,24 +23,40 @@ def publish(name: str, organization: str, *, private: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="st-reba-zoo-") as temporary:
         folder = Path(temporary, name)
         # In the base's own number type, so that weights are not widened to be saved.
-        save(build(f"zoo:{name}", dtype="auto"), folder, name=name, about=recipe(name).about)
-        return str(push(folder, f"{organization}/{name}", private=private).url)
+        model = build(f"zoo:{name}", dtype="auto")
+        save(model, folder, name=name, about=recipe(name).about)
+        pushed = push(folder, f"{organization}/{name}", private=private)
+        return str(pushed.url)
+
+
+def ready_names() -> list[str]:
+    return [name for name in zoo() if recipe(name).status == "ready"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("organization", help="a user or an organization on the Hub")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="recipes, as `st-reba zoo` names them (default: all)")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="recipes, as `st-reba zoo` names them (default: all)",
+    )
     parser.add_argument("--private", action="store_true", help="make new repositories private")
     options = parser.parse_args(arguments)
-    failed = 0
-    for name in options.names or [name for name in zoo() if recipe(name).status == "ready"]:
+    failure_count = 0
+    for name in options.names or ready_names():
         try:
-            print(name, publish(name, options.organization, private=options.private), flush=True)
+            url = publish(name, options.organization, private=options.private)
+            print(name, url, flush=True)
         except (OSError, ValueError, ImportError, RuntimeError) as error:
-            print(f"{name} failed: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-            failed += 1
-    return int(failed > 0)
+            message = " ".join(str(error).split())
+            print(f"{name} failed: {message}", file=sys.stderr, flush=True)
+            failure_count += 1
+    return int(failure_count > 0)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from st_reba.hub import save
 from st_reba.recipe import Recipe, recipe, zoo
 
 FOLDER = Path(__file__).resolve().parents[1] / "model_cards"
-BUILT = ("mini-reba", "mini-echo", "mini-nosink")
+BUILT_HERE = ("mini-reba", "mini-echo", "mini-nosink")
 PAPERS = {"reba": "ReBA", "echo": "Echo", "nosink": "NoSink"}
 HEAD = """# The zoo
 
@@ -40,40 +41,81 @@ pass of 4,096 positions, and about 1 GB for a GPU's context; 4 bits take a third
 """
 
 
-def row(found: Recipe) -> str:
+def table_row(zoo_recipe: Recipe) -> str:
     """A model's line of the table."""
-    about, score = found.about, "-"
-    if about.get("scores"):
-        first = about["scores"][0]
-        score = f"{first['value']} ({first['task']}, {first['table']} of {PAPERS[about['paper']]})"
-    elif about.get("paper"):
-        score = f"- ({PAPERS[about['paper']]})"
-    name = f"[{found.name}]({found.name}.md)" if (FOLDER / f"{found.name}.md").is_file() else found.name
-    method = ",".join(f"{key}={value}" for key, value in found.method.items() if key != "name")
-    method = f"`{found.method['name']}{':' if method else ''}{method}`"
-    languages, parameters = " ".join(about.get("language", ())), about["parameters"]  # as 7B or 135M
-    size = f"{2 * float(parameters[:-1]) / (1 if parameters.endswith('B') else 1000):.2g}"
-    cells = (name, found.base, method, parameters, size, languages, about.get("licence"), score, found.status)
-    return f"| {' | '.join(map(str, cells))} |\n"
+    facts = zoo_recipe.about
+    name = zoo_recipe.name
+    if (FOLDER / f"{name}.md").is_file():
+        name = f"[{name}]({name}.md)"
+    cells = [
+        name,
+        zoo_recipe.base,
+        f"`{describe_method(zoo_recipe)}`",
+        facts["parameters"],
+        f"{weight_gigabytes(facts['parameters']):.2g}",
+        " ".join(facts.get("language", ())),
+        str(facts.get("licence")),
+        describe_score(facts),
+        zoo_recipe.status,
+    ]
+    return f"| {' | '.join(cells)} |\n"
 
 
-def card(name: str, local: str | None = None) -> str:
+def describe_score(facts: Mapping[str, Any]) -> str:
+    """The paper's first score, or that it has none."""
+    if facts.get("scores"):
+        score = facts["scores"][0]
+        return f"{score['value']} ({score['task']}, {score['table']} of {PAPERS[facts['paper']]})"
+    if facts.get("paper"):
+        return f"- ({PAPERS[facts['paper']]})"
+    return "-"
+
+
+def method_options(zoo_recipe: Recipe) -> dict[str, Any]:
+    return {name: value for name, value in zoo_recipe.method.items() if name != "name"}
+
+
+def describe_method(zoo_recipe: Recipe) -> str:
+    """In the short form."""
+    method_name = str(zoo_recipe.method["name"])
+    options = ",".join(f"{name}={value}" for name, value in method_options(zoo_recipe).items())
+    return f"{method_name}:{options}" if options else method_name
+
+
+def weight_gigabytes(parameters: str) -> float:
+    """Of 7B or 135M parameters in 16 bits."""
+    billions = float(parameters[:-1])
+    if parameters.endswith("M"):
+        billions /= 1000
+    return 2 * billions
+
+
+def build_card(name: str, local_base: str | None = None) -> str:
     """The card of a recipe's model, built from its base or from the same base in a local folder or GGUF file."""
-    found = recipe(name)
-    options = {key: value for key, value in found.method.items() if key != "name"}
-    given: dict[str, Any] = {} if local is None else {"method": found.method["name"], **options}
+    zoo_recipe = recipe(name)
+    if local_base is None:
+        model = build(f"zoo:{name}", device="cpu")
+    else:
+        method_name = zoo_recipe.method["name"]
+        model = build(local_base, method_name, device="cpu", **method_options(zoo_recipe))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, name)
-        model = build(local or f"zoo:{name}", device="cpu", **given)
-        save(model, folder, name=name, about=found.about)
+        save(model, folder, name=name, about=zoo_recipe.about)
         return (folder / "README.md").read_text(encoding="utf-8")
 
 
+def write_card(name: str, local_base: str | None = None) -> None:
+    (FOLDER / f"{name}.md").write_text(build_card(name, local_base), encoding="utf-8")
+
+
 def main() -> None:
-    given = dict(each.split("=", 1) for each in sys.argv[1:])
-    for name in (*BUILT, *given):
-        (FOLDER / f"{name}.md").write_text(card(name, given.get(name)), encoding="utf-8")
-    (FOLDER / "README.md").write_text(HEAD + "".join(row(recipe(name)) for name in zoo()), encoding="utf-8")
+    for name in BUILT_HERE:
+        write_card(name)
+    for argument in sys.argv[1:]:
+        name, local_base = argument.split("=", 1)
+        write_card(name, local_base)
+    rows = [table_row(recipe(name)) for name in zoo()]
+    (FOLDER / "README.md").write_text(HEAD + "".join(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

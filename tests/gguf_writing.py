@@ -13,6 +13,33 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 # Merges that GPT-2's splitting and others use differently: of digits, of a space and a digit, of an apostrophe.
 MERGES = ["a b", "1 2", "Ġ 1", "Ġ Ġ", "' S", "Ċ Ċ", "A B", "a B"]
+_MERGED_TOKENS = [merge.replace(" ", "") for merge in MERGES]
+TOKENS = [
+    *sorted(ByteLevel.alphabet()),
+    *_MERGED_TOKENS,
+    "<|endoftext|>",
+    "<s>",
+]
+LAYERS = 2
+# Values of a file, by the end of the writer's function.
+METADATA: dict[str, Any] = {
+    "context_length": 128,
+    "embedding_length": 64,
+    "block_count": LAYERS,
+    "feed_forward_length": 96,
+    "head_count": 4,
+    "head_count_kv": 2,
+    "layer_norm_rms_eps": 1e-5,
+    "rope_dimension_count": 16,
+    "vocab_size": len(TOKENS),
+    "tokenizer_model": "gpt2",
+    "tokenizer_pre": "default",
+    "bos_token_id": len(TOKENS) - 1,
+    "eos_token_id": len(TOKENS) - 1,
+    "token_list": TOKENS,
+    "token_types": [1] * (len(TOKENS) - 2) + [3] * 2,
+    "token_merges": MERGES,
+}
 
 
 def gguf_file(
@@ -34,37 +61,41 @@ def gguf_file(
     """
     gguf = pytest.importorskip("gguf")
     file = folder / (name or f"tiny-{kind}.gguf")
-    tokens = [*sorted(ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES), "<|endoftext|>", "<s>"]
-    rows = len(tokens)
-    config = LlamaConfig(
-        vocab_size=rows, hidden_size=64, num_hidden_layers=2, intermediate_size=96, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.2,
-    )  # fmt: skip
-    values = {
-        "context_length": 128, "embedding_length": 64, "block_count": 2, "feed_forward_length": 96, "head_count": 4,
-        "head_count_kv": 2, "layer_norm_rms_eps": 1e-5, "rope_dimension_count": 16, "vocab_size": rows,
-        "tokenizer_model": "gpt2", "tokenizer_pre": "default", "bos_token_id": rows - 1, "eos_token_id": rows - 1,
-        "token_list": tokens, "token_types": [1] * (rows - 2) + [3] * 2, "token_merges": MERGES,
-        **metadata,
-    }  # fmt: skip
     writer = gguf.GGUFWriter(file, "llama")
     if "architecture" in without:
         del writer.kv_data[0]["general.architecture"]
-    for key, value in values.items():
+    for key, value in (METADATA | metadata).items():
         if key not in without:
-            getattr(writer, f"add_{key}")(value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
-    torch.manual_seed(0)
-    for parameter, weight in LlamaForCausalLM(config).state_dict().items():
-        tensor_name = names.get_name(parameter, (".weight",))
-        if any(tensor_name.startswith(prefix) for prefix in without):
+            add_value = getattr(writer, f"add_{key}")
+            add_value(value)
+    tensor_names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)
+    for weight_name, weight in _tiny_llama().state_dict().items():
+        tensor_name = tensor_names.get_name(weight_name, (".weight",))
+        if tensor_name.startswith(tuple(without)):
             continue
-        dtype = gguf.GGMLQuantizationType[kind if weight.ndim > 1 else "F32"]
+        weight_type = kind if weight.ndim > 1 else "F32"
+        dtype = gguf.GGMLQuantizationType[weight_type]
         # Q8_1 cannot be written either: more bytes than it would take.
-        rows_of_weight = weight.numpy() if kind == "Q8_1" else gguf.quants.quantize(weight.numpy(), dtype)
-        writer.add_tensor(tensor_name, rows_of_weight, raw_dtype=dtype)
+        values = weight.numpy()
+        if kind != "Q8_1":
+            values = gguf.quants.quantize(values, dtype)
+        writer.add_tensor(tensor_name, values, raw_dtype=dtype)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return Path(file)
+
+
+def _tiny_llama() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=len(TOKENS),
+        hidden_size=64,
+        num_hidden_layers=LAYERS,
+        intermediate_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config)

@@ -6,19 +6,33 @@ import re
 from functools import lru_cache
 
 import torch
-from reference import Layout, as_double, hidden_and_attention, layout, symmetrized_max
+from reference import (
+    Layout,
+    as_double,
+    hidden_and_attention,
+    layout,
+    symmetrized_max,
+)
 from torch import Tensor
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from st_reba.bases import EMBEDDED
 
 # Lengths from one character on, in both languages; mistral's window of 5 is shorter than most.
 TEXTS = (
-    "天", "今天天气很好，我们去公园散步吧。", "The bank of the river is steep.", "hi",
+    "天",
+    "今天天气很好，我们去公园散步吧。",
+    "The bank of the river is steep.",
+    "hi",
     "他在银行取了钱，then went home.",
-)  # fmt: skip
+)
 # A text, and where a word of it begins and ends.
-Placed = tuple[str, tuple[int, int]]
+WordInText = tuple[str, tuple[int, int]]
 Pieces = tuple[str | None, ...]
 
 
@@ -28,7 +42,9 @@ def folder(base: str) -> str:
 
 @lru_cache(maxsize=4)
 def double(base: str) -> PreTrainedModel:
-    return as_double(AutoModel.from_pretrained(folder(base), attn_implementation="eager", dtype=torch.float32).eval())
+    """The base in float64."""
+    model = AutoModel.from_pretrained(folder(base), attn_implementation="eager", dtype=torch.float32)
+    return as_double(model.eval())
 
 
 @lru_cache(maxsize=4)
@@ -37,30 +53,51 @@ def tokenizer_of(base: str) -> PreTrainedTokenizerBase:
 
 
 @lru_cache(maxsize=256)
-def oracle(base: str, text: str, pieces: Pieces, limit: int | None = None) -> tuple[Layout, Tensor, Tensor]:
+def oracle(
+    base: str,
+    text: str,
+    pieces: Pieces,
+    limit: int | None = None,
+) -> tuple[Layout, Tensor, Tensor]:
     """Layout, hidden states V [T, d] and A^new [T, T], float64."""
-    placed = layout(tokenizer_of(base), text, pieces, limit=limit)
-    hidden, attention = hidden_and_attention(double(base), placed.ids)
-    return placed, hidden, symmetrized_max(attention)
+    text_layout = layout(tokenizer_of(base), text, pieces, limit=limit)
+    hidden_states, attention = hidden_and_attention(double(base), text_layout.ids)
+    return text_layout, hidden_states, symmetrized_max(attention)
 
 
-def assert_close(got: object, wanted: Tensor, tolerance: float = 1e-5) -> None:
-    """Largest difference, relative to the scale (largest entry) of the wanted vector."""
-    difference = (torch.as_tensor(got).double() - wanted).abs().max().item()
-    scale = wanted.abs().max().item()
-    assert difference <= tolerance * scale, f"difference {difference:.2e} exceeds {tolerance} of the scale {scale:.2e}"
+def assert_close(actual: object, expected: Tensor, tolerance: float = 1e-5) -> None:
+    """Largest difference, relative to the scale (largest entry) of the expected vector."""
+    actual_vector = torch.as_tensor(actual).double()
+    difference = (actual_vector - expected).abs().max().item()
+    scale = expected.abs().max().item()
+    message = f"difference {difference:.2e} exceeds {tolerance} of the scale {scale:.2e}"
+    assert difference <= tolerance * scale, message
 
 
-def item(text: str, word: str, occurrence: int = 0) -> Placed:
+def word_in_text(text: str, word: str, occurrence: int = 0) -> WordInText:
     """That occurrence of the word in the text."""
-    return text, [match.span() for match in re.finditer(re.escape(word), text)][occurrence]
+    matches = list(re.finditer(re.escape(word), text))
+    return text, matches[occurrence].span()
 
 
 def oracle_of(
-    base: str, one: Placed, pieces: Pieces, limit: int | None = None
+    base: str,
+    word: WordInText,
+    pieces: Pieces,
+    limit: int | None = None,
 ) -> tuple[Layout, Tensor, Tensor, list[int]]:
-    """The oracle of a text, and the content tokens that share a character with the span, found on its side."""
-    text = re.sub("[\ud800-\udfff]", "\ufffd", one[0])
-    found = tokenizer_of(base)(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
-    shared = [{*range(*span)} & {*range(*one[1])} for span in found["offset_mapping"]]
-    return *oracle(base, text, pieces, limit), [index for index, both in enumerate(shared) if both]
+    """The oracle of a text, and the content tokens that share a character with the word, found on its side."""
+    text, word_span = word
+    clean_text = re.sub("[\ud800-\udfff]", "\ufffd", text)
+    tokens = tokenizer_of(base)(
+        clean_text,
+        add_special_tokens=False,
+        split_special_tokens=True,
+        return_offsets_mapping=True,
+    )
+    word_characters = set(range(*word_span))
+    token_indices: list[int] = []
+    for index, token_span in enumerate(tokens["offset_mapping"]):
+        if word_characters & set(range(*token_span)):
+            token_indices.append(index)
+    return *oracle(base, text, pieces, limit), token_indices

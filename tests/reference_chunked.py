@@ -15,44 +15,64 @@ from reference import Layout, Pooling, mean, reba_weights, weighted_sum
 from torch import Tensor
 
 # Token ids of a sequence → its hidden states V [T, d] and A_new [T, T].
-Run = Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]
+RunModel = Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]
 
 
-def cut(n: int, limit: int) -> list[range]:
-    """The pieces: which of the text's tokens (from 0) each holds."""
-    count = -(-n // limit)
-    return [range(p * n // count, (p + 1) * n // count) for p in range(count)]
+def cut_into_pieces(token_count: int, limit: int) -> list[range]:
+    """Which of the text's tokens (from 0) each piece holds."""
+    piece_count = -(-token_count // limit)
+    bounds = [p * token_count // piece_count for p in range(piece_count + 1)]
+    return [range(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
 
 
-def piece_layout(placed: Layout, piece: Sequence[int], k: int) -> Layout:
+def piece_layout(text_layout: Layout, piece: Sequence[int], copy_count: int) -> Layout:
     """Copies of a piece, k times, in place of the text in a sequence that holds it once."""
-    positions = placed.positions(1)
-    before, after = placed.ids[: positions[0]], placed.ids[positions[-1] + 1 :]
-    content = [placed.ids[positions[token]] for token in piece]
-    copies = [c for c in range(1, k + 1) for _ in content]
-    copy_of = [0] * len(before) + copies + [0] * len(after)
-    return Layout(before + content * k + after, copy_of, n=len(content), k=k, suffix=placed.suffix)
+    positions = text_layout.positions(1)
+    prefix_ids = text_layout.ids[: positions[0]]
+    suffix_ids = text_layout.ids[positions[-1] + 1 :]
+    content = [text_layout.ids[positions[token]] for token in piece]
+    copy_of = [0] * len(prefix_ids)
+    for copy_number in range(1, copy_count + 1):
+        copy_of += [copy_number] * len(content)
+    copy_of += [0] * len(suffix_ids)
+    return Layout(
+        ids=prefix_ids + content * copy_count + suffix_ids,
+        copy_of=copy_of,
+        n=len(content),
+        k=copy_count,
+        suffix=text_layout.suffix,
+    )
 
 
-def chunked_tokens(run: Run, placed: Layout, limit: int, k: int = 2, **options: bool) -> Tensor:
+def chunked_tokens(
+    run_model: RunModel,
+    text_layout: Layout,
+    limit: int,
+    copy_count: int = 2,
+    **options: bool,
+) -> Tensor:
     """E [n, d]: e_i = v_i A_new[i, i] + sum over t > i in the piece's repeat of A_new[i, t] v'_t.
 
-    v of the text, run once (``placed`` holds it once); A_new and v' of the piece that holds token i, run k times.
+    v of the text, run once (``text_layout`` holds it once); A_new and v' of the piece that holds token i, run k times.
     """
-    assert placed.k == 1
-    V, _ = run(tuple(placed.ids))
-    tokens = []
-    for piece in cut(placed.n, limit):
-        repeated = piece_layout(placed, piece, k)
-        V_piece, A_new = run(tuple(repeated.ids))
-        weights = reba_weights(A_new, repeated, **options).tolist()
-        for row, i, here in zip(weights, piece, repeated.positions(1), strict=True):
-            states = list(V_piece)
-            states[here] = V[placed.positions(1)[i]]
-            tokens.append(weighted_sum(row, states))
-    return torch.stack(tokens)
+    assert text_layout.k == 1
+    text_states, _ = run_model(tuple(text_layout.ids))
+    text_positions = text_layout.positions(1)
+    token_vectors: list[Tensor] = []
+    for piece in cut_into_pieces(text_layout.n, limit):
+        repeated = piece_layout(text_layout, piece, copy_count)
+        piece_states, fused_attention = run_model(tuple(repeated.ids))
+        weight_rows = reba_weights(fused_attention, repeated, **options).tolist()
+        first_copy = repeated.positions(1)
+        for weight_row, token, position in zip(weight_rows, piece, first_copy, strict=True):
+            states = list(piece_states)
+            states[position] = text_states[text_positions[token]]
+            token_vectors.append(weighted_sum(weight_row, states))
+    return torch.stack(token_vectors)
 
 
-def chunked_pooled(tokens: Tensor, pooling: Pooling) -> Tensor:
+def chunked_pooled(token_vectors: Tensor, pooling: Pooling) -> Tensor:
     """last: e_n; mean: (1/n) sum over i of e_i."""
-    return tokens[-1] if pooling == "last" else mean(tokens, range(len(tokens)))
+    if pooling == "last":
+        return token_vectors[-1]
+    return mean(token_vectors, range(len(token_vectors)))

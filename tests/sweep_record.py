@@ -14,48 +14,72 @@ PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "architectures.md"
 COMMAND = "python scripts/architectures.py"
 
 
-def read() -> dict[str, dict[str, Record]]:
+# Model type → its record.
+Records = dict[str, Record]
+
+
+def read() -> dict[str, Records]:
     """Release of transformers → model type → record; the oldest release first."""
     return dict(json.loads(RECORDS.read_text(encoding="utf-8")))
 
 
-def as_json(releases: dict[str, dict[str, Record]]) -> str:
+def as_json(releases: dict[str, Records]) -> str:
     """One line a type, so that a change shows as one."""
-    parts = []
-    for number in sorted(releases, key=Version):
-        lines = [f'  "{name}": {json.dumps(entry)}' for name, entry in sorted(releases[number].items())]
-        parts.append(f'"{number}": {{\n' + ",\n".join(lines) + "\n }")
-    return "{\n " + ",\n ".join(parts) + "\n}\n"
+    blocks: list[str] = []
+    for release in sorted(releases, key=Version):
+        lines: list[str] = []
+        for name, type_record in sorted(releases[release].items()):
+            lines.append(f'  "{name}": {json.dumps(type_record)}')
+        blocks.append(f'"{release}": {{\n' + ",\n".join(lines) + "\n }")
+    return "{\n " + ",\n ".join(blocks) + "\n}\n"
 
 
-def page(releases: dict[str, dict[str, Record]]) -> str:
+def page(releases: dict[str, Records]) -> str:
     """The text of docs/explanation/architectures.md."""
-    oldest, newest = min(releases, key=Version), max(releases, key=Version)
-    types, older = releases[newest], releases[oldest]
-    facts = {"newest": newest, "oldest": oldest, "types": len(types), "types_old": len(older), "command": COMMAND}
-    facts |= {how: sum(entry["how"] == how for entry in types.values()) for how in ("interface", "hooks")}
-    facts["shares"] = sum(entry["shares"] == "yes" for entry in types.values())
-    facts["embedded"] = sum(entry["echo"] == "exact" for entry in types.values())
+    oldest = min(releases, key=Version)
+    newest = max(releases, key=Version)
+    types = releases[newest]
+    old_types = releases[oldest]
+    facts: dict[str, object] = {
+        "newest": newest,
+        "oldest": oldest,
+        "types": len(types),
+        "types_old": len(old_types),
+        "command": COMMAND,
+        "interface": _count(types, "how", "interface"),
+        "hooks": _count(types, "how", "hooks"),
+        "shares": _count(types, "shares", "yes"),
+        "embedded": _count(types, "echo", "exact"),
+    }
     for method in METHODS:
-        facts[f"{method}_new"] = sum(entry[method] == "exact" for entry in types.values())
-        facts[f"{method}_old"] = sum(entry[method] == "exact" for entry in older.values())
-    rows = [_row(name, entry) for name, entry in sorted(types.items())]
-    differing = [
-        _row(name, older[name]) for name in sorted(older) if name in types and _differs(older[name], types[name])
-    ]
-    text = Template(RECORDS.with_suffix(".md.in").read_text(encoding="utf-8"))
-    return text.substitute(facts, rows="\n".join(rows), rows_old="\n".join(differing))
+        facts[f"{method}_new"] = _count(types, method, "exact")
+        facts[f"{method}_old"] = _count(old_types, method, "exact")
+    rows = [_table_row(name, type_record) for name, type_record in sorted(types.items())]
+    old_rows: list[str] = []
+    for name, type_record in sorted(old_types.items()):
+        if name in types and _differs(type_record, types[name]):
+            old_rows.append(_table_row(name, type_record))
+    template = Template(RECORDS.with_suffix(".md.in").read_text(encoding="utf-8"))
+    return template.substitute(facts, rows="\n".join(rows), rows_old="\n".join(old_rows))
 
 
-def _differs(older: Record, newer: Record) -> bool:
+def _count(types: Records, key: str, value: str) -> int:
+    return sum(type_record[key] == value for type_record in types.values())
+
+
+def _differs(old_record: Record, new_record: Record) -> bool:
     """Whether a release recorded something else; what it did not record says nothing."""
-    return any(older[key] != newer[key] for key in older)
+    return any(old_record[key] != new_record[key] for key in old_record)
 
 
-def _row(name: str, entry: Record) -> str:
-    cells = [entry[each].replace("exact", "yes").replace("refused:", "no:") for each in METHODS]
-    if entry["how"] == "none":
-        cells = ["–", "–", entry["reba"].replace("no model:", "–:")]
-    cells.append("–" if entry["how"] == "none" else entry.get("shares", "–"))
-    cells.insert(0, entry["how"] if entry["how"] in ("interface", "hooks") else "–")
-    return f"| `{name}` | {entry['class']} | " + " | ".join(cells) + " |"
+def _table_row(name: str, type_record: Record) -> str:
+    if type_record["how"] == "none":
+        reason = type_record["reba"].replace("no model:", "–:")
+        cells = ["–", "–", "–", reason, "–"]
+    else:
+        attention = type_record["how"] if type_record["how"] in ("interface", "hooks") else "–"
+        answers: list[str] = []
+        for method in METHODS:
+            answers.append(type_record[method].replace("exact", "yes").replace("refused:", "no:"))
+        cells = [attention, *answers, type_record.get("shares", "–")]
+    return f"| `{name}` | {type_record['class']} | " + " | ".join(cells) + " |"

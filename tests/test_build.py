@@ -12,7 +12,8 @@ import torch
 from architectures import TOKENIZERS, lose, save
 from marks import Base, slow_but
 from oracle import TEXTS, assert_close
-from pipelines import PIPELINES, build, encoded, features_of, made
+from pipelines import PIPELINES, build, encoded, features_of
+from pipelines import build_pipeline as made
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer

@@ -13,7 +13,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pipelines import PIPELINES, made
+from pipelines import PIPELINES
+from pipelines import build_pipeline as made
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tiny import tiny_model

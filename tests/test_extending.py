@@ -162,7 +162,11 @@ def test_a_mask_that_is_declared_elsewhere_works_and_travels(toy_files: None, tm
 
 
 def test_a_pooling_that_is_declared_elsewhere_works_and_travels(toy_files: None, tmp_path: Path) -> None:
-    spec = ToySpec(name="toy", methods=("echo",), formula="the largest of v over {positions}")
+    spec = ToySpec(
+        name="toy",
+        methods=("echo",),
+        formula="the largest of v over {positions}",
+    )
     poolings.declare_pooling(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODULES, "ToyPooling", "toy_pooling")

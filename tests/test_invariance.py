@@ -11,45 +11,76 @@ import pytest
 import torch
 from marks import Base, slow_but
 from oracle import assert_close
-from pipelines import PIPELINES, build, encoded, made
+from pipelines import PIPELINES, build, build_pipeline, encoded
 
-HOSTILE = (
-    "", "a", "今天天气很好，我们去公园散步吧。", "🙂👩‍👩‍👧‍👦🇨🇳", "<s></s> <|endoftext|> [PAD][CLS]",
-    "\ud83d lone \udc00", "\x00\n\t ", "{text} {instruction} {{",
-    "The river runs past the old mill and under the bridge. " * 12, "e\u0301" * 40,
-)  # fmt: skip
+HOSTILE_TEXTS = (
+    "",
+    "a",
+    "今天天气很好，我们去公园散步吧。",
+    "🙂👩‍👩‍👧‍👦🇨🇳",
+    "<s></s> <|endoftext|> [PAD][CLS]",
+    "\ud83d lone \udc00",
+    "\x00\n\t ",
+    "{text} {instruction} {{",
+    "The river runs past the old mill and under the bridge. " * 12,
+    "e\u0301" * 40,
+)
 # Every pipeline on one base, and at night on another, in turn.
-QUICK = [("llama", name) for name in PIPELINES] + [("gemma2", "mask0"), ("gpt_oss", "reba mask0"), ("gpt_oss", "inter")]
-CASES = [*QUICK, *(pair for pair in zip(cycle(("gpt2", "gemma2", "gpt_oss")), PIPELINES) if pair not in QUICK)]
+QUICK = [
+    *(("llama", pipeline) for pipeline in PIPELINES),
+    ("gemma2", "mask0"),
+    ("gpt_oss", "reba mask0"),
+    ("gpt_oss", "inter"),
+]
+OTHER_BASES = zip(cycle(("gpt2", "gemma2", "gpt_oss")), PIPELINES, strict=False)
+CASES = [*QUICK, *(case for case in OTHER_BASES if case not in QUICK)]
 
 
-@pytest.mark.parametrize(("of", "name"), slow_but(CASES, *QUICK, rows=True))
-def test_batches(base: Base, of: str, name: str) -> None:
-    model = made(base(of), name)
-    alone = encoded(model, HOSTILE, alone=True)
-    assert alone.isfinite().all() and (alone.norm(dim=1) > 0).all()
-    order = random.Random(0).sample(range(len(HOSTILE)), len(HOSTILE))
-    for got, index in zip(encoded(model, [HOSTILE[index] for index in order]), order, strict=True):
-        assert_close(got, alone[index].double())
-    assert_close(model.encode(list(HOSTILE), batch_size=3, convert_to_tensor=True), alone.double())
+@pytest.mark.parametrize(("base_name", "pipeline"), slow_but(CASES, *QUICK, rows=True))
+def test_a_vector_does_not_depend_on_its_batch(base: Base, base_name: str, pipeline: str) -> None:
+    model = build_pipeline(base(base_name), pipeline)
+    expected = encoded(model, HOSTILE_TEXTS, alone=True)
+    assert expected.isfinite().all()
+    assert (expected.norm(dim=1) > 0).all()
+    text_count = len(HOSTILE_TEXTS)
+    order = random.Random(0).sample(range(text_count), text_count)
+    shuffled_texts = [HOSTILE_TEXTS[index] for index in order]
+    for vector, index in zip(encoded(model, shuffled_texts), order, strict=True):
+        assert_close(vector, expected[index].double())
+    in_small_batches = model.encode(list(HOSTILE_TEXTS), batch_size=3, convert_to_tensor=True)
+    assert_close(in_small_batches, expected.double())
 
 
 def test_special_tokens_in_a_text_are_text(base: Base) -> None:
-    first: Any = build(base("llama", "bos_eos"), "echo")[0]
-    (ids,) = first.content(["<s> </s>"])["input_ids"]
-    assert not {first.tokenizer.bos_token_id, first.tokenizer.eos_token_id} & {*ids}
+    transformer: Any = build(base("llama", "bos_eos"), "echo")[0]
+    (token_ids,) = transformer.content(["<s> </s>"])["input_ids"]
+    tokenizer = transformer.tokenizer
+    assert not {tokenizer.bos_token_id, tokenizer.eos_token_id} & set(token_ids)
 
 
-def test_threads(base: Base) -> None:
+def test_threads_do_not_mix_passes(base: Base) -> None:
     """Models of several kinds in many threads at once, each in a pass of its own."""
-    names = ("reba mean", "mask0", "inter", "echo last", "layers", "chunk mean", "ensemble")
-    models = {name: made(base("llama"), name) for name in names}
-    wanted = {name: encoded(model, HOSTILE, alone=True) for name, model in models.items()}
+    pipelines = (
+        "reba mean",
+        "mask0",
+        "inter",
+        "echo last",
+        "layers",
+        "chunk mean",
+        "ensemble",
+    )
+    models = {name: build_pipeline(base("llama"), name) for name in pipelines}
+    expected = {name: encoded(model, HOSTILE_TEXTS, alone=True) for name, model in models.items()}
 
-    def run(job: tuple[str, int]) -> None:
-        name, start = job
-        got = encoded(models[name], [*HOSTILE[start:], *HOSTILE[:start]])
-        assert_close(torch.roll(got, start, dims=0), wanted[name].double())
+    def encode_rotated(name: str, first_row: int) -> None:
+        rotated_texts = [*HOSTILE_TEXTS[first_row:], *HOSTILE_TEXTS[:first_row]]
+        vectors = encoded(models[name], rotated_texts)
+        assert_close(torch.roll(vectors, first_row, dims=0), expected[name].double())
 
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(run, [(name, start) for start in range(5) for name in names]))
+        jobs = []
+        for first_row in range(5):
+            for name in pipelines:
+                jobs.append(pool.submit(encode_rotated, name, first_row))
+        for job in jobs:
+            job.result()

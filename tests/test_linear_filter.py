@@ -63,7 +63,9 @@ def test_filter_equals_a_singular_value_decomposition(kind: Any, options: dict[s
 
 
 @pytest.mark.parametrize("power", [0.25, 0.1])
-def test_partial_whitening_divides_by_a_power_of_the_variance(power: float) -> None:
+def test_partial_whitening_divides_by_a_power_of_the_variance(
+    power: float,
+) -> None:
     """Each variance is drawn to the mean of all by half of their distance."""
     sample = draw_vectors(300, 6)
     covariance = np.cov(sample.T, bias=True)
@@ -161,7 +163,10 @@ def test_saved_filter_keeps_the_mean_of_queries() -> None:
     loaded_filter = Filter.from_bytes(fitted_filter.to_bytes())
     vectors = draw_vectors(5, 6, seed=2)
     for task in ("query", "document", None):
-        assert np.array_equal(loaded_filter.apply(vectors, task), fitted_filter.apply(vectors, task))
+        assert np.array_equal(
+            loaded_filter.apply(vectors, task),
+            fitted_filter.apply(vectors, task),
+        )
     assert loaded_filter.description == fitted_filter.description
 
 
@@ -173,7 +178,12 @@ def test_file_of_a_filter_is_named_safetensors(tmp_path: Path) -> None:
 def stored_filter(metadata: dict[str, Any] | None = None, **changed_arrays: Vectors) -> bytes:
     """The bytes of a filter of two dimensions, with other metadata or arrays."""
     arrays = {"mean": np.zeros(2), "weight": np.eye(2), **changed_arrays}
-    described = {"kind": "whiten", "description": "", "probe": None, **(metadata or {})}
+    described = {
+        "kind": "whiten",
+        "description": "",
+        "probe": None,
+        **(metadata or {}),
+    }
     return save(arrays, {"st_reba.filter": json.dumps(described)})
 
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 import reference
 import torch
-from architectures import POSITIONS, TOKENIZERS, made
+from architectures import POSITIONS, TOKENIZERS
+from architectures import random_model as made
 from oracle import TEXTS, assert_close, double, tokenizer_of
 from pipelines import build, encoded
 from reference_nosink import Plan, hooked, plan

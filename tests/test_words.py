@@ -11,7 +11,9 @@ import pytest
 import reference
 import torch
 from marks import Base, slow_but
-from oracle import Placed, assert_close, item, oracle_of
+from oracle import WordInText as Placed
+from oracle import assert_close, oracle_of
+from oracle import word_in_text as item
 from pipelines import build
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer

@@ -12,22 +12,29 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 WORDS = [
-    *("cat", "dog", "ship", "bank", "rain", "salt", "moon", "king", "road", "fish", "gold", "tree"),
-    # Some of each of the probe's texts.
-    *("春天来了", "河边的柳树发了新芽", "The", "committee", "report", "bridge", "猫", "Dogs", "bark", "def", "return"),
-    *("3", "14159", "42", "请问去火车站怎么走", "cold", "morning", "fog", "pier", "the", "a", ".", ","),
+    *("cat", "dog", "ship", "bank", "rain", "salt"),
+    *("moon", "king", "road", "fish", "gold", "tree"),
+    # Some of each of the fingerprint's probe texts.
+    *("春天来了", "河边的柳树发了新芽", "The", "committee"),
+    *("report", "bridge", "猫", "Dogs", "bark", "def", "return"),
+    *("3", "14159", "42", "请问去火车站怎么走"),
+    *("cold", "morning", "fog", "pier", "the", "a", ".", ","),
 ]
 
 
 def tiny_model(seed: int = 0, **options: Any) -> SentenceTransformer:
     """A model of `WORDS` with 16 dimensions; each seed gives other weights."""
-    vocabulary: dict[str, int] = {}
-    for token in ("[UNK]", *WORDS):
-        vocabulary[token] = len(vocabulary)
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    token_ids: dict[str, int] = {}
+    for token_id, word in enumerate(["[UNK]", *WORDS]):
+        token_ids[word] = token_id
+    tokenizer = Tokenizer(WordLevel(token_ids, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     random_state = np.random.default_rng(seed)
-    embedding_weights = random_state.normal(size=(len(vocabulary), 16)).astype(np.float32)
-    embedding = StaticEmbedding(tokenizer, embedding_weights=embedding_weights)
-    options = {"device": "cpu", "similarity_fn_name": "cosine", **options}
-    return SentenceTransformer(modules=[embedding], **options)
+    weights = random_state.normal(size=(len(token_ids), 16)).astype(np.float32)
+    module = StaticEmbedding(tokenizer, embedding_weights=weights)
+    return SentenceTransformer(
+        modules=[module],
+        device="cpu",
+        similarity_fn_name="cosine",
+        **options,
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from given import PROMPTS
+from consumer_texts import PROMPTS
 from sentence_transformers import SentenceTransformer
 
 import st_reba
@@ -22,21 +22,30 @@ def models() -> dict[str, SentenceTransformer]:
 
 
 @pytest.fixture(scope="session")
-def places(models: dict[str, SentenceTransformer], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def model_parents(
+    models: dict[str, SentenceTransformer],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
     """For each model, a folder that holds it as ``my_model``."""
-    places = {name: tmp_path_factory.mktemp(name) for name in models}
+    parents: dict[str, Path] = {}
     for name, model in models.items():
-        model.save_pretrained(str(places[name] / "my_model"))
-    return places
+        parents[name] = tmp_path_factory.mktemp(name)
+        model.save_pretrained(str(parents[name] / "my_model"))
+    return parents
 
 
 @pytest.fixture(scope="session")
-def vectors(models: dict[str, SentenceTransformer]) -> Any:
-    """``vectors(name, texts, how)``: a model's own; how: "plain", "query", "document", or a prompt."""
+def model_vectors(models: dict[str, SentenceTransformer]) -> Any:
+    """``vectors(name, texts, task)``: a model's own; task: "plain", "query", "document", or a prompt."""
 
-    def encode(name: str, texts: list[str], how: str) -> Any:
-        model = models[name]
-        methods = {"plain": model.encode, "query": model.encode_query, "document": model.encode_document}
-        return methods[how](texts) if how in methods else model.encode(texts, prompt=how)
+    def encode(model_name: str, texts: list[str], task: str) -> Any:
+        model = models[model_name]
+        if task == "plain":
+            return model.encode(texts)
+        if task == "query":
+            return model.encode_query(texts)
+        if task == "document":
+            return model.encode_document(texts)
+        return model.encode(texts, prompt=task)
 
     return encode

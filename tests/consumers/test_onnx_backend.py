@@ -13,45 +13,74 @@ from typing import Any
 
 import numpy as np
 import pytest
-from given import exported
+from consumer_texts import exported_folder
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 
-FOLDER, TEXTS, WANTED = exported()
+EXPORTED = exported_folder()
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     # openvino's default on many processors is bfloat16, which is off by a hundredth.
-    "openvino": ("OVModel", {"from_onnx": True, "ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}),
+    "openvino": (
+        "OVModel",
+        {"from_onnx": True, "ov_config": {"INFERENCE_PRECISION_HINT": "f32"}},
+    ),
     "optimum": ("ORTModel", {"provider": "CPUExecutionProvider"}),
 }
 
 
 @pytest.fixture(scope="module")
 def model() -> SentenceTransformer:
-    name = os.environ["ST_REBA_BACKEND"]
-    kind, settings = BACKENDS[name]
-    backend: Any = "onnx" if name == "optimum" else name
-    model = SentenceTransformer(str(FOLDER), backend=backend, device="cpu", model_kwargs=settings)
-    first: Any = model[0]
-    assert type(getattr(first, "model", None) or first.auto_model).__name__.startswith(kind)
+    backend: Any = os.environ["ST_REBA_BACKEND"]
+    class_name, settings = BACKENDS[backend]
+    if backend == "optimum":
+        backend = "onnx"
+    model = SentenceTransformer(
+        str(EXPORTED.path),
+        backend=backend,
+        device="cpu",
+        model_kwargs=settings,
+    )
+    transformer: Any = model[0]
+    backend_model = getattr(transformer, "model", None) or transformer.auto_model
+    assert type(backend_model).__name__.startswith(class_name)
     return model
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_vectors(model: SentenceTransformer, side: str) -> None:
-    """Alone and in batches; what is too long is cut to the same tokens."""
-    settings = json.loads((FOLDER / "sentence_bert_config.json").read_text(encoding="utf-8"))
-    assert model.max_seq_length == settings["max_seq_length"]
-    scale = float(np.abs(WANTED).max())
-    model.tokenizer.padding_side = side
-    for size in (1, 4, len(TEXTS)):
-        np.testing.assert_allclose(model.encode(TEXTS, batch_size=size), WANTED, atol=1e-5 * scale, rtol=0)
-    limit = model.max_seq_length
-    one, two = model.encode(["word and 字 " * limit, "word and 字 " * (limit + 100)])
-    np.testing.assert_allclose(one, two, atol=1e-5 * scale, rtol=0)
+def assert_vectors(actual: Any, expected: Any) -> None:
+    """Equal by the scale of all vectors."""
+    scale = float(np.abs(EXPORTED.vectors).max())
+    np.testing.assert_allclose(actual, expected, atol=1e-5 * scale, rtol=0)
 
 
-def test_a_text_that_spells_a_special_token(model: SentenceTransformer) -> None:
-    raw = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-    raw.no_padding()
-    for text in ("<s>", "a</s>b", "The <pad> runs.", "银行<s><s> 关门"):
-        assert list(model.tokenizer(text)["input_ids"]) == raw.encode(text).ids
+@pytest.mark.parametrize("padding_side", ["right", "left"])
+@pytest.mark.parametrize("batch_size", [1, 4, len(EXPORTED.texts)])
+def test_vectors_are_golden_alone_and_in_batches(
+    model: SentenceTransformer,
+    padding_side: str,
+    batch_size: int,
+) -> None:
+    model.tokenizer.padding_side = padding_side
+    assert_vectors(model.encode(EXPORTED.texts, batch_size=batch_size), EXPORTED.vectors)
+
+
+@pytest.mark.parametrize("padding_side", ["right", "left"])
+def test_what_is_too_long_is_cut_to_the_same_tokens(model: SentenceTransformer, padding_side: str) -> None:
+    settings_file = EXPORTED.path / "sentence_bert_config.json"
+    settings = json.loads(settings_file.read_text(encoding="utf-8"))
+    limit = settings["max_seq_length"]
+    assert model.max_seq_length == limit
+    model.tokenizer.padding_side = padding_side
+    long_text = "word and 字 " * limit
+    longer_text = "word and 字 " * (limit + 100)
+    long_vector, longer_vector = model.encode([long_text, longer_text])
+    assert_vectors(long_vector, longer_vector)
+
+
+@pytest.mark.parametrize("text", ["<s>", "a</s>b", "The <pad> runs.", "银行<s><s> 关门"])
+def test_a_text_that_spells_a_special_token_has_the_tokens_of_the_folder(
+    model: SentenceTransformer,
+    text: str,
+) -> None:
+    tokenizer = Tokenizer.from_file(str(EXPORTED.path / "tokenizer.json"))
+    tokenizer.no_padding()
+    assert list(model.tokenizer(text)["input_ids"]) == tokenizer.encode(text).ids

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from architectures import TOKENIZERS, save
-from given import exported
+from consumer_texts import exported_folder
 
 import st_reba
 from st_reba.hub.graph import LEAST
@@ -20,53 +20,108 @@ from st_reba.onnx import tracing
 from st_reba.onnx.folder import write_folder
 from st_reba.onnx.graph import EmbeddingGraph
 
-FOLDER, GOLDEN, WANTED = exported()
-PLAIN = ["A small dog slept.", "银行今天关门了。", " two  spaces\nand a line ", "naïve 👍 Ærø"]
-LONG = "word " * 300
+EXPORTED = exported_folder()
+PLAIN_TEXTS = [
+    "A small dog slept.",
+    "银行今天关门了。",
+    " two  spaces\nand a line ",
+    "naïve 👍 Ærø",
+]
 
 
-def spelling(tokenizer: Any) -> list[str]:
-    """Texts that spell each token that was added to a tokenizer: alone, inside a word, among words."""
-    added = sorted(map(str, tokenizer.get_added_vocab()))
-    return [text for token in added for text in (token, f"a{token}b", f"The river {token} runs.", f"银行{token} 关门")]
+def texts_that_spell_tokens(tokenizer: Any) -> list[str]:
+    """Each token that was added to a tokenizer: alone, inside a word, among words."""
+    texts: list[str] = []
+    for token in sorted(map(str, tokenizer.get_added_vocab())):
+        texts += [
+            token,
+            f"a{token}b",
+            f"The river {token} runs.",
+            f"银行{token} 关门",
+        ]
+    return texts
 
 
-def in_node(tokenizers: dict[str, list[str]], models: list[dict[str, Any]]) -> dict[str, Any]:
+def run_in_node(tokenizers: dict[str, list[str]], models: list[dict[str, Any]]) -> dict[str, Any]:
+    """Tokens of texts by the tokenizer of a folder, and vectors of batches by its model."""
     script = Path(__file__).with_name("transformers_js.mjs")
-    given = json.dumps({"tokenizers": tokenizers, "models": models})
-    run = subprocess.run(["node", str(script)], input=given, capture_output=True, text=True, env=os.environ)
-    assert run.returncode == 0, run.stderr
-    return dict(json.loads(run.stdout))
+    completed = subprocess.run(
+        ["node", str(script)],
+        input=json.dumps({"tokenizers": tokenizers, "models": models}),
+        capture_output=True,
+        text=True,
+        env=os.environ,
+    )
+    assert completed.returncode == 0, completed.stderr
+    return dict(json.loads(completed.stdout))
 
 
-def test_vectors() -> None:
-    """In float32, alone and in a batch; in 8 bits alone, as dtype "q8" loads onnx/model_quantized.onnx."""
-    model = st_reba.load(FOLDER.parent / "model", device="cpu", dtype="float32")
-    spelled = [*spelling(model.tokenizer), "word and 字 " * 600]
-    wanted = np.concatenate([WANTED, model.encode(spelled)])
-    texts = [*GOLDEN, *spelled]
-    alone, exact, rounded = [[text] for text in texts], {"dtype": "fp32"}, {"dtype": "q8"}
-    jobs = [{**exact, "batches": alone}, {**exact, "batches": [texts[:-1]]}, {**rounded, "batches": alone}]
-    found = in_node({}, [{"folder": str(FOLDER), **job} for job in jobs])["models"]
-    np.testing.assert_allclose(found[0], wanted, atol=1e-5, rtol=0)
-    np.testing.assert_allclose(found[1], wanted[:-1], atol=1e-5, rtol=0)
-    cosines = (np.array(found[2]) * wanted).sum(axis=1)
-    assert LEAST["min"] < cosines.min() < 1 - 1e-5 and cosines.mean() > LEAST["mean"]
+def vectors_in_node(folder: Path, dtype: str, batches: list[list[str]]) -> np.ndarray:
+    job = {"folder": str(folder), "dtype": dtype, "batches": batches}
+    (vectors,) = run_in_node({}, [job])["models"]
+    return np.array(vectors)
 
 
-def test_ids(tmp_path: Path) -> None:
-    """Of byte-level BPE, also where a text spells a special token or one beyond the vocabulary."""
+def one_text_a_batch(texts: list[str]) -> list[list[str]]:
+    return [[text] for text in texts]
+
+
+@pytest.fixture(scope="module")
+def texts_and_vectors() -> tuple[list[str], np.ndarray]:
+    """Golden texts, texts that spell tokens, and at the end one that is too long."""
+    model = st_reba.load(EXPORTED.path.parent / "model", device="cpu", dtype="float32")
+    more_texts = [
+        *texts_that_spell_tokens(model.tokenizer),
+        "word and 字 " * 600,
+    ]
+    vectors = np.concatenate([EXPORTED.vectors, model.encode(more_texts)])
+    return [*EXPORTED.texts, *more_texts], vectors
+
+
+def test_vectors_of_texts_alone(
+    texts_and_vectors: tuple[list[str], np.ndarray],
+) -> None:
+    texts, expected = texts_and_vectors
+    vectors = vectors_in_node(EXPORTED.path, "fp32", one_text_a_batch(texts))
+    np.testing.assert_allclose(vectors, expected, atol=1e-5, rtol=0)
+
+
+def test_vectors_of_a_batch(
+    texts_and_vectors: tuple[list[str], np.ndarray],
+) -> None:
+    texts, expected = texts_and_vectors
+    vectors = vectors_in_node(EXPORTED.path, "fp32", [texts[:-1]])
+    np.testing.assert_allclose(vectors, expected[:-1], atol=1e-5, rtol=0)
+
+
+def test_vectors_in_8_bits(
+    texts_and_vectors: tuple[list[str], np.ndarray],
+) -> None:
+    """Alone, as dtype "q8" loads onnx/model_quantized.onnx."""
+    texts, expected = texts_and_vectors
+    vectors = vectors_in_node(EXPORTED.path, "q8", one_text_a_batch(texts))
+    cosines = (vectors * expected).sum(axis=1)
+    assert LEAST["min"] < cosines.min() < 1 - 1e-5
+    assert cosines.mean() > LEAST["mean"]
+
+
+def test_tokens_of_byte_level_bpe(tmp_path: Path) -> None:
+    """Also where a text spells a special token or one beyond the vocabulary."""
     tokenizer = TOKENIZERS["bos_eos"]()
     tokenizer.add_tokens(["<tool_call>"])
     save("gpt2", tmp_path / "base", tokenizer)
     model: Any = st_reba.build(str(tmp_path / "base"), "echo", dtype="float32", device="cpu")
-    target, graph = tmp_path / "onnx", EmbeddingGraph(model)
-    target.mkdir()
-    write_folder(model, graph, target)
-    texts = [*PLAIN, *spelling(model.tokenizer)]
-    before, after = special_tokens(model.tokenizer)
-    wanted = [[*before, *each[: graph.budget], *after] for each in model[0].content(texts)["input_ids"]]
-    assert in_node({str(target): texts}, [])["tokenizers"][str(target)] == wanted
+    graph = EmbeddingGraph(model)
+    folder = tmp_path / "onnx"
+    folder.mkdir()
+    write_folder(model, graph, folder)
+    texts = [*PLAIN_TEXTS, *texts_that_spell_tokens(model.tokenizer)]
+    prefix, suffix = special_tokens(model.tokenizer)
+    expected: list[list[int]] = []
+    for content in model[0].content(texts)["input_ids"]:
+        expected.append([*prefix, *content[: graph.budget], *suffix])
+    tokens_by_folder = run_in_node({str(folder): texts}, [])["tokenizers"]
+    assert tokens_by_folder[str(folder)] == expected
 
 
 def test_weights_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +130,18 @@ def test_weights_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from st_reba.onnx import export
 
     save("gpt2", tmp_path / "base", "bos_eos")
-    model = st_reba.build(str(tmp_path / "base"), "classical", pooling="mean", dtype="float32", device="cpu")
+    model = st_reba.build(
+        str(tmp_path / "base"),
+        "classical",
+        pooling="mean",
+        dtype="float32",
+        device="cpu",
+    )
     monkeypatch.setattr(tracing, "MAX_BYTES", 0)
-    export(model, tmp_path / "onnx", quantize="int8")
-    texts = [*PLAIN[:3], LONG]
-    target = {"folder": str(tmp_path / "onnx"), "batches": [[text] for text in texts]}
-    exact, rounded = in_node({}, [{**target, "dtype": "fp32"}, {**target, "dtype": "q8"}])["models"]
-    assert np.abs(np.array(exact) - model.encode(texts)).max() < 1e-5
-    assert (np.array(rounded) * model.encode(texts)).sum(axis=1).min() > LEAST["min"]
+    folder = tmp_path / "onnx"
+    export(model, folder, quantize="int8")
+    texts = [*PLAIN_TEXTS[:3], "word " * 300]
+    expected = model.encode(texts)
+    assert np.abs(vectors_in_node(folder, "fp32", one_text_a_batch(texts)) - expected).max() < 1e-5
+    cosines = (vectors_in_node(folder, "q8", one_text_a_batch(texts)) * expected).sum(axis=1)
+    assert cosines.min() > LEAST["min"]

@@ -8,87 +8,153 @@ from typing import Any
 
 import numpy as np
 import pytest
-from given import GIVEN, PROMPTS, QUESTIONS, ROOT, TEXTS, answer
-from tools import SECTIONS
+from consumer_texts import PAGE_NAMES, PROMPTS, QUESTIONS, ROOT, TEXTS
+from isolated import run_job
+from tools_job import SECTIONS
 
 import st_reba
 
 PAGE = (ROOT / "docs" / "how-to" / "tools.md").read_text(encoding="utf-8")
-TITLED = re.split(r"^## (.+)$", PAGE, flags=re.MULTILINE)
-BLOCKS = {
-    title: blocks
-    for title, text in zip(TITLED[1::2], TITLED[2::2], strict=True)
-    if (blocks := re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
-}
+
+
+def code_blocks_by_section() -> dict[str, list[str]]:
+    """Of the sections that have any."""
+    _, *titles_and_texts = re.split(r"^## (.+)$", PAGE, flags=re.MULTILINE)
+    blocks_by_section: dict[str, list[str]] = {}
+    for title, text in zip(titles_and_texts[::2], titles_and_texts[1::2], strict=True):
+        code_blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        if code_blocks:
+            blocks_by_section[title] = code_blocks
+    return blocks_by_section
+
+
+CODE_BLOCKS = code_blocks_by_section()
 # By the copied code where st_reba is not there; sentence-transformers, which loads for all of them, by the plugin too.
-RUNS = [(each, "flag") for each in SECTIONS if each != "mteb"] + [("sentence-transformers and FAISS", "plugin")]
+RUNS = [(section, "copied code") for section in SECTIONS if section != "mteb"]
+RUNS.append(("sentence-transformers and FAISS", "plugin"))
 
 
-def told(section: str, route: str, places: dict[str, Path], folder: Path) -> dict[str, Any]:
-    """For each model, what tools.py tells of a section; tools but the first get the one with prompts."""
-    blocks = BLOCKS[section]
+def without_trust(code_block: str) -> str:
+    changed_block, change_count = re.subn(r'(trust_remote_code"?(?:=|: ))True', r"\1False", code_block)
+    assert change_count
+    return changed_block
+
+
+def results_of(
+    section: str,
+    route: str,
+    model_parents: dict[str, Path],
+    folder: Path,
+) -> dict[str, Any]:
+    """For each model, what tools_job.py tells of a section; tools but the first get the one with prompts."""
+    code_blocks = CODE_BLOCKS[section]
     if route == "plugin":
-        changed = [re.subn(r'(trust_remote_code"?(?:=|: ))True', r"\1False", block) for block in blocks]
-        assert all(count for _, count in changed)
-        blocks = [block for block, _ in changed]
-    job = {"section": section, "plugin": route == "plugin", "blocks": blocks, "given": GIVEN}
-    every = section.startswith("sentence-transformers")
-    job["places"] = {name: str(place) for name, place in places.items() if every or name == "echo"}
-    found: dict[str, Any] = answer("tools.py", job, folder, HF_MODULES_CACHE=str(folder / "code"))
-    return found
+        code_blocks = [without_trust(code_block) for code_block in code_blocks]
+    parents = {"echo": str(model_parents["echo"])}
+    if section.startswith("sentence-transformers"):
+        parents = {name: str(parent) for name, parent in model_parents.items()}
+    job = {
+        "section": section,
+        "plugin": route == "plugin",
+        "blocks": code_blocks,
+        "names": PAGE_NAMES,
+        "model_parents": parents,
+    }
+    results: dict[str, Any] = run_job("tools_job.py", job, folder, HF_MODULES_CACHE=str(folder / "code"))
+    return results
 
 
-def nearest(queries: Any, documents: Any) -> list[list[int]]:
+def nearest_rows(queries: Any, documents: Any) -> list[list[int]]:
     """The ten rows of documents that exact search finds for each query."""
-    scores = np.asarray(queries, dtype=np.float64) @ np.asarray(documents, dtype=np.float64).T
+    exact_queries = np.asarray(queries, dtype=np.float64)
+    exact_documents = np.asarray(documents, dtype=np.float64)
+    scores = exact_queries @ exact_documents.T
     rows = np.argsort(-scores, axis=1)[:, :11]
-    assert np.diff(-np.take_along_axis(scores, rows, axis=1)).min() > 1e-6, "too close to each other to be ranked"
+    sorted_scores = np.take_along_axis(scores, rows, axis=1)
+    assert np.diff(-sorted_scores).min() > 1e-6, "too close to each other to be ranked"
     return rows[:, :10].tolist()  # type: ignore[no-any-return]
 
 
-def test_every_block_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first section defines what the others go on from; another word after the backticks would hide a block."""
+def test_every_section_is_run() -> None:
+    assert list(CODE_BLOCKS) == ["The model", *SECTIONS]
+
+
+def test_no_block_is_hidden_by_another_word_after_its_backticks() -> None:
+    block_languages = re.findall(r"^\s*(?:```|~~~)(.*)$", PAGE, re.MULTILINE)[::2]
+    assert set(block_languages) == {"python", "sh"}
+    assert block_languages.count("python") == sum(map(len, CODE_BLOCKS.values()))
+
+
+def test_the_first_section_defines_what_the_others_go_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (block,) = BLOCKS["The model"]
+    (code_block,) = CODE_BLOCKS["The model"]
     names: dict[str, Any] = {}
-    exec(compile(block, "tools.md", "exec"), names)
-    assert set(GIVEN) <= set(names) and names["model"].prompts == st_reba.build("mini", "reba", prompts=PROMPTS).prompts
+    exec(compile(code_block, "tools.md", "exec"), names)
+    assert set(PAGE_NAMES) <= set(names)
+    assert names["model"].prompts == st_reba.build("mini", "reba", prompts=PROMPTS).prompts
     assert (tmp_path / "my_model" / "modules.json").is_file()
-    assert list(BLOCKS) == ["The model", *SECTIONS]
-    opened = re.findall(r"^\s*(?:```|~~~)(.*)$", PAGE, re.MULTILINE)[::2]
-    assert set(opened) == {"python", "sh"} and opened.count("python") == sum(map(len, BLOCKS.values()))
 
 
 @pytest.mark.parametrize(("section", "route"), RUNS)
-def test_vectors_and_ranking(section: str, route: str, places: dict[str, Path], vectors: Any, tmp_path: Path) -> None:
-    for name, each in told(section, route, places, tmp_path).items():
-        for texts, how, found in each["is"]:
-            np.testing.assert_allclose(found, vectors(name, texts, how), atol=1e-6, rtol=0, err_msg=f"{name}, {how}")
-        (texts, document, _), (questions, query, _) = each["is"][:2]
+def test_vectors_and_ranking(
+    section: str,
+    route: str,
+    model_parents: dict[str, Path],
+    model_vectors: Any,
+    tmp_path: Path,
+) -> None:
+    for name, result in results_of(section, route, model_parents, tmp_path).items():
+        for texts, task, tool_vectors in result["encoded"]:
+            expected = model_vectors(name, texts, task)
+            np.testing.assert_allclose(
+                tool_vectors,
+                expected,
+                atol=1e-6,
+                rtol=0,
+                err_msg=f"{name}, {task}",
+            )
+        (texts, document_task, _), (questions, query_task, _) = result["encoded"][:2]
         assert (texts, questions) == (TEXTS, QUESTIONS)
-        rows = nearest(vectors(name, questions, query), vectors(name, texts, document))
-        assert each["found"] == [[texts[row] for row in found] for found in rows]
-        assert each["shown"] == each["found"][0][:3]
+        query_vectors = model_vectors(name, questions, query_task)
+        document_vectors = model_vectors(name, texts, document_task)
+        expected_texts: list[list[str]] = []
+        for rows in nearest_rows(query_vectors, document_vectors):
+            expected_texts.append([texts[row] for row in rows])
+        assert result["nearest"] == expected_texts
+        assert result["nearest_on_page"] == expected_texts[0][:3]
 
 
-def test_mteb(places: dict[str, Path], vectors: Any, tmp_path: Path) -> None:
+def test_mteb(model_parents: dict[str, Path], model_vectors: Any, tmp_path: Path) -> None:
     """Pairs are encoded without a prompt, questions and texts with theirs."""
     from scipy.stats import spearmanr
 
-    first, second, scores = zip(*GIVEN["pairs"], strict=True)
-    for name, each in told("mteb", "flag", places, tmp_path).items():
-        cosines = (vectors(name, list(first), "plain") * vectors(name, list(second), "plain")).sum(axis=1)
-        assert each["OwnPairs"] == pytest.approx(spearmanr(scores, cosines).statistic, abs=1e-6)
-        rows = nearest(vectors(name, QUESTIONS, "query"), vectors(name, TEXTS, "document"))
-        gains = [ndcg(row, relevant) for row, relevant in zip(rows, GIVEN["relevant"], strict=True)]
-        assert each["OwnSearch"] == pytest.approx(np.mean(gains), abs=1e-5)
+    first_texts, second_texts, scores = zip(*PAGE_NAMES["pairs"], strict=True)
+    for name, result in results_of("mteb", "copied code", model_parents, tmp_path).items():
+        first_vectors = model_vectors(name, list(first_texts), "plain")
+        second_vectors = model_vectors(name, list(second_texts), "plain")
+        cosines = (first_vectors * second_vectors).sum(axis=1)
+        correlation = spearmanr(scores, cosines).statistic
+        assert result["OwnPairs"] == pytest.approx(correlation, abs=1e-6)
+        query_vectors = model_vectors(name, QUESTIONS, "query")
+        document_vectors = model_vectors(name, TEXTS, "document")
+        gains: list[float] = []
+        for rows, relevant_rows in zip(
+            nearest_rows(query_vectors, document_vectors),
+            PAGE_NAMES["relevant"],
+            strict=True,
+        ):
+            gains.append(ndcg(rows, relevant_rows))
+        assert result["OwnSearch"] == pytest.approx(np.mean(gains), abs=1e-5)
 
 
-def ndcg(row: list[int], relevant: list[int]) -> float:
+def ndcg(rows: list[int], relevant_rows: list[int]) -> float:
     discounts = 1 / np.log2(np.arange(10) + 2)
-    return float((np.isin(row, relevant) * discounts).sum() / discounts[: len(relevant)].sum())
+    gain = (np.isin(rows, relevant_rows) * discounts).sum()
+    return float(gain / discounts[: len(relevant_rows)].sum())
 
 
-def test_prompts_are_not_idle(vectors: Any) -> None:
+def test_prompts_are_not_idle(model_vectors: Any) -> None:
     """Else nothing that is tested of them means anything."""
-    assert np.abs(vectors("echo", TEXTS, "plain") - vectors("echo", TEXTS, "document")).max() > 1e-3
+    plain_vectors = model_vectors("echo", TEXTS, "plain")
+    document_vectors = model_vectors("echo", TEXTS, "document")
+    assert np.abs(plain_vectors - document_vectors).max() > 1e-3

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from given import QUIET, ROOT, TEXTS
+from consumer_texts import ROOT, TEXTS
+from isolated import QUIET
 
 pytest.importorskip("ray.serve")
 SECONDS = 240
 
 
-def ask(address: str, text: str) -> Any:
+def request_vector(address: str, text: str) -> Any:
     """The vector of a text; what fails is asked again, as OpenAI's client does."""
     body = json.dumps({"input": text, "model": "my_model:document"}).encode()
     for attempt in range(SECONDS):
@@ -36,28 +37,50 @@ def ask(address: str, text: str) -> Any:
             time.sleep(1)
 
 
-def test_two_replicas(places: dict[str, Path], vectors: Any, tmp_path: Path) -> None:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, str(ROOT / "examples" / "ray_serve.py"), "my_model", "--replicas", "2", "2"]
-    with (tmp_path / "log").open("w") as stream:
-        started = subprocess.Popen(
-            [*command, "--port", port],
-            cwd=places["echo"],
-            env={**os.environ, **QUIET},
-            stdout=stream,
-            stderr=stream,
+        return int(probe.getsockname()[1])
+
+
+def stop_server(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(90)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+def test_two_replicas_give_the_models_vectors(
+    model_parents: dict[str, Path],
+    model_vectors: Any,
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    script = str(ROOT / "examples" / "ray_serve.py")
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(
+            [
+                sys.executable,
+                script,
+                "my_model",
+                "--replicas",
+                "2",
+                "2",
+                "--port",
+                str(port),
+            ],
+            cwd=model_parents["echo"],
+            env=os.environ | QUIET,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
         )
-
+    address = f"http://127.0.0.1:{port}/v1/embeddings"
     try:
         with ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(lambda text: ask(f"http://127.0.0.1:{port}/v1/embeddings", text), TEXTS))
-        np.testing.assert_allclose(found, vectors("echo", TEXTS, "document"), atol=1e-6, rtol=0)
+            served_vectors = list(threads.map(lambda text: request_vector(address, text), TEXTS))
+        expected = model_vectors("echo", TEXTS, "document")
+        np.testing.assert_allclose(served_vectors, expected, atol=1e-6, rtol=0)
     finally:
-        started.terminate()
-        try:
-            started.wait(90)
-        except subprocess.TimeoutExpired:
-            os.killpg(started.pid, signal.SIGKILL)
+        stop_server(server)

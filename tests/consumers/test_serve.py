@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from given import QUESTIONS, ROOT, TEXTS
+from consumer_texts import QUESTIONS, ROOT, TEXTS
 from serving import server_process
 
 import st_reba
@@ -20,101 +20,160 @@ KEY = "a-key"
 
 
 @pytest.fixture(scope="module")
-def address(places: dict[str, Path]) -> Iterator[str]:
+def server_address(model_parents: dict[str, Path]) -> Iterator[str]:
     """Where ``my_model`` is served, with a key and an index."""
-    folder = places["echo"]
+    folder = model_parents["echo"]
     # Not whitened, so that scores are the model's own cosines.
-    model = str(folder / "my_model")
-    st_reba.Index.build(model, TEXTS, folder / "my_index", whiten=False, show_progress_bar=False).close()
-    with server_process(folder, "--index", "my_index", model_name="my_model", ST_REBA_API_KEY=KEY) as (_, address):
-        yield address
+    index = st_reba.Index.build(
+        str(folder / "my_model"),
+        TEXTS,
+        folder / "my_index",
+        whiten=False,
+        show_progress_bar=False,
+    )
+    index.close()
+    with server_process(folder, "--index", "my_index", model_name="my_model", ST_REBA_API_KEY=KEY) as (
+        _,
+        server_address,
+    ):
+        yield server_address
+
+
+def code_blocks_of(section: str) -> list[str]:
+    page = PAGE.read_text(encoding="utf-8")
+    _, *titles_and_texts = re.split(r"^##+ (.+)$", page, flags=re.MULTILINE)
+    text = titles_and_texts[titles_and_texts.index(section) + 1]
+    code_blocks: list[str] = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert code_blocks
+    return code_blocks
 
 
 @pytest.fixture
-def found(
-    address: str,
+def page_names(
+    server_address: str,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Any:
     """What the names of a section of the page stand for, once its blocks have run."""
-    for name in (
+    for variable in (
         "OPENAI_API_KEY",
         "HTTP_PROXY",
         "http_proxy",
         "ALL_PROXY",
         "all_proxy",
     ):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)
-    titled = re.split(r"^##+ (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    sections = dict(zip(titled[1::2], titled[2::2], strict=True))
-    blocks = re.findall(r"^```python\n(.*?)^```$", sections[request.param], re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {"texts": TEXTS, "questions": QUESTIONS}
-    assert blocks
-    for block in blocks:
-        changed = block.replace("http://127.0.0.1:8080", address).replace('"no-key"', repr(KEY))
-        assert changed != block, "the block asks no server"
-        exec(compile(changed, str(PAGE), "exec"), names)
+    for code_block in code_blocks_of(request.param):
+        changed_block = code_block.replace("http://127.0.0.1:8080", server_address)
+        changed_block = changed_block.replace('"no-key"', repr(KEY))
+        assert changed_block != code_block, "the block asks no server"
+        exec(compile(changed_block, str(PAGE), "exec"), names)
     return names
 
 
 @pytest.fixture
-def check(vectors: Any) -> Callable[[Any, str], None]:
-    """``check(found, how)``: they are the model's vectors of all texts, or of all questions as queries."""
+def assert_vectors(model_vectors: Any) -> Callable[[Any, str], None]:
+    """``assert_vectors(actual, task)``: the model's vectors of all texts, or of all questions as queries."""
 
-    def check(found: Any, how: str) -> None:
-        wanted = vectors("echo", QUESTIONS if how == "query" else TEXTS, how)
-        np.testing.assert_allclose(found, wanted, atol=1e-6, rtol=0)
+    def assert_vectors(actual: Any, task: str) -> None:
+        texts = QUESTIONS if task == "query" else TEXTS
+        np.testing.assert_allclose(actual, model_vectors("echo", texts, task), atol=1e-6, rtol=0)
 
-    return check
+    return assert_vectors
 
 
-@pytest.mark.parametrize("found", ["openai"], indirect=True)
-def test_openai(found: dict[str, Any], check: Callable[[Any, str], None]) -> None:
-    check(found["plain"], "plain")
-    check(found["queries"], "query")
-    check(found["documents"], "document")
-    client = found["client"]
-    assert [one.id for one in client.models.list()] == [
+OF_OPENAI = pytest.mark.parametrize("page_names", ["openai"], indirect=True)
+
+
+@OF_OPENAI
+def test_openai_gets_the_models_vectors(page_names: dict[str, Any], assert_vectors: Callable[[Any, str], None]) -> None:
+    assert_vectors(page_names["plain"], "plain")
+    assert_vectors(page_names["queries"], "query")
+    assert_vectors(page_names["documents"], "document")
+
+
+@OF_OPENAI
+def test_openai_lists_a_model_for_each_task(page_names: dict[str, Any]) -> None:
+    models = page_names["client"].models.list()
+    assert [model.id for model in models] == [
         "my_model",
         "my_model:query",
         "my_model:document",
     ]
-    floats = client.embeddings.create(model="my_model", input=TEXTS, encoding_format="float")
-    check([one.embedding for one in floats.data], "plain")
-    assert floats.usage.total_tokens > 10
-    (cut,) = client.embeddings.create(model="my_model", input=TEXTS[0], dimensions=7).data
-    assert len(cut.embedding) == 7 and np.linalg.norm(cut.embedding) == pytest.approx(1, abs=1e-6)
-    for given, error in (
-        ({"input": [1, 2], "model": "my_model"}, openai.BadRequestError),
-        ({"input": "a", "model": "other"}, openai.NotFoundError),
-        ({"input": ["a"] * 3000, "model": "my_model"}, openai.BadRequestError),
-    ):
-        with pytest.raises(error):
-            client.embeddings.create(**given)
+
+
+@OF_OPENAI
+def test_openai_gets_numbers_too(page_names: dict[str, Any], assert_vectors: Callable[[Any, str], None]) -> None:
+    """By default it asks for bytes."""
+    answer = page_names["client"].embeddings.create(model_name="my_model", input=TEXTS, encoding_format="float")
+    assert_vectors([vector.embedding for vector in answer.data], "plain")
+    assert answer.usage.total_tokens > 10
+
+
+@OF_OPENAI
+def test_openai_gets_as_few_dimensions_as_it_asks_for(
+    page_names: dict[str, Any],
+) -> None:
+    answer = page_names["client"].embeddings.create(model_name="my_model", input=TEXTS[0], dimensions=7)
+    (vector,) = answer.data
+    assert len(vector.embedding) == 7
+    assert np.linalg.norm(vector.embedding) == pytest.approx(1, abs=1e-6)
+
+
+@OF_OPENAI
+@pytest.mark.parametrize(
+    ("texts", "model_name", "error"),
+    [
+        ([1, 2], "my_model", openai.BadRequestError),
+        ("a", "other", openai.NotFoundError),
+        (["a"] * 3000, "my_model", openai.BadRequestError),
+    ],
+    ids=["tokens", "another model", "too many texts"],
+)
+def test_openai_is_told_what_is_wrong(
+    page_names: dict[str, Any],
+    texts: Any,
+    model_name: str,
+    error: type[Exception],
+) -> None:
+    with pytest.raises(error):
+        page_names["client"].embeddings.create(model=model_name, input=texts)
+
+
+@OF_OPENAI
+def test_openai_needs_the_key(page_names: dict[str, Any]) -> None:
     with pytest.raises(openai.AuthenticationError):
-        client.with_options(api_key="another").models.list()
+        page_names["client"].with_options(api_key="another").models.list()
 
 
-@pytest.mark.parametrize("found", ["LangChain"], indirect=True)
-def test_langchain(found: dict[str, Any], check: Callable[[Any, str], None]) -> None:
-    check(found["documents"].embed_documents(TEXTS), "document")
-    check([found["queries"].embed_query(one) for one in QUESTIONS], "query")
+@pytest.mark.parametrize("page_names", ["LangChain"], indirect=True)
+def test_langchain(page_names: dict[str, Any], assert_vectors: Callable[[Any, str], None]) -> None:
+    assert_vectors(page_names["documents"].embed_documents(TEXTS), "document")
+    query_model = page_names["queries"]
+    assert_vectors([query_model.embed_query(question) for question in QUESTIONS], "query")
 
 
-@pytest.mark.parametrize("found", ["LlamaIndex"], indirect=True)
-def test_llama_index(found: dict[str, Any], check: Callable[[Any, str], None]) -> None:
-    check(found["documents"].get_text_embedding_batch(TEXTS), "document")
-    check([found["queries"].get_query_embedding(one) for one in QUESTIONS], "query")
+@pytest.mark.parametrize("page_names", ["LlamaIndex"], indirect=True)
+def test_llama_index(page_names: dict[str, Any], assert_vectors: Callable[[Any, str], None]) -> None:
+    assert_vectors(page_names["documents"].get_text_embedding_batch(TEXTS), "document")
+    query_model = page_names["queries"]
+    assert_vectors(
+        [query_model.get_query_embedding(question) for question in QUESTIONS],
+        "query",
+    )
 
 
-@pytest.mark.parametrize("found", ["Search"], indirect=True)
-def test_search(found: dict[str, Any], vectors: Any) -> None:
-    scores = vectors("echo", TEXTS, "document") @ vectors("echo", QUESTIONS[:1], "query")[0]
-    hits = found["hits"]
+@pytest.mark.parametrize("page_names", ["Search"], indirect=True)
+def test_search(page_names: dict[str, Any], model_vectors: Any) -> None:
+    query_vector = model_vectors("echo", QUESTIONS[:1], "query")[0]
+    scores = model_vectors("echo", TEXTS, "document") @ query_vector
+    hits = page_names["hits"]
     assert len(hits) == 3
     for hit in hits:
-        assert hit["vector_score"] == pytest.approx(scores[TEXTS.index(hit["text"])], abs=1e-6)
+        expected_score = scores[TEXTS.index(hit["text"])]
+        assert hit["vector_score"] == pytest.approx(expected_score, abs=1e-6)
     hybrid_scores = [hit["score"] for hit in hits]
     assert hybrid_scores == sorted(hybrid_scores, reverse=True)

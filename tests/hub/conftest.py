@@ -17,12 +17,12 @@ from server import Hub, running
 import st_reba
 from st_reba.hub import save
 
-_getaddrinfo = socket.getaddrinfo
+_original_getaddrinfo = socket.getaddrinfo
 
 
 def _loopback_only(host: Any, *arguments: Any, **options: Any) -> Any:
     assert host in ("127.0.0.1", "localhost", None), f"{host} would be contacted"
-    return _getaddrinfo(host, *arguments, **options)
+    return _original_getaddrinfo(host, *arguments, **options)
 
 
 @pytest.fixture
@@ -47,13 +47,22 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 
 @pytest.fixture(scope="session")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved model; not to be changed."""
     folder = tmp_path_factory.mktemp("hub") / "model"
-    save(st_reba.build("mini", "echo", pooling="mean", prompts={"query": "Q: "}, device="cpu"), folder)
+    save(
+        st_reba.build(
+            "mini",
+            "echo",
+            pooling="mean",
+            prompts={"query": "Q: "},
+            device="cpu",
+        ),
+        folder,
+    )
     return folder
 
 
 @pytest.fixture
-def copied(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "model"))
+def copied_folder(saved_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved_folder, tmp_path / "model"))

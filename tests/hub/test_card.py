@@ -17,7 +17,13 @@ from sentence_transformers import SentenceTransformer
 import st_reba
 from st_reba.bases import EMBEDDED
 from st_reba.hub import save
-from st_reba.hub.card import TEMPLATE, CardValues, card_values, unique_name, write_card
+from st_reba.hub.card import (
+    TEMPLATE,
+    CardValues,
+    card_values,
+    unique_name,
+    write_card,
+)
 from st_reba.hub.card_base import Licence
 from st_reba.hub.card_method import describe_method
 from st_reba.methods import Method
@@ -29,23 +35,52 @@ RECORDED = Path(st_reba.__file__).parents[1] / "model_cards"
 MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "default": (
         {"method": None},
-        ['- A query is laid out as `"Query: ', "s     = v_T, T the last position of the input\ntext  = s / |s|\n"],
+        [
+            '- A query is laid out as `"Query: ',
+            "s     = v_T, T the last position of the input\ntext  = s / |s|\n",
+        ],
     ),
     "reba": (
         {"pooling": "mean", "prompts": {"query": "问："}},
-        ['- Prompt `query`, before all else but the special tokens: `"问："`', "\n  query: 问：\n"],
+        [
+            '- Prompt `query`, before all else but the special tokens: `"问："`',
+            "\n  query: 问：\n",
+        ],
     ),
     "authors": ({"implementation": "authors"}, ["A^new[T, t]"]),
-    "chunk": ({"chunk": 20}, ["pieces of nearly equal length", "content positions t > p", "v' its hidden states"]),
+    "chunk": (
+        {"chunk": 20},
+        [
+            "pieces of nearly equal length",
+            "content positions t > p",
+            "v' its hidden states",
+        ],
+    ),
     "special": ({"include_special": True}, ["over all positions t ≥ p of"]),
-    "weights": ({"normalize_weights": True}, ["the weights of each e_i divided by their sum"]),
+    "weights": (
+        {"normalize_weights": True},
+        ["the weights of each e_i divided by their sum"],
+    ),
     "echo": (
         {"method": "echo", "template": "echo"},
-        ["Every text is laid out as", "copies of a text | 2", "= v_t at the last of the tokens of the last copy\n"],
+        [
+            "Every text is laid out as",
+            "copies of a text | 2",
+            "= v_t at the last of the tokens of the last copy\n",
+        ],
     ),
-    "tasks": ({"template": {"query": "Q: {text}{text}", "document": "{text}{text}"}}, ['as `"Q: {text}{text}"`.']),
-    "nosink": ({"method": "nosink", "setting": "mask0&bidir", "k": 4, "k0": 1}, ["; 3-5 bidirectional; 6 nosink-"]),
-    "inter": ({"method": "nosink", "setting": "inter-bidir", "k": 2}, ["run again (inter): 5 bidirectional"]),
+    "tasks": (
+        {"template": {"query": "Q: {text}{text}", "document": "{text}{text}"}},
+        ['as `"Q: {text}{text}"`.'],
+    ),
+    "nosink": (
+        {"method": "nosink", "setting": "mask0&bidir", "k": 4, "k0": 1},
+        ["; 3-5 bidirectional; 6 nosink-"],
+    ),
+    "inter": (
+        {"method": "nosink", "setting": "inter-bidir", "k": 2},
+        ["run again (inter): 5 bidirectional"],
+    ),
     "ensemble": (
         {"method": "prompteol", "template": "contrastive"},
         [
@@ -54,11 +89,29 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "w = (1, -0.25)\ntext  = s / |s|",
         ],
     ),
-    "layers": ({"layer": [2, 4]}, ["4 of LlamaModel", "v_t is the mean of the hidden states of layers 2 to 4, each"]),
-    "outputs": ({"method": "classical", "read": "attention"}, ["v_t is the mean of the attention outputs"]),
-    "layer": ({"layer": 3, "final_norm": False}, ["v_t is the hidden state of layer 3, before the final norm,"]),
-    "mean": ({"method": "classical", "pooling": "mean"}, ["the mean of v_t over the text's tokens\n"]),
-    "unnormalized": ({"method": "echo", "normalize": False}, ["\ntext  = v_t at the last of"]),
+    "layers": (
+        {"layer": [2, 4]},
+        [
+            "4 of LlamaModel",
+            "v_t is the mean of the hidden states of layers 2 to 4, each",
+        ],
+    ),
+    "outputs": (
+        {"method": "classical", "read": "attention"},
+        ["v_t is the mean of the attention outputs"],
+    ),
+    "layer": (
+        {"layer": 3, "final_norm": False},
+        ["v_t is the hidden state of layer 3, before the final norm,"],
+    ),
+    "mean": (
+        {"method": "classical", "pooling": "mean"},
+        ["the mean of v_t over the text's tokens\n"],
+    ),
+    "unnormalized": (
+        {"method": "echo", "normalize": False},
+        ["\ntext  = v_t at the last of"],
+    ),
 }
 CITATIONS = {
     "default": "jiang2023scaling",
@@ -69,23 +122,29 @@ CITATIONS = {
 
 
 def build_case(name: str) -> SentenceTransformer:
-    options = {"method": "reba", **MODELS[name][0]}
-    return st_reba.build("mini", device="cpu", **options)
+    options, _ = MODELS[name]
+    return st_reba.build("mini", device="cpu", **({"method": "reba"} | options))
 
 
 def saved_card(model: SentenceTransformer, folder: Path, **options: Any) -> str:
     """The card of a model that is saved into a folder."""
-    save(model, folder, **{"golden": False, **options})
+    options.setdefault("golden", False)
+    save(model, folder, **options)
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_card_says_what_is_computed_and_its_recipe_builds_the_same(name: str, tmp_path: Path) -> None:
+def test_a_card_says_what_is_computed(name: str, tmp_path: Path) -> None:
+    _, expected_words = MODELS[name]
+    card = saved_card(build_case(name), tmp_path / "model")
+    assert not [words for words in expected_words if words not in card]
+    assert ("each e_i divided" in card) == (name == "weights")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_recipe_of_a_card_builds_the_same(name: str, tmp_path: Path) -> None:
     model = build_case(name)
     card = saved_card(model, tmp_path / "model")
-    missing = [words for words in MODELS[name][1] if words not in card]
-    assert not missing
-    assert ("each e_i divided" in card) == (name == "weights")
     recipe_text = card.split("```yaml\n")[1].split("```")[0]
     (tmp_path / "recipe.yaml").write_text(recipe_text, encoding="utf-8")
     rebuilt = st_reba.build(tmp_path / "recipe.yaml", device="cpu")
@@ -103,21 +162,36 @@ def test_a_method_without_a_paper_has_no_citation(tmp_path: Path) -> None:
     assert "## Citation" not in saved_card(build_case("mean"), tmp_path / "model")
 
 
-def test_the_layout_of_the_input_is_told_with_the_method(tmp_path: Path) -> None:
+def test_the_layout_of_the_input_is_told_with_the_method(
+    tmp_path: Path,
+) -> None:
     card = saved_card(build_case("default"), tmp_path / "model")
     before_method, method_section = card.split("## Method")
     assert "laid out" not in before_method
     assert "The tokenizer puts `<s>` before the input, and nothing behind it." in method_section
-    for prefix in ("A query", "A document", "A text that is neither, which `encode` takes,"):
+    for prefix in (
+        "A query",
+        "A document",
+        "A text that is neither, which `encode` takes,",
+    ):
         assert f"\n- {prefix} is laid out as `" in method_section
 
 
 @pytest.mark.parametrize(
     ("options", "sink"),
     [
-        ({"pooling": "mean"}, "here `<s>`, which stands before the text. It is not pooled."),
-        ({"pooling": "cls"}, "here `<s>`, which stands before the text. It is pooled as all positions are."),
-        ({"m": 2}, "the first 2 tokens of the input, here of the text itself, and is pooled as"),
+        (
+            {"pooling": "mean"},
+            "here `<s>`, which stands before the text. It is not pooled.",
+        ),
+        (
+            {"pooling": "cls"},
+            "here `<s>`, which stands before the text. It is pooled as all positions are.",
+        ),
+        (
+            {"m": 2},
+            "the first 2 tokens of the input, here of the text itself, and is pooled as",
+        ),
     ],
     ids=["special token", "all positions", "beyond the special token"],
 )
@@ -146,41 +220,65 @@ def described_sink(model: SentenceTransformer) -> str | None:
 def test_recorded_cards_are_those_of_today(name: str, tmp_path: Path) -> None:
     """But for versions and digests."""
     model = st_reba.build(f"zoo:{name}", device="cpu")
-    today = saved_card(model, tmp_path / "m", golden=True, name=name, about=recipe(name).about)
-    recorded = (RECORDED / f"{name}.md").read_text(encoding="utf-8")
-    assert without_versions(today) == without_versions(recorded)
+    card = saved_card(model, tmp_path / "m", golden=True, name=name, about=recipe(name).about)
+    recorded_card = (RECORDED / f"{name}.md").read_text(encoding="utf-8")
+    assert without_versions(card) == without_versions(recorded_card)
 
 
 def without_versions(card: str) -> list[str]:
-    varying = ("(dtype ", "- `st_reba.py` is the code", "  `")
-    return [line for line in card.splitlines() if not line.startswith(varying)]
+    varying_lines = ("(dtype ", "- `st_reba.py` is the code", "  `")
+    return [line for line in card.splitlines() if not line.startswith(varying_lines)]
+
+
+def methods_of_all_cases() -> list[Method]:
+    """Those of the models here, and two whose templates differ at the end of a long text."""
+    methods: list[Method] = []
+    for options, _ in MODELS.values():
+        fields = {"method": "reba"} | options
+        method_name = fields.pop("method") or "prompteol"
+        if "prompts" not in fields:
+            methods.append(Method(method_name, **fields))
+    for length in (90, 91):
+        methods.append(Method("echo", template="{text} {text} " + "x" * length))
+    return methods
 
 
 def test_names_differ_where_methods_do() -> None:
     """Results are kept by them."""
-    cases = [{"method": "reba", **options} for options, _ in MODELS.values()]
-    cases += [{"method": "echo", "template": "{text} " * 2 + "x" * length} for length in (90, 91)]
-    methods = []
-    for case in cases:
-        name = case.pop("method") or "prompteol"
-        if "prompts" not in case:
-            methods.append(Method(name, **case))
+    methods = methods_of_all_cases()
     names = {unique_name("mini", method, []) for method in methods}
-    assert len(names) == len(methods) and all(len(name) <= 80 for name in names)
-    assert unique_name("mini", Method("echo"), []) == "mini-echo"
-    assert unique_name("mini", Method("echo"), [{"query": "问："}, None, []]) == "mini-echo-e19ce9"
+    assert len(names) == len(methods)
+    assert max(map(len, names)) <= 80
+
+
+def test_a_name_is_of_the_base_the_method_and_what_else_is_not_usual() -> None:
+    method = Method("echo")
+    assert unique_name("mini", method, []) == "mini-echo"
+    assert unique_name("mini", method, [{"query": "问："}, None, []]) == "mini-echo-e19ce9"
 
 
 @pytest.mark.parametrize("template", ["template.md", "template_onnx.md"])
-def test_a_template_asks_for_nothing_that_a_card_does_not_have(template: str) -> None:
+def test_a_template_asks_for_nothing_that_a_card_does_not_have(
+    template: str,
+) -> None:
     """huggingface_hub writes nothing in place of a name that it does not know."""
     text = TEMPLATE.with_name(template).read_text(encoding="utf-8")
-    asked = jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(text))
-    assert asked <= {*CardValues.__dataclass_fields__, "graph"}
+    template_variables = jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(text))
+    assert template_variables <= {*CardValues.__dataclass_fields__, "graph"}
 
 
 def test_no_description_lacks_what_the_template_asks_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = {"scores": [{"task": "T", "metric": "m", "value": 1.5, "table": "Table 2", "interval": [1, 2]}]}
+    facts = {
+        "scores": [
+            {
+                "task": "T",
+                "metric": "m",
+                "value": 1.5,
+                "table": "Table 2",
+                "interval": [1, 2],
+            }
+        ]
+    }
     strict = type("Strict", (jinja2.Template,), {"__new__": strict_template})
     monkeypatch.setattr("jinja2.Template", strict)
     for name in ("default", "chunk", "nosink", "ensemble"):
@@ -191,34 +289,68 @@ def strict_template(cls: type, text: str) -> jinja2.Template:
     return jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(text)
 
 
-def test_facts_and_licence(tmp_path: Path) -> None:
-    facts = dict(recipe("mini-reba").about) | {"licence": "llama3.2", "note": "A note.", "language": ["de"]}
+@pytest.fixture(scope="module")
+def card_with_facts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A card with all facts of a recipe, and a licence that goes before that of the recipe."""
+    facts = dict(recipe("mini-reba").about)
+    facts["licence"] = "llama3.2"
+    facts["note"] = "A note."
+    facts["language"] = ["de"]
     facts["scores"] = [{"task": "T", "metric": "m", "value": 1.5, "table": "Table 2"}]
-    facts["measured"] = [{"task": "S", "metric": "m", "value": 2.5, "table": "here", "interval": [2, 3]}]
-    card = saved_card(st_reba.build("mini", "reba"), tmp_path / "m", license="llama3.1", about=facts)
-    metadata = ModelCard(card).data
-    assert (metadata.license, metadata.language) == ("llama3.1", ["de"])
-    for words in ("A note.", "Built with Llama.", "| S | m | 2.5 (2–3) | here |", "not measured with this model"):
-        assert words in card
+    facts["measured"] = [
+        {
+            "task": "S",
+            "metric": "m",
+            "value": 2.5,
+            "table": "here",
+            "interval": [2, 3],
+        }
+    ]
+    folder = tmp_path_factory.mktemp("facts") / "m"
+    return saved_card(st_reba.build("mini", "reba"), folder, license="llama3.1", about=facts)
+
+
+def test_metadata_are_those_of_the_recipe_but_for_the_licence_given(
+    card_with_facts: str,
+) -> None:
+    metadata = ModelCard(card_with_facts).data
+    assert metadata.license == "llama3.1"
+    assert metadata.language == ["de"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "A note.",
+        "Built with Llama.",
+        "| S | m | 2.5 (2–3) | here |",
+        "not measured with this model",
+    ],
+)
+def test_facts_of_a_recipe_are_told(card_with_facts: str, words: str) -> None:
+    assert words in card_with_facts
 
 
 def test_trained_models_say_so_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = st_reba.build("mini", "reba")
     model._model_card_text = "# x\n\n## Training Details\n\nOn pairs.\n\n## Citation\n"
     first_card = saved_card(model, tmp_path / "a")
-    loaded = st_reba.load(tmp_path / "a")
-    second_card = saved_card(loaded, tmp_path / "b")
+    loaded_model = st_reba.load(tmp_path / "a")
+    second_card = saved_card(loaded_model, tmp_path / "b")
     for card in (first_card, second_card):
-        assert "## Training\n\nOn pairs.\n" in card and "No weight was trained" not in card
+        assert "## Training\n\nOn pairs.\n" in card
+        assert "No weight was trained" not in card
         assert "base_model_relation" not in card
-    loaded.model_card_data.train_datasets = [{}]
+    loaded_model.model_card_data.train_datasets = [{}]
     generator = "sentence_transformers.base.model_card.generate_model_card"
     monkeypatch.setattr(generator, lambda model: "## Training Details\n\nOn more.\n")
-    assert str(card_values(loaded, tmp_path / "b").training).strip() == "On more."
+    assert str(card_values(loaded_model, tmp_path / "b").training).strip() == "On more."
 
 
 @pytest.fixture(scope="module")
-def named_base(tmp_path_factory: pytest.TempPathFactory) -> tuple[SentenceTransformer, Path]:
+def named_base(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[SentenceTransformer, Path]:
     """A saved model whose base gets another name, and its folder."""
     model = st_reba.build("mini", "reba")
     folder = tmp_path_factory.mktemp("named") / "model"
@@ -230,9 +362,17 @@ def named_base(tmp_path_factory: pytest.TempPathFactory) -> tuple[SentenceTransf
 @pytest.mark.parametrize(
     ("base_name", "hub_id", "recipe_values"),
     [
-        ("org/base/file.gguf (GGUF, Q4_K)", "org/base", {"base": "org/base", "gguf_file": "file.gguf"}),
+        (
+            "org/base/file.gguf (GGUF, Q4_K)",
+            "org/base",
+            {"base": "org/base", "gguf_file": "file.gguf"},
+        ),
         ("file.gguf (GGUF, Q4_K)", None, {"base": "file.gguf"}),
-        ("smollm2 (GGUF, Q4_1)", "HuggingFaceTB/SmolLM2-135M-Instruct", {"base": "smollm2"}),
+        (
+            "smollm2 (GGUF, Q4_1)",
+            "HuggingFaceTB/SmolLM2-135M-Instruct",
+            {"base": "smollm2"},
+        ),
     ],
 )
 def test_a_gguf_base_is_named_as_build_takes_it(
@@ -247,36 +387,51 @@ def test_a_gguf_base_is_named_as_build_takes_it(
     card = (folder / "README.md").read_text(encoding="utf-8")
     metadata = yaml.safe_load(card.split("---")[1])
     written_recipe = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
-    assert written_recipe == {"revision": "abc", "method": "reba", **recipe_values}
+    assert written_recipe == {
+        "revision": "abc",
+        "method": "reba",
+        **recipe_values,
+    }
     assert metadata.get("base_model") == hub_id
     assert metadata.get("base_model_relation") == (hub_id and "quantized")
     assert "dequantized" in card
     assert ("write its path" in card) == (hub_id is None)
 
 
-def test_the_licence_other_gets_a_name_and_a_place(named_base: tuple[SentenceTransformer, Path]) -> None:
+def test_the_licence_other_gets_a_name_and_a_link(
+    named_base: tuple[SentenceTransformer, Path],
+) -> None:
     model, folder = named_base
     model[0].base_model = "org/base"
     licence = card_values(model, folder, license="other").licence
-    place = "https://huggingface.co/org/base"
-    assert licence == Licence("other", "as-base-model", place, ["zh", "en"])
+    licence_link = "https://huggingface.co/org/base"
+    assert licence == Licence("other", "as-base-model", licence_link, ["zh", "en"])
 
 
 @pytest.mark.parametrize(
-    ("flag", "written"),
-    [("load_in_4bit", "bnb, 4 bits (nf4)"), ("_load_in_8bit", "bnb, 8 bits (int8)"), ("", "bnb")],
+    ("flag", "description"),
+    [
+        ("load_in_4bit", "bnb, 4 bits (nf4)"),
+        ("_load_in_8bit", "bnb, 8 bits (int8)"),
+        ("", "bnb"),
+    ],
 )
 def test_quantized_weights_are_told(
-    named_base: tuple[SentenceTransformer, Path], monkeypatch: pytest.MonkeyPatch, flag: str, written: str
+    named_base: tuple[SentenceTransformer, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+    description: str,
 ) -> None:
     model, folder = named_base
     model[0].base_model = "org/base"
     settings = {"quant_method": "bnb", "bnb_4bit_quant_type": "nf4", flag: True}
     monkeypatch.setattr(model[0].model.config, "quantization_config", settings, raising=False)
-    assert card_values(model, folder).base.quantization == written
+    assert card_values(model, folder).base.quantization == description
 
 
-def test_a_base_that_only_the_package_can_observe_needs_it(tmp_path: Path) -> None:
+def test_a_base_that_only_the_package_can_observe_needs_it(
+    tmp_path: Path,
+) -> None:
     model = st_reba.build("mini", "reba")
     model[0].model.set_attn_implementation("eager")
     card = saved_card(model, tmp_path / "model")
@@ -284,38 +439,56 @@ def test_a_base_that_only_the_package_can_observe_needs_it(tmp_path: Path) -> No
     assert "Without st_reba" not in card
 
 
-def test_what_a_strangers_files_hold(tmp_path: Path) -> None:
-    """Texts stay texts: in the card of a base, and in the name of one that was loaded."""
+def nested_yaml() -> str:
+    """Eleven lines that stand for billions of values, as each names the one before ten times."""
+    lines = ["a: &a [x, x]", "b: &b [*a, *a]"]
+    reference = "*b"
+    for level in range(9):
+        references = ", ".join([reference] * 10)
+        lines.append(f"c{level}: &c{level} [{references}]")
+        reference = f"*c{level}"
+    return "\n".join([*lines, f"license: {reference}", f"language: {reference}"])
+
+
+def test_metadata_of_a_strangers_card_may_not_grow(tmp_path: Path) -> None:
     base = shutil.copytree(EMBEDDED["mini"], tmp_path / "base")
-    nested = "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(
-        f"c{n}: &c{n} [{', '.join([f'*c{n - 1}' if n else '*b'] * 10)}]\n" for n in range(9)
-    )
-    (base / "README.md").write_text(f"---\n{nested}license: *c8\nlanguage: *c8\n---\n", encoding="utf-8")
+    (base / "README.md").write_text(f"---\n{nested_yaml()}\n---\n", encoding="utf-8")
+    card = saved_card(st_reba.build(base, "echo"), tmp_path / "saved")
+    metadata: ModelCardData = ModelCard(card).data
+    assert metadata.license is None
+    assert metadata.language is None
+
+
+def test_a_strangers_name_stays_text(tmp_path: Path) -> None:
+    base = shutil.copytree(EMBEDDED["mini"], tmp_path / "base")
     model: Any = st_reba.build(base, "echo")
     model[0].base_model = "{{ 7 * 7 }}`\n\n# 题\n"
-    card = saved_card(model, tmp_path / "a")
-    assert "{{ 7 * 7 }}' # 题" in card and "\n# 题" not in card and "model_name: 7-7-题-echo\n" in card
-    metadata: ModelCardData = ModelCard(card).data
-    assert metadata.license is None and metadata.language is None and "a local folder or file" in card
+    card = saved_card(model, tmp_path / "saved")
+    assert "{{ 7 * 7 }}' # 题" in card
+    assert "\n# 题" not in card
+    assert "model_name: 7-7-题-echo\n" in card
+    assert "a local folder or file" in card
 
 
-def test_a_copy_that_is_saved_again_does_not_speak_of_the_folder(saved: Path, tmp_path: Path) -> None:
+def test_a_copy_that_is_saved_again_does_not_speak_of_the_folder(saved_folder: Path, tmp_path: Path) -> None:
     """Its card is the old one, but for files, digests and the number type of the weights."""
-    published = (saved / "README.md").read_text(encoding="utf-8")
-    start, end = (published.index(mark) for mark in CARD_MARKS)
-    folder_section = published[start : end + len(CARD_MARKS[1])]
-    assert "golden.json" in folder_section and "bfloat16" in folder_section and "SHA-256" in folder_section
-    st_reba.load(saved).save_pretrained(str(tmp_path / "copy"))
-    copied = (tmp_path / "copy" / "README.md").read_text(encoding="utf-8")
-    assert copied.split() == published.replace(folder_section, "").split()
+    published_card = (saved_folder / "README.md").read_text(encoding="utf-8")
+    start_mark, end_mark = CARD_MARKS
+    end = published_card.index(end_mark) + len(end_mark)
+    folder_section = published_card[published_card.index(start_mark) : end]
+    for words in ("golden.json", "bfloat16", "SHA-256"):
+        assert words in folder_section
+    st_reba.load(saved_folder).save_pretrained(str(tmp_path / "copy"))
+    copied_card = (tmp_path / "copy" / "README.md").read_text(encoding="utf-8")
+    assert copied_card.split() == published_card.replace(folder_section, "").split()
     for words in ("golden.json", "stored in", "SHA-256"):
-        assert words not in copied
+        assert words not in copied_card
 
 
-def test_a_card_whose_marks_are_broken_stays_as_it_is(copied: Path, tmp_path: Path) -> None:
+def test_a_card_whose_marks_are_broken_stays_as_it_is(copied_folder: Path, tmp_path: Path) -> None:
     card = f"---\n---\n{CARD_MARKS[0]}\nno end"
-    (copied / "README.md").write_text(card, encoding="utf-8")
-    st_reba.load(copied).save_pretrained(str(tmp_path / "copy"))
+    (copied_folder / "README.md").write_text(card, encoding="utf-8")
+    st_reba.load(copied_folder).save_pretrained(str(tmp_path / "copy"))
     assert (tmp_path / "copy" / "README.md").read_text(encoding="utf-8") == card
 
 
@@ -323,8 +496,10 @@ def test_a_printed_model_names_its_class_and_its_architecture() -> None:
     assert repr(build_case("nosink")[0]).startswith("NoSinkTransformer(LlamaModel, {")
 
 
-def test_the_code_of_the_folder_is_named_with_its_digest(saved: Path) -> None:
-    code = (saved / "st_reba.py").read_bytes()
-    card = (saved / "README.md").read_text(encoding="utf-8")
+def test_the_code_of_the_folder_is_named_with_its_digest(
+    saved_folder: Path,
+) -> None:
+    code = (saved_folder / "st_reba.py").read_bytes()
+    card = (saved_folder / "README.md").read_text(encoding="utf-8")
     lines = code.count(b"\n")
     assert f"runs: {lines} lines, SHA-256\n  `{hashlib.sha256(code).hexdigest()}`." in card

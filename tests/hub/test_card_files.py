@@ -17,14 +17,57 @@ SECTIONS = list(code.SECTIONS)
 # Names by which Python code reaches files, the network, other processes, or the environment.
 REACHING_FUNCTIONS = {"open", "exec", "eval", "compile", "__import__"}
 REACHING_ATTRIBUTES = {
-    *("system", "popen", "Popen", "spawn", "fork", "socket", "urlopen", "environ", "getenv", "putenv", "run_path"),
-    *("open", "unlink", "rename", "mkdir", "rmtree", "chmod", "copyfile", "is_file", "resolve"),
+    *(
+        "system",
+        "popen",
+        "Popen",
+        "spawn",
+        "fork",
+        "socket",
+        "urlopen",
+        "environ",
+        "getenv",
+        "putenv",
+        "run_path",
+    ),
+    *(
+        "open",
+        "unlink",
+        "rename",
+        "mkdir",
+        "rmtree",
+        "chmod",
+        "copyfile",
+        "is_file",
+        "resolve",
+    ),
     *("read_text", "write_text", "read_bytes", "write_bytes"),
 }
 # Modules of the standard library that the code may import: none of them reaches out by itself.
 HARMLESS_MODULES = {
-    *("__future__", "collections", "contextlib", "contextvars", "copyreg", "dataclasses", "functools", "importlib"),
-    *("inspect", "itertools", "json", "logging", "math", "pathlib", "re", "shutil", "string", "threading", "typing"),
+    *(
+        "__future__",
+        "collections",
+        "contextlib",
+        "contextvars",
+        "copyreg",
+        "dataclasses",
+        "functools",
+        "importlib",
+    ),
+    *(
+        "inspect",
+        "itertools",
+        "json",
+        "logging",
+        "math",
+        "pathlib",
+        "re",
+        "shutil",
+        "string",
+        "threading",
+        "typing",
+    ),
     "weakref",
 }
 
@@ -39,7 +82,11 @@ def whole_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_code_imports_what_the_card_says(whole_code: Path) -> None:
     description = describe_code(whole_code)
-    assert description.packages == ("sentence_transformers", "torch", "transformers")
+    assert description.packages == (
+        "sentence_transformers",
+        "torch",
+        "transformers",
+    )
     assert description.registers_attention
     imported: set[str] = set()
     for node in ast.walk(ast.parse(whole_code.read_text(encoding="utf-8"))):
@@ -90,10 +137,14 @@ model.save_pretrained(copy)
 
 
 @pytest.mark.slow
-def test_the_check_of_the_card_runs_without_the_package(saved: Path, tmp_path: Path) -> None:
+def test_the_check_of_the_card_runs_without_the_package(saved_folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    command = [sys.executable, "-c", STRANGER, str(saved), str(copy)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    command = [sys.executable, "-c", STRANGER, str(saved_folder), str(copy)]
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(tmp_path / "modules"),
+    }
     process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert process.returncode == 0, process.stderr
     distance_line, touched_line = process.stdout.splitlines()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +18,59 @@ from st_reba.hub.golden import compare, read_golden, write_golden
 
 
 @pytest.fixture(scope="module")
-def reba() -> Any:
+def reba_model() -> Any:
     return st_reba.build("mini", "reba", pooling="mean", device="cpu")
 
 
-def test_they_come_out_again_of_no_other_model(reba: Any, tmp_path: Path) -> None:
-    write_golden(reba, tmp_path)
-    stored = read_golden(tmp_path / golden.FILE)
-    assert [each["text"] for each in stored["texts"]] == list(GOLDEN_TEXTS)
-    assert '"猫"' in (tmp_path / golden.FILE).read_text(encoding="utf-8")
-    report = compare(reba, stored)
-    assert report.ok and report.distance < report.tolerance / 10 and not report.changes
-    assert report.tolerance == machine_tolerance(reba) == float(f"{64 * 2**-23 * 6**0.5:.2g}")
-    assert machine_tolerance(reba, "bfloat16") == float(f"{2.5 * 2**-7 * 6**0.5:.2g}")
-    assert not compare(st_reba.build("mini", "reba", pooling="last", device="cpu"), stored).ok
-    stored["texts"][3]["vector"] = list(np.array(stored["texts"][3]["vector"]) * 1.01)
-    report = compare(reba, stored)
-    assert not report.ok and max(report.texts, key=lambda text: report.texts[text]) == stored["texts"][3]["text"]
-    assert max(report.texts.values()) == pytest.approx(0.01 / 1.01, abs=1e-5)
+@pytest.fixture(scope="module")
+def golden_file(reba_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("golden")
+    write_golden(reba_model, folder)
+    return folder / golden.FILE
+
+
+def test_golden_vectors_are_those_of_all_texts(golden_file: Path) -> None:
+    stored = read_golden(golden_file)
+    assert [text["text"] for text in stored["texts"]] == list(GOLDEN_TEXTS)
+    assert '"猫"' in golden_file.read_text(encoding="utf-8")
+
+
+def test_golden_vectors_come_out_again(reba_model: Any, golden_file: Path) -> None:
+    report = compare(reba_model, read_golden(golden_file))
+    assert report.ok
+    assert report.distance < report.tolerance / 10
+    assert not report.changes
+
+
+def test_the_tolerance_follows_from_the_number_type_and_the_depth(reba_model: Any, golden_file: Path) -> None:
+    report = compare(reba_model, read_golden(golden_file))
+    assert report.tolerance == machine_tolerance(reba_model) == float(f"{64 * 2**-23 * 6**0.5:.2g}")
+    assert machine_tolerance(reba_model, "bfloat16") == float(f"{2.5 * 2**-7 * 6**0.5:.2g}")
+
+
+def test_another_model_has_other_vectors(golden_file: Path) -> None:
+    other_model = st_reba.build("mini", "reba", pooling="last", device="cpu")
+    assert not compare(other_model, read_golden(golden_file)).ok
+
+
+def test_a_model_of_other_dimensions_is_not_compared(golden_file: Path) -> None:
+    wide_model = st_reba.build("mini", layer=[1, 2], join="concat", method="echo", device="cpu")
     with pytest.raises(ValueError, match="384 dimensions"):
-        compare(st_reba.build("mini", layer=[1, 2], join="concat", method="echo", device="cpu"), stored)
+        compare(wide_model, read_golden(golden_file))
 
 
-def test_a_report_in_words() -> None:
+def test_the_text_that_differs_most_is_named(reba_model: Any, golden_file: Path) -> None:
+    stored = read_golden(golden_file)
+    changed_text = stored["texts"][3]
+    changed_text["vector"] = list(np.array(changed_text["vector"]) * 1.01)
+    report = compare(reba_model, stored)
+    assert not report.ok
+    furthest_text = max(report.texts, key=lambda text: report.texts[text])
+    assert furthest_text == changed_text["text"]
+    assert report.texts[furthest_text] == pytest.approx(0.01 / 1.01, abs=1e-5)
+
+
+def test_a_report_of_a_failure_in_words() -> None:
     report = golden.Report(
         distance=2e-3,
         tolerance=1e-3,
@@ -54,8 +84,20 @@ def test_a_report_in_words() -> None:
         "weights and tokenizer were not compared: golden.json has no digests of them",
         "FAIL",
     ]
-    report = replace(report, distance=0, ran="our code", graph="g", rounded={"ok": True})
-    report = replace(report, damage=[], resaved=["r"])
+
+
+def test_a_report_of_success_in_words() -> None:
+    report = golden.Report(
+        distance=0,
+        tolerance=1e-3,
+        texts={"a": 0.5, "猫": 0.75},
+        changes={"torch": ("1", "2")},
+        ran="our code",
+        graph="g",
+        rounded={"ok": True},
+        damage=[],
+        resaved=["r"],
+    )
     assert str(report).splitlines()[2:] == [
         "run by our code",
         "run by onnxruntime: g",
@@ -75,40 +117,79 @@ def test_a_report_begins_with_what_is_not_to_be_trusted() -> None:
     ]
 
 
-def test_templates_with_fields_and_settings_of_the_user(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    options: dict[str, Any] = {"template": "{instruction} {aim}: {text} {text}", "instruction": "Do.", "device": "cpu"}
-    model = st_reba.build("mini", "echo", **options, max_seq_length=64, truncate_dim=8)
-    write_golden(model, tmp_path)
-    assert not caplog.records, "texts are cut without a word"
+@pytest.fixture
+def model_with_fields() -> Any:
+    """A model with what a user may set: fields, an instruction, a short limit, fewer dimensions."""
+    return st_reba.build(
+        "mini",
+        "echo",
+        template="{instruction} {aim}: {text} {text}",
+        instruction="Do.",
+        device="cpu",
+        max_seq_length=64,
+        truncate_dim=8,
+    )
+
+
+def test_fields_of_a_template_are_stored(model_with_fields: Any, tmp_path: Path) -> None:
+    write_golden(model_with_fields, tmp_path)
     stored = read_golden(tmp_path / golden.FILE)
-    assert stored["fields"] == {"aim": "Find its meaning."} and len(stored["texts"][0]["vector"]) == 192
-    assert model.truncate_dim == 8 and compare(model, stored).ok
+    assert stored["fields"] == {"aim": "Find its meaning."}
     with pytest.raises(ValueError, match="golden vectors"):
-        compare(model, {**stored, "fields": {"device": "meta"}})
-    for name in ("bos", "eos", "unk", "pad"):  # none is left to stand for an empty text
-        setattr(model.tokenizer, f"{name}_token", None)
-    write_golden(model, tmp_path)
-    assert [each["text"] for each in read_golden(tmp_path / golden.FILE)["texts"]] == list(GOLDEN_TEXTS[1:])
+        compare(model_with_fields, {**stored, "fields": {"device": "meta"}})
 
 
-def test_refusals(reba: Any, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for damage in (
-        lambda value: value.pop("made"),
-        lambda value: value.update(texts=[]),
-        lambda value: value["texts"][0]["vector"].pop(),
-        lambda value: value["texts"][0]["vector"].__setitem__(0, float("nan")),
-        lambda value: value["made"].update(dtype="os"),
-        lambda value: value.update(fields=None),
-        lambda value: value.update(tolerance="x"),
-        lambda value: value.update(digests={"config.json": 1}),
-    ):
-        value = json.loads((saved / golden.FILE).read_text(encoding="utf-8"))
-        damage(value)
-        (tmp_path / golden.FILE).write_text(json.dumps(value), encoding="utf-8")
-        with pytest.raises(ValueError):
-            read_golden(tmp_path / golden.FILE)
-    # Of vectors that are not finite, one number of one text is enough.
-    numbers = iter([1.0, torch.nan, *[1.0] * len(GOLDEN_TEXTS)])
-    monkeypatch.setattr(type(reba), "encode", lambda *_, **__: torch.tensor([[1.0] * 191 + [next(numbers)]]))
+def test_texts_are_cut_without_a_word(model_with_fields: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_golden(model_with_fields, tmp_path)
+    assert not caplog.records
+
+
+def test_vectors_are_whole_whatever_the_user_truncates_to(model_with_fields: Any, tmp_path: Path) -> None:
+    write_golden(model_with_fields, tmp_path)
+    stored = read_golden(tmp_path / golden.FILE)
+    assert len(stored["texts"][0]["vector"]) == 192
+    assert model_with_fields.truncate_dim == 8
+    assert compare(model_with_fields, stored).ok
+
+
+def test_the_empty_text_is_left_out_where_no_token_can_stand_for_it(model_with_fields: Any, tmp_path: Path) -> None:
+    for name in ("bos", "eos", "unk", "pad"):
+        setattr(model_with_fields.tokenizer, f"{name}_token", None)
+    write_golden(model_with_fields, tmp_path)
+    stored = read_golden(tmp_path / golden.FILE)
+    assert [text["text"] for text in stored["texts"]] == list(GOLDEN_TEXTS[1:])
+
+
+DAMAGES: dict[str, Callable[[Any], Any]] = {
+    "no versions": lambda stored: stored.pop("made"),
+    "no texts": lambda stored: stored.update(texts=[]),
+    "a short vector": lambda stored: stored["texts"][0]["vector"].pop(),
+    "NaN": lambda stored: stored["texts"][0]["vector"].__setitem__(0, float("nan")),
+    "an unknown number type": lambda stored: stored["made"].update(dtype="os"),
+    "no fields": lambda stored: stored.update(fields=None),
+    "a tolerance in words": lambda stored: stored.update(tolerance="x"),
+    "a digest that is a number": lambda stored: stored.update(digests={"config.json": 1}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_refused(saved_folder: Path, tmp_path: Path, damage: str) -> None:
+    stored = json.loads((saved_folder / golden.FILE).read_text(encoding="utf-8"))
+    DAMAGES[damage](stored)
+    damaged_file = tmp_path / golden.FILE
+    damaged_file.write_text(json.dumps(stored), encoding="utf-8")
+    with pytest.raises(ValueError):
+        read_golden(damaged_file)
+
+
+def test_one_number_that_is_not_finite_is_enough_to_refuse(
+    reba_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_numbers = iter([1.0, torch.nan, *[1.0] * len(GOLDEN_TEXTS)])
+
+    def encode(*args: Any, **options: Any) -> torch.Tensor:
+        return torch.tensor([[1.0] * 191 + [next(last_numbers)]])
+
+    monkeypatch.setattr(type(reba_model), "encode", encode)
     with pytest.raises(ValueError, match="NaN"):
-        write_golden(reba, tmp_path)
+        write_golden(reba_model, tmp_path)

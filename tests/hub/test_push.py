@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sentence_transformers import SentenceTransformer
@@ -16,82 +15,156 @@ from st_reba.hub import push, verify
 REPO = "org/model"
 
 
-def test_dry_run(hub: Hub, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in (".cache", "more"):
-        (copied / name).mkdir()
-        (copied / name / "notes.txt").write_text("mine")
-    pushed = push(copied, REPO, dry_run=True)
-    assert pushed.commit is None and pushed.url is None and not hub.repos
+def test_a_dry_run_lists_the_files_and_sends_nothing(
+    hub: Hub, copied_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder_name in (".cache", "more"):
+        (copied_folder / folder_name).mkdir()
+        (copied_folder / folder_name / "notes.txt").write_text("mine")
+    pushed = push(copied_folder, REPO, dry_run=True)
+    assert pushed.commit is None
+    assert pushed.url is None
+    assert not hub.repos
     assert {"README.md", "st_reba.py", "golden.json", "more/notes.txt"} <= set(pushed.files)
     assert not [name for name in pushed.files if ".cache" in name]
-    first, *lines, last = capsys.readouterr().out.splitlines()
-    assert [line[14:] for line in lines] == [f"  {name}" for name in pushed.files]
-    assert first.startswith("Verified. 20 texts") and last == f"Nothing was sent to {REPO}: this is a dry run."
-    assert "path/to/model" in (copied / "README.md").read_text(encoding="utf-8")
+    first_line, *file_lines, last_line = capsys.readouterr().out.splitlines()
+    assert first_line.startswith("Verified. 20 texts")
+    assert [line[14:] for line in file_lines] == [f"  {name}" for name in pushed.files]
+    assert last_line == f"Nothing was sent to {REPO}: this is a dry run."
+    assert "path/to/model" in (copied_folder / "README.md").read_text(encoding="utf-8")
 
 
-def test_push_and_load(hub: Hub, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (copied / "st_reba_old.py").write_text("# of an earlier version\n", encoding="utf-8")
-    push(copied, REPO, private=True)
-    (copied / "st_reba_old.py").unlink()
-    pushed = push(copied, REPO, message="Again")
+def test_a_push_sends_the_folder_as_it_is(hub: Hub, copied_folder: Path) -> None:
+    """But for the card, which names the repository; files of an earlier push are taken away."""
+    old_code = copied_folder / "st_reba_old.py"
+    old_code.write_text("# of an earlier version\n", encoding="utf-8")
+    push(copied_folder, REPO)
+    old_code.unlink()
+    pushed = push(copied_folder, REPO, message="Again")
     files = hub.repos[REPO].files()
-    assert set(files) - {".gitattributes"} == set(pushed.files) and pushed.commit and pushed.commit in str(pushed.url)
+    assert set(files) - {".gitattributes"} == set(pushed.files)
+    assert pushed.commit
+    assert pushed.commit in str(pushed.url)
     for name in set(pushed.files) - {"README.md"}:
-        assert files[name] == (copied / name).read_bytes(), name
-    assert REPO in files["README.md"].decode() and "path/to/model" not in files["README.md"].decode()
-    model = SentenceTransformer(REPO, cache_folder=str(tmp_path / "cache"), device="cpu")
-    assert (model.encode("猫") == SentenceTransformer(str(copied), device="cpu").encode("猫")).all()
-    (copied / "README.md").write_text("---\n---\nnew", encoding="utf-8")
-    push(copied, "org/open")
-    assert hub.repos[REPO].private and not hub.repos["org/open"].private
+        assert files[name] == (copied_folder / name).read_bytes(), name
+    card = files["README.md"].decode()
+    assert REPO in card
+    assert "path/to/model" not in card
+    assert hub.messages == ["Upload with st-reba", "Again"]
+
+
+def test_a_pushed_model_loads_by_its_name(hub: Hub, copied_folder: Path, tmp_path: Path) -> None:
+    push(copied_folder, REPO)
+    loaded_model = SentenceTransformer(REPO, cache_folder=str(tmp_path / "cache"), device="cpu")
+    local_model = SentenceTransformer(str(copied_folder), device="cpu")
+    assert (loaded_model.encode("猫") == local_model.encode("猫")).all()
+
+
+def test_a_repository_is_private_where_that_is_asked_for(hub: Hub, copied_folder: Path) -> None:
+    push(copied_folder, REPO, private=True)
+    push(copied_folder, "org/open")
+    assert hub.repos[REPO].private
+    assert not hub.repos["org/open"].private
+
+
+def test_a_push_to_another_revision_leaves_main(hub: Hub, copied_folder: Path) -> None:
+    push(copied_folder, REPO)
+    main_files = hub.repos[REPO].files()
+    (copied_folder / "README.md").write_text("---\n---\nnew", encoding="utf-8")
     for _ in range(2):
-        push(copied, REPO, revision="v2")
+        push(copied_folder, REPO, revision="v2")
     assert hub.repos[REPO].files("v2")["README.md"].endswith(b"new")
-    asked = push(copied, REPO, create_pr=True)
-    assert asked.url == f"{hub.endpoint}/{REPO}/discussions/1" and hub.repos[REPO].branches["refs/pr/1"] == asked.commit
-    assert hub.repos[REPO].files() == files and hub.messages[:2] == ["Upload with st-reba", "Again"]
-    assert capsys.readouterr().out.endswith(f"Published: {asked.url}\n")
+    assert hub.repos[REPO].files() == main_files
 
 
-def test_a_published_model_is_verified_by_its_name(hub: Hub, copied: Path, tmp_path: Path) -> None:
-    push(copied, REPO)
+def test_a_pull_request_leaves_main_and_is_named(
+    hub: Hub, copied_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    push(copied_folder, REPO)
+    main_files = hub.repos[REPO].files()
+    (copied_folder / "README.md").write_text("---\n---\nnew", encoding="utf-8")
+    pushed = push(copied_folder, REPO, create_pr=True)
+    assert pushed.url == f"{hub.endpoint}/{REPO}/discussions/1"
+    assert hub.repos[REPO].branches["refs/pr/1"] == pushed.commit
+    assert hub.repos[REPO].files() == main_files
+    assert capsys.readouterr().out.endswith(f"Published: {pushed.url}\n")
+
+
+def test_a_published_model_is_verified_by_its_name(hub: Hub, copied_folder: Path, tmp_path: Path) -> None:
+    push(copied_folder, REPO)
     report = verify(REPO, cache_folder=str(tmp_path / "cache"), device="cpu")
     assert report.ok and report.damage == []
 
 
-def test_refusals(hub: Hub, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(says: str, kind: type[Exception] = ValueError, name: str = REPO) -> None:
-        with pytest.raises(kind, match=says) as caught:
-            push(copied, name)
-        assert "\n" not in str(caught.value)
+def assert_refused(
+    folder: Path,
+    message: str,
+    error_type: type[Exception] = ValueError,
+    repo_id: str = REPO,
+) -> None:
+    """In one line."""
+    with pytest.raises(error_type, match=message) as raised:
+        push(folder, repo_id)
+    assert "\n" not in str(raised.value)
 
-    refused("repo_id", name="model")
-    changes: list[tuple[str, str, Any]] = [
-        ("golden.json", "golden.json", None),
-        ("Save it again", "golden.json", lambda text: text.replace('"猫"', '"狗"')),
-        ("Save it again", "st_reba.py", lambda text: text + "import os\n"),
-        ("Save it again", "st_reba.py", None),
-        ("trust_remote_code", "modules.json", lambda text: text.replace("sentence_transformers", "x")),
-    ]
-    for says, name, change in changes:
-        text = (copied / name).read_text(encoding="utf-8")
-        (copied / name).unlink()
-        if change:
-            (copied / name).write_text(change(text), encoding="utf-8")
-        refused(says)
-        (copied / name).write_text(text, encoding="utf-8")
-    monkeypatch.setenv("HF_TOKEN", "hf_nobody")
-    refused(REPO, OSError)
-    monkeypatch.delenv("HF_TOKEN")
-    refused("no token")
+
+def test_a_repository_without_an_owner_is_refused(hub: Hub, copied_folder: Path) -> None:
+    assert_refused(copied_folder, "repo_id", repo_id="model")
     assert not hub.repos
 
 
-def test_a_zoo_of_which_one_fails(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    """That one is named, and the others are sent."""
-    main = runpy.run_path(str(Path(st_reba.__file__).parents[1] / "scripts" / "publish_zoo.py"))["main"]
+@pytest.mark.parametrize(
+    ("message", "file_name", "original_text", "changed_text"),
+    [
+        ("Save it again", "golden.json", '"猫"', '"狗"'),
+        (
+            "Save it again",
+            "st_reba.py",
+            "import torch\n",
+            "import torch\nimport os\n",
+        ),
+        ("trust_remote_code", "modules.json", "sentence_transformers", "x"),
+    ],
+)
+def test_a_changed_file_is_refused(
+    hub: Hub,
+    copied_folder: Path,
+    message: str,
+    file_name: str,
+    original_text: str,
+    changed_text: str,
+) -> None:
+    text = (copied_folder / file_name).read_text(encoding="utf-8")
+    assert original_text in text
+    (copied_folder / file_name).write_text(text.replace(original_text, changed_text), encoding="utf-8")
+    assert_refused(copied_folder, message)
+    assert not hub.repos
+
+
+@pytest.mark.parametrize(
+    ("message", "file_name"),
+    [("golden.json", "golden.json"), ("Save it again", "st_reba.py")],
+)
+def test_a_missing_file_is_refused(hub: Hub, copied_folder: Path, message: str, file_name: str) -> None:
+    (copied_folder / file_name).unlink()
+    assert_refused(copied_folder, message)
+    assert not hub.repos
+
+
+def test_who_may_not_write_is_refused(hub: Hub, copied_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_nobody")
+    assert_refused(copied_folder, REPO, OSError)
+    monkeypatch.delenv("HF_TOKEN")
+    assert_refused(copied_folder, "no token")
+    assert not hub.repos
+
+
+def test_a_zoo_of_which_one_fails_sends_the_others(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    """The one that fails is named."""
+    script = Path(st_reba.__file__).parents[1] / "scripts" / "publish_zoo.py"
+    main = runpy.run_path(str(script))["main"]
     assert main(["org", "baichuan-7b-echo", "mini-echo", "--private"]) == 1
     assert set(hub.repos) == {"org/mini-echo"}
-    found = capsys.readouterr()
-    assert hub.endpoint in found.out and "baichuan-7b-echo failed" in found.err
+    printed = capsys.readouterr()
+    assert hub.endpoint in printed.out
+    assert "baichuan-7b-echo failed" in printed.err

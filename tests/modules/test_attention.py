@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
-from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,15 @@ import families
 import pytest
 import torch
 from marks import Base, slow_but
-from pipelines import PIPELINES, assert_gradients, build, encoded, features_of, gradients, made
+from pipelines import (
+    PIPELINES,
+    assert_gradients,
+    build,
+    build_pipeline,
+    encoded,
+    features_of,
+    gradients,
+)
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,219 +35,378 @@ from st_reba.modules.training import CheckpointInPass
 
 TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
 LENGTH = 200  # positions
-ATTEND, FORWARD = BackwardAttention.attend, RepeatTransformer.forward  # before a test replaces them
+# The originals, before a test replaces them.
+CAPTURED_ATTENTION = BackwardAttention.attend
+FORWARD = RepeatTransformer.forward
 
 
-def tensors(dtype: torch.dtype = torch.float64, width: int = 8) -> list[Tensor]:
-    generator, sizes = torch.Generator().manual_seed(0), ((4, 8), (2, 8), (2, width))
-    return [torch.randn(2, heads, LENGTH, size, generator=generator).to(dtype) for heads, size in sizes]
+def random_heads(dtype: torch.dtype = torch.float64, value_size: int = 8) -> list[Tensor]:
+    """Queries of four heads, and keys and values of two."""
+    generator = torch.Generator().manual_seed(0)
+    heads: list[Tensor] = []
+    for head_count, size in ((4, 8), (2, 8), (2, value_size)):
+        numbers = torch.randn(2, head_count, LENGTH, size, generator=generator)
+        heads.append(numbers.to(dtype))
+    return heads
 
 
-RANDOM = torch.Generator().manual_seed(1)
-MASK = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
-NEAR = MASK.triu(-6)
-PADDED = MASK & (torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]]))[:, None, None] | torch.eye(LENGTH).bool()
-BIAS = torch.randn(1, 4, LENGTH, LENGTH, generator=RANDOM, dtype=torch.float64)
-SINKS = torch.randn(4, generator=RANDOM, dtype=torch.float64)
+def without_later_keys(numbers: Tensor) -> Tensor:
+    """Minus infinity where a key is later than the query."""
+    later_keys = torch.ones(numbers.shape[-2:]).triu(1).bool()
+    return numbers.masked_fill(later_keys, -torch.inf)
+
+
+GENERATOR = torch.Generator().manual_seed(1)
+BIAS = torch.randn(1, 4, LENGTH, LENGTH, generator=GENERATOR, dtype=torch.float64)
+SINKS = torch.randn(4, generator=GENERATOR, dtype=torch.float64)
+CAUSAL = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+WINDOW = CAUSAL.triu(-6)
+REAL_KEYS = torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]])
+PADDED = CAUSAL & REAL_KEYS[:, None, None] | torch.eye(LENGTH).bool()
 SCORES = {
-    "causal": ScoreTerms(causal=True, scaling=0.4), "soft cap": ScoreTerms(causal=True, scaling=0.9, softcap=1.5),
-    "window": ScoreTerms(NEAR, scaling=0.4), "additive": ScoreTerms(BIAS.masked_fill(~MASK, -torch.inf), scaling=0.4),
-    "padding": ScoreTerms(PADDED, scaling=0.4), "sinks": ScoreTerms(NEAR, scaling=0.4, sinks=SINKS),
+    "causal": ScoreTerms(causal=True, scaling=0.4),
+    "soft cap": ScoreTerms(causal=True, scaling=0.9, softcap=1.5),
+    "window": ScoreTerms(WINDOW, scaling=0.4),
+    "additive": ScoreTerms(without_later_keys(BIAS), scaling=0.4),
+    "padding": ScoreTerms(PADDED, scaling=0.4),
+    "sinks": ScoreTerms(WINDOW, scaling=0.4, sinks=SINKS),
     "bias": ScoreTerms(causal=True, scaling=0.4, bias=BIAS),
-}  # fmt: skip
+}
 
 
-def by_hand(query: Tensor, key: Tensor, value: Tensor, how: ScoreTerms) -> tuple[Tensor, Tensor]:
+def whole_attention(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms) -> tuple[Tensor, Tensor]:
     """Output [B, T, H, D] and probabilities, with all of both in memory."""
-    key, value = (each.repeat_interleave(2, dim=1) for each in (key, value))
-    found = query @ key.mT * how.scaling
-    found = found if how.softcap is None else torch.tanh(found / how.softcap) * how.softcap
-    found = found if how.bias is None else found + how.bias
-    mask = torch.ones(LENGTH, LENGTH).tril().bool() if how.mask is None else how.mask
-    found = found.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else found + mask
-    weights = found.exp()
-    below = weights.sum(-1, keepdim=True) + (0 if how.sinks is None else how.sinks.exp()[:, None, None])
-    return (weights / below @ value).transpose(1, 2), weights / below
+    key = key.repeat_interleave(2, dim=1)
+    value = value.repeat_interleave(2, dim=1)
+    scores = query @ key.mT * terms.scaling
+    if terms.softcap is not None:
+        scores = torch.tanh(scores / terms.softcap) * terms.softcap
+    if terms.bias is not None:
+        scores = scores + terms.bias
+    if terms.mask is None:
+        scores = scores.masked_fill(~CAUSAL, -torch.inf)
+    elif terms.mask.dtype == torch.bool:
+        scores = scores.masked_fill(~terms.mask, -torch.inf)
+    else:
+        scores = scores + terms.mask
+    exponentials = scores.exp()
+    divisor = exponentials.sum(-1, keepdim=True)
+    if terms.sinks is not None:
+        divisor = divisor + terms.sinks.exp()[:, None, None]
+    probabilities = exponentials / divisor
+    return (probabilities @ value).transpose(1, 2), probabilities
 
 
-@pytest.mark.parametrize("how", SCORES.values(), ids=SCORES)
-def test_blocks(how: ScoreTerms, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grouped heads: output, probabilities and gradients; without gradients, few queries of a text at a time."""
+@pytest.mark.parametrize("terms", SCORES.values(), ids=SCORES)
+def test_blocks_have_the_output_and_the_probabilities_of_the_whole(
+    terms: ScoreTerms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grouped heads; without gradients, few queries of a text at a time."""
     monkeypatch.setattr(blocks, "BLOCK", 32 * 4 * LENGTH)
-    given = [each.requires_grad_() for each in tensors(width=5)]
-    output, wanted = by_hand(*given, how)
-    sizes = []
+    heads = random_heads(value_size=5)
+    expected_output, expected_probabilities = whole_attention(*heads, terms)
+    block_sizes: list[int] = []
 
-    def see(block: Tensor, texts: slice, start: int) -> None:
-        sizes.append(block.numel())
-        torch.testing.assert_close(block, wanted[texts, :, start : start + block.shape[2], : block.shape[3]])
+    def check_block(block: Tensor, texts: slice, start: int) -> None:
+        block_sizes.append(block.numel())
+        end = start + block.shape[2]
+        torch.testing.assert_close(block, expected_probabilities[texts, :, start:end, : block.shape[3]])
 
-    found = attend(*given, how, see)
+    for head_tensor in heads:
+        head_tensor.requires_grad_()
+    torch.testing.assert_close(attend(*heads, terms, check_block), expected_output)
     with torch.no_grad():
-        torch.testing.assert_close(attend(*given, how, see), output)
-    assert sizes[0] > blocks.BLOCK >= max(sizes[1:]) and len(sizes) == (11 if how.causal else 15)
-    torch.testing.assert_close(found, output)
-    weights = torch.randn_like(output)
-    for got, one in zip(*(torch.autograd.grad((each * weights).sum(), given) for each in (found, output)), strict=True):
-        torch.testing.assert_close(got, one)
+        torch.testing.assert_close(attend(*heads, terms, check_block), expected_output)
+    whole_size, *small_sizes = block_sizes
+    assert whole_size > blocks.BLOCK >= max(small_sizes)
+    assert len(block_sizes) == (11 if terms.causal else 15)
 
 
-def test_chosen_keys() -> None:
-    """Those that an indexer chose, as far as a mask of numbers shows them."""
-    mask = torch.zeros(1, 1, 2, 3).masked_fill(torch.ones(2, 3).triu(1).bool(), torch.finfo(torch.float32).min)
-    shown = mask_of_chosen_keys(mask, torch.tensor([[[0, 2], [1, 1]]]), 3)
-    assert shown.tolist() == [[[[True, False, False], [False, True, False]]]]
+@pytest.mark.parametrize("terms", SCORES.values(), ids=SCORES)
+def test_blocks_have_the_gradients_of_the_whole(terms: ScoreTerms, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 32 * 4 * LENGTH)
+    heads = [numbers.requires_grad_() for numbers in random_heads(value_size=5)]
+    expected_output, _ = whole_attention(*heads, terms)
+    output = attend(*heads, terms, lambda block, texts, start: None)
+    random_weights = torch.randn_like(expected_output)
+    gradients_of_blocks = torch.autograd.grad((output * random_weights).sum(), heads)
+    expected_gradients = torch.autograd.grad((expected_output * random_weights).sum(), heads)
+    for actual, expected in zip(gradients_of_blocks, expected_gradients, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
-def test_every_attention_must_show(base: Base) -> None:
-    """That of a layer that runs twice, twice; not of those that have none."""
-    kinds = [*["full_attention"] * 3, "linear_attention", "mamba"]
-    cases: list[tuple[dict[str, Any], int]] = [
-        ({"layer_types": kinds}, 3), ({"layers_block_type": ["hybrid", *kinds]}, 4),
+def test_keys_that_an_indexer_chose_are_read_as_far_as_the_mask_shows_them() -> None:
+    lowest = torch.finfo(torch.float32).min
+    causal_mask = torch.zeros(1, 1, 2, 3).masked_fill(torch.ones(2, 3).triu(1).bool(), lowest)
+    chosen_keys = torch.tensor([[[0, 2], [1, 1]]])
+    visible_keys = mask_of_chosen_keys(causal_mask, chosen_keys, 3)
+    assert visible_keys.tolist() == [[[[True, False, False], [False, True, False]]]]
+
+
+THREE_ATTENTION_LAYERS = [*["full_attention"] * 3, "linear_attention", "mamba"]
+
+
+@pytest.mark.parametrize("pipeline", ["reba mean", "reba inter"])
+@pytest.mark.parametrize(
+    ("settings", "attention_layers"),
+    [
+        ({"layer_types": THREE_ATTENTION_LAYERS}, 3),
+        ({"layers_block_type": ["hybrid", *THREE_ATTENTION_LAYERS]}, 4),
         ({"layer_types": ["mamba"], "num_hidden_layers": 4}, 4),
-    ]  # fmt: skip
-    for (name, shown), (config, layers) in product((("reba mean", 3), ("reba inter", 4)), cases):
-        model: Any = made(base("llama"), name)
-        vars(model[0].config).update(config)
-        says = f"of {layers} layers, but {shown} showed"
-        with nullcontext() if layers == 3 else pytest.raises(ValueError, match=says):
-            encoded(model)
+    ],
+    ids=["three", "hybrid too", "none named"],
+)
+def test_every_layer_with_attention_must_show_it(
+    base: Base, pipeline: str, settings: dict[str, Any], attention_layers: int
+) -> None:
+    """That of a layer that runs twice, twice; not of those that have none."""
+    model: Any = build_pipeline(base("llama"), pipeline)
+    vars(model[0].config).update(settings)
+    if attention_layers == 3:
+        encoded(model)
+        return
+    shown_count = {"reba mean": 3, "reba inter": 4}[pipeline]
+    message = f"of {attention_layers} layers, but {shown_count} showed"
+    with pytest.raises(ValueError, match=message):
+        encoded(model)
 
 
-def test_attention_that_is_observed(base: Base, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once; a layer whose hook is lost is missed."""
+def test_observed_attention_is_said_once(base: Base, caplog: pytest.LogCaptureFixture) -> None:
     model: Any = build(base("bloom"))
-    assert torch.equal(encoded(model), encoded(model)) and caplog.text.count("eager attention is observed") == 1
+    assert torch.equal(encoded(model), encoded(model))
+    assert caplog.text.count("eager attention is observed") == 1
+
+
+def test_a_layer_whose_hook_is_lost_is_missed(base: Base) -> None:
+    model: Any = build(base("bloom"))
     model[0].model.h[0].self_attention._forward_hooks.clear()
     with pytest.raises(ValueError, match="2 layers, but 1 showed"):
         encoded(model)
 
 
-def test_what_few_models_ask_for() -> None:
-    """More keys than queries, dropout in 16 bits, no scale, biases of positions."""
-    (query, key, value), how = tensors(), ScoreTerms(causal=True)
-    torch.testing.assert_close(attend(query[:, :, 2:], key, value, how), attend(query, key, value, how)[:, 2:])
-    seen: list[Tensor] = []
-    half = attend(*tensors(torch.bfloat16), how._replace(dropout=1.0), lambda block, *_: seen.append(block))
-    assert seen[0].dtype == torch.float32 and half.dtype == torch.bfloat16 and not half.any()
-    given = (torch.nn.Module(), *torch.randn(3, 3, 2, 4, 16), None)
-    assert torch.equal(*(attention(*given, softcap=2.0, scaling=each)[0] for each in (None, 0.25)))
+def test_there_may_be_more_keys_than_queries() -> None:
+    query, key, value = random_heads()
+    terms = ScoreTerms(causal=True)
+    last_queries = attend(query[:, :, 2:], key, value, terms)
+    torch.testing.assert_close(last_queries, attend(query, key, value, terms)[:, 2:])
+
+
+def test_dropout_of_16_bits_is_shown_in_32() -> None:
+    shown_blocks: list[Tensor] = []
+    terms = ScoreTerms(causal=True, dropout=1.0)
+    output = attend(
+        *random_heads(torch.bfloat16),
+        terms,
+        lambda block, *_: shown_blocks.append(block),
+    )
+    assert shown_blocks[0].dtype == torch.float32
+    assert output.dtype == torch.bfloat16
+    assert not output.any()
+
+
+def random_arguments() -> tuple[torch.nn.Module, Tensor, Tensor, Tensor]:
+    """A module, and query, key and value of three texts: two heads of 16 numbers, four positions."""
+    query, key, value = torch.randn(3, 3, 2, 4, 16)
+    return torch.nn.Module(), query, key, value
+
+
+def test_without_a_scale_it_is_the_root_of_the_size() -> None:
+    arguments = random_arguments()
+    unscaled, _ = attention(*arguments, None, softcap=2.0, scaling=None)
+    scaled, _ = attention(*arguments, None, softcap=2.0, scaling=0.25)
+    assert torch.equal(unscaled, scaled)
+
+
+def test_position_biases_are_added_to_scores() -> None:
+    arguments = random_arguments()
     bias = torch.randn(1, 2, 4, 4)
-    mask = bias.masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf).expand(3, -1, -1, -1)
-    torch.testing.assert_close(attention(*given, position_bias=bias)[0], attention(*given[:-1], mask)[0])
-
-
-def test_what_layers_may_not_pass(base: Base) -> None:
-    state = ForwardPass(None, {"spans": [], "attention_mask": torch.ones(2, 4), "copy_ids": None})
-    LayerMasks(made(base("llama"), "mask0")[0]).before_layers(state)
-    state.attention_reader = object()
-    for says, index, keys, options in (
-        ("'sinks'", 0, 4, {"sinks": 1}), ("'block_indices'", 0, 4, {"block_indices": 1}), ("more keys", 0, 5, {}),
-        ("by an indexer", 0, 4, {"indices": torch.zeros(2, 4, 1)}), ("mask of shape", 1, 5, {}),
-        *((f"layer_idx={index}", index, 4, {}) for index in (None, -1, 3)),
-    ):  # fmt: skip
-        module: Any = SimpleNamespace(layer_idx=index)
-        query, key, mask = torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, keys, 8), torch.ones(2, 1, 4, keys).bool()
-        with running(state), pytest.raises(ValueError, match=says):
-            attention(module, query, key, key, mask, **options)  # type: ignore[arg-type]
-
-
-class Largest(TorchDispatchMode):
-    """The most numbers that one tensor made inside the ``with`` block holds."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = operator(*args, **(kwargs or {}))
-        for each in filter(torch.is_tensor, tree_leaves(result)):
-            self.numbers = max(self.numbers, each.untyped_storage().nbytes() // each.itemsize)
-        return result
+    additive_mask = without_later_keys(bias).expand(3, -1, -1, -1)
+    biased, _ = attention(*arguments, None, position_bias=bias)
+    masked, _ = attention(*arguments, additive_mask)
+    torch.testing.assert_close(biased, masked)
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(["reba mean", "reba mask0", "authors mean", "mask0", "inter"], "reba mean", "mask0")
+    ("message", "layer_index", "key_count", "options"),
+    [
+        ("'sinks'", 0, 4, {"sinks": 1}),
+        ("'block_indices'", 0, 4, {"block_indices": 1}),
+        ("more keys", 0, 5, {}),
+        ("by an indexer", 0, 4, {"indices": torch.zeros(2, 4, 1)}),
+        ("mask of shape", 1, 5, {}),
+        ("layer_idx=None", None, 4, {}),
+        ("layer_idx=-1", -1, 4, {}),
+        ("layer_idx=3", 3, 4, {}),
+    ],
 )
-def test_no_matrix_of_all_heads(base: Base, name: str) -> None:
-    model: Any = made(base("llama"), name)
+def test_what_layers_may_not_pass(
+    base: Base,
+    message: str,
+    layer_index: int | None,
+    key_count: int,
+    options: dict[str, Any],
+) -> None:
+    state = ForwardPass(
+        None,
+        {"spans": [], "attention_mask": torch.ones(2, 4), "copy_ids": None},
+    )
+    LayerMasks(build_pipeline(base("llama"), "mask0")[0]).before_layers(state)
+    state.attention_reader = object()
+    module: Any = SimpleNamespace(layer_idx=layer_index)
+    query = torch.zeros(2, 2, 4, 8)
+    key = torch.zeros(2, 2, key_count, 8)
+    mask = torch.ones(2, 1, 4, key_count).bool()
+    with running(state), pytest.raises(ValueError, match=message):
+        attention(module, query, key, key, mask, **options)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most numbers that one tensor made inside the ``with`` block holds."""
+
+    number_count = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        for tensor in filter(torch.is_tensor, tree_leaves(result)):
+            number_count = tensor.untyped_storage().nbytes() // tensor.itemsize
+            self.number_count = max(self.number_count, number_count)
+        return result
+
+
+PIPELINES_WITH_ATTENTION = [
+    "reba mean",
+    "reba mask0",
+    "authors mean",
+    "mask0",
+    "inter",
+]
+
+
+@pytest.mark.parametrize("pipeline", slow_but(PIPELINES_WITH_ATTENTION, "reba mean", "mask0"))
+def test_no_matrix_of_all_heads_is_made(base: Base, pipeline: str) -> None:
+    model: Any = build_pipeline(base("llama"), pipeline)
     model[0].tokenizer.model_max_length = 2000
     model[0].config.max_position_embeddings = 2000
     features = features_of(model, ["The river runs past the old mill. " * 200])
     length = features["input_ids"].shape[1]
-    with torch.inference_mode(), Largest() as largest:
+    assert length > 1900
+    with torch.inference_mode(), LargestTensor() as largest_tensor:
         model(features)
-    assert length > 1900 and largest.numbers < 3 * length**2, "of four heads"
+    assert largest_tensor.number_count < 3 * length**2, "of four heads"
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_gradients(base: Base, name: str) -> None:
-    """Along one direction, against differences; of gpt2, which computes in float64 throughout."""
-    model = made(base("gpt2"), name, dtype="float64")
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_gradients_are_those_of_differences(base: Base, pipeline: str) -> None:
+    """Along one direction; of gpt2, which computes in float64 throughout."""
+    model = build_pipeline(base("gpt2"), pipeline, dtype="float64")
     features = features_of(model, TEXTS)
-    found = gradients(model, features)
+    weight_gradients = gradients(model, features)
     torch.manual_seed(0)
-    aim = torch.randn(len(TEXTS), model.get_embedding_dimension(), dtype=torch.float64)
-    direction = {key: torch.randn_like(each) * each.detach().abs().mean() for key, each in model.named_parameters()}
-    values = []
-    with torch.no_grad():
-        for step in (1e-6, -2e-6):
-            for key, each in model.named_parameters():
-                each.add_(step * direction[key])
-            values.append(float((model(dict(features))["sentence_embedding"] * aim).sum()))
-    slope = sum(float((found[key] * direction[key]).sum()) for key in found)
-    assert slope == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-4)
+    vector_weights = torch.randn(len(TEXTS), model.get_embedding_dimension(), dtype=torch.float64)
+    direction: dict[str, Tensor] = {}
+    for name, weight in model.named_parameters():
+        direction[name] = torch.randn_like(weight) * weight.detach().abs().mean()
+
+    def value_after_step(step: float) -> float:
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.add_(step * direction[name])
+            vectors = model(dict(features))["sentence_embedding"]
+        return float((vectors * vector_weights).sum())
+
+    value_ahead = value_after_step(1e-6)
+    value_behind = value_after_step(-2e-6)
+    slope = sum(float((weight_gradients[name] * direction[name]).sum()) for name in weight_gradients)
+    assert slope == pytest.approx((value_ahead - value_behind) / 2e-6, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["reba last", "reba mean", "authors mean", "mask0", "reba mask0", "layers"])
-@pytest.mark.parametrize("of", ["llama", "gpt2"])
-def test_checkpointing(base: Base, of: str, name: str) -> None:
-    """A layer that runs once more finds the pass that it belongs to."""
-    model: Any = made(base(of), name).train()
+PIPELINES_WITH_A_PASS = [
+    "reba last",
+    "reba mean",
+    "authors mean",
+    "mask0",
+    "reba mask0",
+    "layers",
+]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES_WITH_A_PASS)
+@pytest.mark.parametrize("base_name", ["llama", "gpt2"])
+def test_a_checkpointed_layer_finds_its_pass_when_it_runs_again(base: Base, base_name: str, pipeline: str) -> None:
+    model: Any = build_pipeline(base(base_name), pipeline).train()
     features = features_of(model, TEXTS)
-    wanted = gradients(model, features)
+    expected = gradients(model, features)
     model[0].model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for _ in range(2):
-        assert_gradients(gradients(model, features), wanted)
-    found = [getattr(each, "_gradient_checkpointing_func", None) for each in model.modules()]
-    assert {type(each.checkpoint) for each in found if isinstance(each, CheckpointInPass)} == {partial}
+        assert_gradients(gradients(model, features), expected)
+    checkpoint_types: set[type] = set()
+    for module in model.modules():
+        checkpoint = getattr(module, "_gradient_checkpointing_func", None)
+        if isinstance(checkpoint, CheckpointInPass):
+            checkpoint_types.add(type(checkpoint.checkpoint))
+    assert checkpoint_types == {partial}
 
 
-def test_nothing_is_left_of_an_error(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = made(base("llama"), "reba inter")
-    wanted = encoded(model)
+def test_an_error_leaves_no_pass_behind(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_pipeline(base("llama"), "reba inter")
+    expected = encoded(model)
     with monkeypatch.context() as patch:
-        patch.setattr(BackwardAttention, "update_maxima", lambda *given, **options: 1 / 0)
+        patch.setattr(BackwardAttention, "update_maxima", lambda *args, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             encoded(model)
-    assert current_pass() is None and torch.equal(encoded(model), wanted)
+    assert current_pass() is None
+    assert torch.equal(encoded(model), expected)
 
 
-def ahead(self: Any, query: Any, key: Any, value: Any, scores: Any, looks_ahead: bool) -> Any:
-    everything = torch.ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)
-    return ATTEND(self, query, key, value, scores._replace(causal=False, mask=everything), looks_ahead)
+def attend_larger(*args: Any) -> Tensor:
+    return CAPTURED_ATTENTION(*args) * 1.1
+
+
+def attend_ahead(
+    self: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: ScoreTerms,
+    looks_ahead: bool,
+) -> Tensor:
+    whole_mask = torch.ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)
+    terms = terms._replace(causal=False, mask=whole_mask)
+    return CAPTURED_ATTENTION(self, query, key, value, terms, looks_ahead)
 
 
 @pytest.mark.parametrize(
-    ("attend", "says"), [(lambda *given: ATTEND(*given) * 1.1, "hidden states change by"), (ahead, "looks both ways")]
+    ("faulty_attend", "message"),
+    [
+        (attend_larger, "hidden states change by"),
+        (attend_ahead, "looks both ways"),
+    ],
 )
-def test_capturing_only_observes(monkeypatch: pytest.MonkeyPatch, attend: Any, says: str) -> None:
+def test_captured_attention_must_be_the_bases_own(
+    monkeypatch: pytest.MonkeyPatch, faulty_attend: Any, message: str
+) -> None:
     """A base whose captured attention is another than its own, or that looks both ways, is refused."""
-    monkeypatch.setattr(BackwardAttention, "attend", attend)
-    with pytest.raises(ValueError, match=says):
+    monkeypatch.setattr(BackwardAttention, "attend", faulty_attend)
+    with pytest.raises(ValueError, match=message):
         build("mini", "reba")
 
 
-def test_an_encoder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a baseline it is embedded, if it is told of padding; ReBA refuses layers like its own, later too."""
-    families.save("bert", tmp_path, decoder=False)
-    build(str(tmp_path), "classical", pooling="mean")
-    for module in (model := build("mini", "reba")).modules():
+def test_layers_that_look_both_ways_are_refused_after_the_build_too() -> None:
+    model = build("mini", "reba")
+    for module in model.modules():
         module.is_causal = False
     with pytest.raises(ValueError, match="looks both ways"):
         model.encode("Cats sleep.")
 
-    def blind(self: Any, features: dict[str, Any], **options: Any) -> Any:
-        return FORWARD(self, {**features, "attention_mask": torch.ones_like(features["attention_mask"])}, **options)
 
-    monkeypatch.setattr(RepeatTransformer, "forward", blind)
+def test_an_encoder_is_a_baseline_if_it_is_told_of_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    families.save("bert", tmp_path, decoder=False)
+    build(str(tmp_path), "classical", pooling="mean")
+
+    def forward_without_mask(self: Any, features: dict[str, Any], **options: Any) -> Any:
+        whole_mask = torch.ones_like(features["attention_mask"])
+        return FORWARD(self, features | {"attention_mask": whole_mask}, **options)
+
+    monkeypatch.setattr(RepeatTransformer, "forward", forward_without_mask)
     with pytest.raises(ValueError, match="when a text is padded"):
         build(str(tmp_path), "classical", pooling="mean")

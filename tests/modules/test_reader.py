@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import families
@@ -13,74 +14,137 @@ from marks import Base
 from oracle import TEXTS, assert_close, double, oracle
 from pipelines import build, encoded
 from reference import hidden_and_attention, symmetrized_max
+from torch import Tensor
 
 from st_reba import backbones
 from st_reba.modules.layers import layers_of, watch_layers
 
 DEPTH = 3
+STATE_SIZE = 32
 # The first release looks ahead in it.
-DOGE = "sees token 1" if transformers.__version__ == "5.0.0" else "position biases"
+DOGE_ERROR = "sees token 1" if transformers.__version__ == "5.0.0" else "position biases"
+CASES: list[tuple[str, Any, str]] = [
+    ("gpt2", 0, "mean"),
+    ("gemma2", 1, "mean"),
+    ("gpt_oss", -2, "mean"),
+    ("gpt2", -1, "mean"),
+    ("gpt2", [0, 3], "mean"),
+    ("llama", [1, 2], "mean"),
+    ("gemma2", [-3, -1], "mean"),
+    ("gpt2", [0, 3], "concat"),
+    ("llama", [1, 2], "concat"),
+    ("gemma2", [-3, -1], "concat"),
+]
+
+
+def layer_range(layer: Any) -> tuple[int, int]:
+    """The first and the last layer, counted from the embeddings on."""
+    first_layer, last_layer = layer if isinstance(layer, list) else (layer, layer)
+    return first_layer % (DEPTH + 1), last_layer % (DEPTH + 1)
+
+
+def joined_states(layer_states: Tensor, first_layer: int, last_layer: int, join: str) -> Tensor:
+    if first_layer == last_layer:
+        return layer_states[first_layer]
+    if join == "mean":
+        return reference.mean_of_layers(layer_states, first_layer, last_layer)
+    unit_states: list[Tensor] = []
+    for states in layer_states[first_layer : last_layer + 1]:
+        unit_states.append(states / states.norm(dim=1, keepdim=True))
+    return torch.cat(unit_states, dim=1)
 
 
 @pytest.mark.parametrize("final_norm", [True, False])
-@pytest.mark.parametrize(
-    ("name", "layer", "join"),
-    [
-        ("gpt2", 0, "mean"), ("gemma2", 1, "mean"), ("gpt_oss", -2, "mean"), ("gpt2", -1, "mean"),
-        ("gpt2", [0, 3], "mean"), ("llama", [1, 2], "mean"), ("gemma2", [-3, -1], "mean"),
-        ("gpt2", [0, 3], "concat"), ("llama", [1, 2], "concat"), ("gemma2", [-3, -1], "concat"),
-    ],
-)  # fmt: skip
-def test_several(base: Base, name: str, layer: Any, join: Any, final_norm: bool) -> None:
-    """One layer, or several that are joined: Echo's states, and ReBA's attention of the layers that are left."""
-    path, options = base(name), {"pooling": "mean", "layer": layer, "join": join, "final_norm": final_norm}
-    first, last = (each % (DEPTH + 1) for each in (layer if isinstance(layer, list) else (layer, layer)))
-    echo, reba = (build(path, method, **options) for method in ("echo", "reba"))
-    watch_layers(echo[0].model)  # which are watched already
-    width = 32 * (last - first + 1 if join == "concat" else 1)
-    for model in (echo, reba):
-        assert model.get_embedding_dimension() == model[0].get_embedding_dimension() == width
-        assert model[0].depth == len(layers_of(model[0].model)) == max(1, last)
-    for text, by_echo, by_reba in zip(TEXTS, encoded(echo), encoded(reba), strict=True):
-        placed = oracle(path, text, (None, None))[0]
-        states = reference.layer_states(double(path), placed.ids, final_norm=final_norm)
-        fused = symmetrized_max(hidden_and_attention(double(path), placed.ids)[1][: max(1, last)])
-        units = [states[each] / states[each].norm(dim=1, keepdim=True) for each in range(first, last + 1)]
-        joined = torch.cat(units, dim=1) if width > 32 else reference.mean_of_layers(states, first, last)
-        joined = states[first] if first == last else joined
-        assert_close(by_echo, reference.echo(joined, placed, "mean"))
-        assert_close(by_reba, reference.reba(joined, fused, placed, "mean"))
+@pytest.mark.parametrize(("base_name", "layer", "join"), CASES)
+@pytest.mark.parametrize("method", ["echo", "reba"])
+def test_inner_layers_equal_the_oracle(
+    base: Base,
+    method: str,
+    base_name: str,
+    layer: Any,
+    join: Any,
+    final_norm: bool,
+) -> None:
+    """Echo's states, and ReBA's attention of the layers that are left."""
+    path = base(base_name)
+    model: Any = build(
+        path,
+        method,
+        pooling="mean",
+        layer=layer,
+        join=join,
+        final_norm=final_norm,
+    )
+    first_layer, last_layer = layer_range(layer)
+    left_layers = max(1, last_layer)
+    if method == "echo":
+        watch_layers(model[0].model)  # which are watched already
+    assert model[0].depth == len(layers_of(model[0].model)) == left_layers
+    width = STATE_SIZE * (last_layer - first_layer + 1) if join == "concat" else STATE_SIZE
+    assert model.get_embedding_dimension() == model[0].get_embedding_dimension() == width
+    for text, vector in zip(TEXTS, encoded(model), strict=True):
+        text_layout, _, _ = oracle(path, text, (None, None))
+        layer_states = reference.layer_states(double(path), text_layout.ids, final_norm=final_norm)
+        states = joined_states(layer_states, first_layer, last_layer, join)
+        if method == "echo":
+            expected = reference.echo(states, text_layout, "mean")
+        else:
+            _, attention = hidden_and_attention(double(path), text_layout.ids)
+            fused_attention = symmetrized_max(attention[:left_layers])
+            expected = reference.reba(states, fused_attention, text_layout, "mean")
+        assert_close(vector, expected)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "says"),
+    ("model_type", "options", "message"),
     [
-        ("gpt_neo", {"layer": 1}, "numbered layers"), ("bloom", {"read": "attention"}, "attention blocks"),
-        ("gemma3n_text", {"layer": 1}, "without those above"), ("gemma3n_text", {"layer": [1, -1]}, "4-dimensional"),
-        ("gemma3n_text", {"setting": "inter-back", "k": 1}, "share keys and values"),
-        ("glm_moe_dsa", {"setting": "mask0-bidir", "k": 1}, "^setting: layers choose their keys"),
-        ("doge", {"setting": "mask0-bidir", "k": 1}, DOGE),
+        ("gpt_neo", {"layer": 1}, "numbered layers"),
+        ("bloom", {"read": "attention"}, "attention blocks"),
+        ("gemma3n_text", {"layer": 1}, "without those above"),
+        ("gemma3n_text", {"layer": [1, -1]}, "4-dimensional"),
+        (
+            "gemma3n_text",
+            {"setting": "inter-back", "k": 1},
+            "share keys and values",
+        ),
+        (
+            "glm_moe_dsa",
+            {"setting": "mask0-bidir", "k": 1},
+            "^setting: layers choose their keys",
+        ),
+        ("doge", {"setting": "mask0-bidir", "k": 1}, DOGE_ERROR),
     ],
-)  # fmt: skip
-def test_bases_that_are_refused(name: str, options: dict[str, Any], says: str, tmp_path: Any) -> None:
-    assert name in families.CAUSAL_LMS or pytest.skip(f"{name} is of a later transformers")
-    families.save(name, tmp_path)
-    with pytest.raises(ValueError, match=says):
+)
+def test_bases_whose_layers_cannot_be_used_are_refused(
+    model_type: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    if model_type not in families.CAUSAL_LMS:
+        pytest.skip(f"{model_type} is of a later transformers")
+    families.save(model_type, tmp_path)
+    with pytest.raises(ValueError, match=message):
         build(str(tmp_path), "echo", **options)
 
 
-def test_the_list_of_layers(base: Base) -> None:
-    """Another list of the same length is not taken for it."""
+def test_another_list_of_the_same_length_is_not_taken_for_the_layers(
+    base: Base,
+) -> None:
     decoder = build(base("llama"), "echo")[0].model
-    decoder.embed_tokens.others = torch.nn.ModuleList([torch.nn.Identity() for _ in decoder.layers])
-    decoder.embed_tokens.others[0].layer_idx = 0
+    other_list = torch.nn.ModuleList([torch.nn.Identity() for _ in decoder.layers])
+    other_list[0].layer_idx = 0
+    decoder.embed_tokens.others = other_list
     assert layers_of(decoder) is decoder.layers
 
 
-def test_states_must_stay(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, factor = backbones.run_ids, iter((1.0, 1 + 1e-5))
-    monkeypatch.setattr(
-        backbones, "run_ids", lambda m, ids: real(m, (m.embed_tokens.weight.data.mul_(next(factor)), ids)[1])
-    )
+def test_a_base_whose_states_change_without_its_upper_layers_is_refused(
+    base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original_run_ids = backbones.run_ids
+    factors = iter((1.0, 1 + 1e-5))
+
+    def run_with_larger_embeddings(model: Any, token_ids: Any) -> Any:
+        model.embed_tokens.weight.data.mul_(next(factors))
+        return original_run_ids(model, token_ids)
+
+    monkeypatch.setattr(backbones, "run_ids", run_with_larger_embeddings)
     with pytest.raises(ValueError, match="hidden states change"):
         build(base("llama"), layer=1)

@@ -7,42 +7,92 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import families
 import pytest
 import torch
 import transformers
 from gguf_writing import gguf_file
 from marks import Base, slow_but
-from pipelines import assert_gradients, build, counted_positions, encoded, features_of, gradients, made
+from pipelines import (
+    assert_gradients,
+    build,
+    build_pipeline,
+    counted_positions,
+    encoded,
+    features_of,
+    gradients,
+)
 from torch import Tensor
 
 from st_reba.cli.models import describe_model
-from st_reba.encode import batch_positions, computed_positions, encode_texts, prefix_of, token_batches
+from st_reba.encode import (
+    batch_positions,
+    computed_positions,
+    encode_texts,
+    prefix_of,
+    token_batches,
+)
 from st_reba.modules import shared_prefix
 from st_reba.modules.layout import RowLayout
 from st_reba.modules.shared_prefix import BranchLayer
 
 # Two texts of one length, one of a single token, and one that is longer than every window.
-TEXTS = ["The bank is steep.", "天", "The bank is stiff.", "The river runs past the old mill and under the bridge."]
+TEXTS = [
+    "The bank is steep.",
+    "天",
+    "The bank is stiff.",
+    "The river runs past the old mill and under the bridge.",
+]
 QUESTION = 'Text: "{text}" In one word: "'
-QUESTIONS = [QUESTION, 'Text: "{text}" Its mood: "', 'Text: "{text}', 'In reverse: "{reversed}" In one word: "']
+QUESTIONS = [
+    QUESTION,
+    'Text: "{text}" Its mood: "',
+    'Text: "{text}',
+    'In reverse: "{reversed}" In one word: "',
+]
 TOLERANCE = 5e-6
+REWRITE = "Rewrite: {text} Rewritten: {text}"
 METHODS: dict[str, dict[str, Any]] = {
     "prompteol": {"method": "prompteol", "template": QUESTION},
-    "outputs": {"method": "prompteol", "template": QUESTION, "read": "attention"},
-    "classical": {"method": "classical", "template": "Write: {text}", "pooled": "all", "pooling": "mean"},
-    "echo": {"method": "echo", "template": "Rewrite: {text} Rewritten: {text}", "pooling": "mean"},
-    "layers": {"method": "echo", "template": "Rewrite: {text} Rewritten: {text}", "layer": [0, 2]},
+    "outputs": {
+        "method": "prompteol",
+        "template": QUESTION,
+        "read": "attention",
+    },
+    "classical": {
+        "method": "classical",
+        "template": "Write: {text}",
+        "pooled": "all",
+        "pooling": "mean",
+    },
+    "echo": {"method": "echo", "template": REWRITE, "pooling": "mean"},
+    "layers": {"method": "echo", "template": REWRITE, "layer": [0, 2]},
     "questions": {"method": "prompteol", "template": QUESTIONS},
-    "question outputs": {"method": "prompteol", "template": QUESTIONS, "read": "attention"},
+    "question outputs": {
+        "method": "prompteol",
+        "template": QUESTIONS,
+        "read": "attention",
+    },
 }
-BASES = ("llama", "gpt2", "mistral", "gemma2", "gemma3_text", "gpt_oss", "falcon_alibi", "bloom", "qwen3")
+BASES = (
+    "llama",
+    "gpt2",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "falcon_alibi",
+    "bloom",
+    "qwen3",
+)
 # A block of Bloom adds its attention to the states by itself, so its outputs cannot be read.
 WITHOUT_OUTPUTS = {("bloom", "outputs"), ("bloom", "question outputs")}
-CASES = [(base, method) for base in BASES for method in METHODS if (base, method) not in WITHOUT_OUTPUTS]
+CASES = [case for case in product(BASES, METHODS) if case not in WITHOUT_OUTPUTS]
 QUICK = [
     *(("llama", method) for method in METHODS),
     ("gemma2", "questions"),
@@ -72,55 +122,71 @@ def states(model: Any, texts: list[str] | None = None, **layout: Any) -> Tensor:
     return token_embeddings
 
 
-def difference(found: Tensor, wanted: Tensor) -> float:
-    """The largest, relative to the scale of the wanted states."""
-    return float((found - wanted).abs().max() / wanted.abs().max())
+def difference(actual: Tensor, expected: Tensor) -> float:
+    """The largest, relative to the scale of the expected states."""
+    largest_difference = (actual - expected).abs().max()
+    return float(largest_difference / expected.abs().max())
 
 
-@pytest.mark.parametrize(("name", "method"), slow_but(CASES, *QUICK, rows=True))
-def test_shared_rows_have_the_states_of_whole_rows(base: Base, name: str, method: str) -> None:
-    model: Any = build(base(name), **METHODS[method])
+@pytest.mark.parametrize(("base_name", "method"), slow_but(CASES, *QUICK, rows=True))
+def test_shared_rows_have_the_states_of_whole_rows(base: Base, base_name: str, method: str) -> None:
+    model: Any = build(base(base_name), **METHODS[method])
     with counted_positions(model) as passes:
-        shared = states(model)
+        shared_states = states(model)
     with whole_rows():
-        whole = states(model)
-    assert len(passes) > 1 and difference(shared, whole) <= TOLERANCE
+        whole_states = states(model)
+    assert len(passes) > 1
+    assert difference(shared_states, whole_states) <= TOLERANCE
 
 
 @pytest.mark.parametrize("prefix_length", [1, 5, 6, 7, 60, 200])
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_a_prefix_may_be_of_any_length(base: Base, name: str, prefix_length: int) -> None:
+@pytest.mark.parametrize("base_name", ["llama", "gemma3_text"])
+def test_a_prefix_may_be_of_any_length(base: Base, base_name: str, prefix_length: int) -> None:
     """Shorter than a window of 6, as long, and longer."""
-    model: Any = build(base(name), "prompteol", template="{text} is")
+    model: Any = build(base(base_name), "prompteol", template="{text} is")
     *_, question = model[0].row_layouts()[0].segments
-    frame = RowLayout((tuple(range(10, 10 + prefix_length)), None, question))
-    model[0].row_layouts = lambda *args, **fields: (frame,)
+    prefix = tuple(range(10, 10 + prefix_length))
+    row_layout = RowLayout((prefix, None, question))
+    model[0].row_layouts = lambda *args, **fields: (row_layout,)
     with counted_positions(model) as passes:
-        shared = states(model)
-    assert passes[0] == prefix_length and len(passes) == 2
+        shared_states = states(model)
+    assert passes[0] == prefix_length
+    assert len(passes) == 2
     with whole_rows():
-        assert difference(shared, states(model)) <= TOLERANCE
+        assert difference(shared_states, states(model)) <= TOLERANCE
 
 
 def test_what_is_shared_is_computed_once(base: Base) -> None:
     """The prefix once a batch, each text once behind it, and every question behind texts of one length."""
     model: Any = build(base("llama"), "prompteol", template=QUESTIONS[:2])
-    frames = model[0].row_layouts()
-    prefix_length = len(frames[0].segments[0] + frames[0].segments[1])
-    lengths = [len(token_ids) for token_ids in model[0].content(TEXTS)["input_ids"]]
-    question_length = max(len(frame.segments[3]) for frame in frames)
+    row_layouts = model[0].row_layouts()
+    token_lists = model[0].content(TEXTS)["input_ids"]
+    text_lengths = [len(token_ids) for token_ids in token_lists]
+    question_length = max(len(row_layout.segments[3]) for row_layout in row_layouts)
     with counted_positions(model) as passes:
         states(model)
-    assert passes[0] == prefix_length and passes[1] == len(lengths) * max(lengths)
-    assert passes[2:] == [2 * lengths.count(length) * question_length for length in sorted(set(lengths))]
+    prefix_pass, text_pass, *question_passes = passes
+    assert prefix_pass == prefix_length_of(model)
+    assert text_pass == len(text_lengths) * max(text_lengths)
+    expected_passes: list[int] = []
+    for length in sorted(set(text_lengths)):
+        expected_passes.append(2 * text_lengths.count(length) * question_length)
+    assert question_passes == expected_passes
+
+
+def prefix_length_of(model: Any) -> int:
+    """Positions before the text: the tokenizer's special tokens, and the template's words."""
+    special_tokens, words, *_ = model[0].row_layouts()[0].segments
+    return len(special_tokens) + len(words)
 
 
 def test_a_prefix_runs_once_for_all_batches_of_an_encode(base: Base) -> None:
     model: Any = build(base("llama"), "prompteol", template=QUESTION)
-    prefix_length = len(model[0].row_layouts()[0].segments[0] + model[0].row_layouts()[0].segments[1])
+    prefix_length = prefix_length_of(model)
     with counted_positions(model) as passes:
         model.encode(TEXTS, batch_size=2)
-    assert len(passes) == 3 and passes.count(prefix_length) == 1
+    assert len(passes) == 3
+    assert passes.count(prefix_length) == 1
     with counted_positions(model) as passes:
         model.encode(TEXTS, batch_size=2)
     assert passes.count(prefix_length) == 1
@@ -136,42 +202,45 @@ def replace_data(weight: torch.nn.Parameter) -> None:
 
 
 @pytest.mark.parametrize("template", [QUESTION, QUESTIONS])
-@pytest.mark.parametrize("change", [add_in_place, replace_data])
+@pytest.mark.parametrize("change_weight", [add_in_place, replace_data])
 def test_a_prefix_runs_again_where_weights_have_changed(
-    base: Base, change: Callable[[torch.nn.Parameter], None], template: Any
+    base: Base,
+    change_weight: Callable[[torch.nn.Parameter], None],
+    template: Any,
 ) -> None:
     """Without a change of mode between two batches."""
     model: Any = build(base("llama"), "prompteol", template=template).eval()
     features = dict(model[0].preprocess(TEXTS))
     with torch.no_grad():
-        before = model[0](features)["token_embeddings"]
-        change(model[0].model.layers[0].self_attn.k_proj.weight)
-        after = model[0](features)["token_embeddings"]
+        original_states = model[0](features)["token_embeddings"]
+        change_weight(model[0].model.layers[0].self_attn.k_proj.weight)
+        changed_states = model[0](features)["token_embeddings"]
         with whole_rows():
-            whole = model[0](features)["token_embeddings"]
-    assert difference(before, whole) > 1e-3
-    assert difference(after, whole) <= TOLERANCE
+            whole_states = model[0](features)["token_embeddings"]
+    assert difference(original_states, whole_states) > 1e-3
+    assert difference(changed_states, whole_states) <= TOLERANCE
 
 
-def test_positions_are_counted_as_they_are_computed(base: Base) -> None:
+@pytest.mark.parametrize("template", [QUESTION, QUESTIONS[:1] * 2], ids=["one question", "two"])
+def test_positions_are_counted_as_they_are_computed(base: Base, template: Any) -> None:
     """In a batch of one length, but for what all texts share; memory is bounded by more than these."""
     texts = ["a b", "b a"]
-    for template in (QUESTION, QUESTIONS[:1] * 2):
-        model: Any = build(base("llama"), "prompteol", template=template)
-        with counted_positions(model) as passes:
-            encode_texts(model, texts)
-        assert sum(computed_positions(model[0], texts, {})) == sum(passes[1:])
-        assert sum(batch_positions(model[0], texts, {})) > sum(passes[1:])
-        with whole_rows(), counted_positions(model) as passes:
-            encode_texts(model, texts)
-        assert sum(batch_positions(model[0], texts, {}, whole=True)) == sum(passes)
+    model: Any = build(base("llama"), "prompteol", template=template)
+    with counted_positions(model) as passes:
+        encode_texts(model, texts)
+    _, *passes_behind_prefix = passes
+    assert sum(computed_positions(model[0], texts, {})) == sum(passes_behind_prefix)
+    assert sum(batch_positions(model[0], texts, {})) > sum(passes_behind_prefix)
+    with whole_rows(), counted_positions(model) as passes:
+        encode_texts(model, texts)
+    assert sum(batch_positions(model[0], texts, {}, whole=True)) == sum(passes)
 
 
-LAYOUTS: list[Any] = [
+TEMPLATES: list[Any] = [
     QUESTION,
     "A long beginning that all of the texts of a batch have in common: {text}",
     "{text} In one word:",
-    "Rewrite: {text} Rewritten: {text}",
+    REWRITE,
     {"query": "Query: {text}", "document": QUESTION},
     QUESTIONS[:2],
     QUESTIONS,
@@ -179,75 +248,116 @@ LAYOUTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(LAYOUTS)))
-def test_what_is_counted_is_what_passes_see(base: Base, number: int) -> None:
-    """Of texts of all lengths: what passes see is the count, a prefix for each batch, and padding, which is bounded."""
-    template = LAYOUTS[number]
-    method = "echo" if isinstance(template, str) and template.count("{text}") > 1 else "prompteol"
+def random_texts(random_state: Random) -> list[str]:
+    """Texts of all lengths."""
+    texts: list[str] = []
+    for _ in range(40):
+        words = random_state.choices("abcdef", k=random_state.randint(1, 30))
+        texts.append(" ".join(words))
+    return texts
+
+
+@pytest.mark.parametrize("template_index", range(len(TEMPLATES)))
+def test_passes_see_what_is_counted_a_prefix_a_batch_and_bounded_padding(base: Base, template_index: int) -> None:
+    template = TEMPLATES[template_index]
+    method = "echo" if template == REWRITE else "prompteol"
     model: Any = build(base("llama"), method, template=template)
-    frames = model[0].row_layouts()
-    prefixes = {prefix_of(frame) for frame in frames}
-    behind_prefix = [frame.overhead - len(prefix_of(frame)) for frame in frames]
-    question_padding = sum(max(behind_prefix) - length for length in behind_prefix)
-    random_state = Random(number)
+    row_layouts = model[0].row_layouts()
+    prefixes = {prefix_of(row_layout) for row_layout in row_layouts}
+    prefix_lengths = [len(prefix) for prefix in prefixes]
+    lengths_behind = [row_layout.overhead - len(prefix_of(row_layout)) for row_layout in row_layouts]
+    question_padding = len(lengths_behind) * max(lengths_behind) - sum(lengths_behind)
+    random_state = Random(template_index)
     for _ in range(3):
-        texts = [" ".join(random_state.choices("abcdef", k=random_state.randint(1, 30))) for _ in range(40)]
-        counts = computed_positions(model[0], texts, {})
+        texts = random_texts(random_state)
+        text_counts = computed_positions(model[0], texts, {})
         with counted_positions(model) as passes:
             encode_texts(model, texts, batch_tokens=600)
-        least, most = sum(counts), 0
+        lower_bound = sum(text_counts)
+        upper_bound = 0
         for batch in token_batches(batch_positions(model[0], texts, {}), 600):
-            shared_once = sum(map(len, prefixes))
-            longest = max(counts[row] for row in batch)
-            least += shared_once
-            most += shared_once + len(batch) * (longest + question_padding)
-        assert least <= sum(passes) <= most
+            longest = max(text_counts[row] for row in batch)
+            lower_bound += sum(prefix_lengths)
+            upper_bound += sum(prefix_lengths) + len(batch) * (longest + question_padding)
+        assert lower_bound <= sum(passes) <= upper_bound
         # Whole rows see more, where more than special tokens is shared; a count of them would be too high.
-        if min(map(len, prefixes)) > 4:
+        if min(prefix_lengths) > 4:
             assert sum(passes) < sum(batch_positions(model[0], texts, {}, whole=True))
 
 
-def test_a_prompt_and_fields_are_a_prefix_too(base: Base) -> None:
+@pytest.mark.parametrize(
+    ("build_options", "encode_options"),
+    [
+        (
+            {"method": "classical", "pooling": "mean"},
+            {"prompt": "Find what is like this: "},
+        ),
+        (
+            {
+                "method": "echo",
+                "template": "On {topic}: {instruction} {text} Again: {text}",
+            },
+            {"prompt": "Find", "topic": "rivers"},
+        ),
+    ],
+    ids=["bare text", "fields"],
+)
+def test_a_prompt_and_fields_are_a_prefix_too(
+    base: Base, build_options: dict[str, Any], encode_options: dict[str, Any]
+) -> None:
     """Given at encode, where the template has a field for them or the text stands bare."""
-    bare: Any = build(base("llama"), "classical", pooling="mean")
-    with_fields: Any = build(base("llama"), "echo", template="On {topic}: {instruction} {text} Again: {text}")
-    layouts: list[tuple[Any, dict[str, Any]]] = [
-        (bare, {"prompt": "Find what is like this: "}),
-        (with_fields, {"prompt": "Find", "topic": "rivers"}),
-    ]
-    for model, layout in layouts:
-        with counted_positions(model) as passes:
-            shared = encoded(model, TEXTS, **layout)
-        with whole_rows():
-            assert difference(shared, encoded(model, TEXTS, **layout)) <= TOLERANCE
-        assert len(passes) == 2
+    model = build(base("llama"), **build_options)
+    with counted_positions(model) as passes:
+        shared_vectors = encoded(model, TEXTS, **encode_options)
+    assert len(passes) == 2
+    with whole_rows():
+        whole_vectors = encoded(model, TEXTS, **encode_options)
+    assert difference(shared_vectors, whole_vectors) <= TOLERANCE
 
 
 def test_a_batch_of_other_code_may_mix_prefixes(base: Base) -> None:
     """Its rows are looked at, whoever made them; what they do not share runs whole."""
-    by_task = {"query": "Query: {text} is", "document": "Document of some length: {text} is"}
-    model: Any = build(base("llama"), "prompteol", template=by_task)
-    features = model[0].preprocess(TEXTS[:2], task="query")
-    others = model[0].preprocess(TEXTS[:2], task="document")
-    width = max(features["input_ids"].shape[1], others["input_ids"].shape[1])
-    mixed: dict[str, Any] = {
-        name: torch.cat(
-            [torch.nn.functional.pad(some[name], (0, width - some[name].shape[1])) for some in (features, others)]
-        )
-        for name in ("input_ids", "attention_mask", "copy_ids")
+    by_task = {
+        "query": "Query: {text} is",
+        "document": "Document of some length: {text} is",
     }
+    model: Any = build(base("llama"), "prompteol", template=by_task)
+    query_rows = model[0].preprocess(TEXTS[:2], task="query")
+    document_rows = model[0].preprocess(TEXTS[:2], task="document")
+    width = max(query_rows["input_ids"].shape[1], document_rows["input_ids"].shape[1])
+    mixed_rows: dict[str, Any] = {}
+    for name in ("input_ids", "attention_mask", "copy_ids"):
+        mixed_rows[name] = torch.cat(
+            [
+                pad_to(query_rows[name], width),
+                pad_to(document_rows[name], width),
+            ]
+        )
     with torch.inference_mode():
-        found = model[0].eval()(dict(mixed))["token_embeddings"]
-        for rows, some in ((found[:2], features), (found[2:], others)):
-            with whole_rows():
-                wanted = model[0](dict(some))["token_embeddings"]
-            assert difference(rows[:, : wanted.shape[1]], wanted) <= TOLERANCE
+        mixed_states = model[0].eval()(mixed_rows)["token_embeddings"]
+        with whole_rows():
+            query_states = model[0](dict(query_rows))["token_embeddings"]
+            document_states = model[0](dict(document_rows))["token_embeddings"]
+    assert difference(mixed_states[:2, : query_states.shape[1]], query_states) <= TOLERANCE
+    assert difference(mixed_states[2:, : document_states.shape[1]], document_states) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["reba template", "chunk last", "mask0", "inter", "rerouted"])
-def test_rows_run_whole_where_attention_is_shown_or_masked(base: Base, name: str) -> None:
-    template = None if name == "chunk last" else "Write of this: {text}" + " Again: {text}" * (name == "reba template")
-    model: Any = made(base("llama"), name, template=template)
+def pad_to(rows: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(rows, (0, width - rows.shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "template"),
+    [
+        ("reba template", "Write of this: {text} Again: {text}"),
+        ("chunk last", None),
+        ("mask0", "Write of this: {text}"),
+        ("inter", "Write of this: {text}"),
+        ("rerouted", "Write of this: {text}"),
+    ],
+)
+def test_rows_run_whole_where_attention_is_shown_or_masked(base: Base, pipeline: str, template: str | None) -> None:
+    model: Any = build_pipeline(base("llama"), pipeline, template=template)
     assert not model[0].can_share()
     with counted_positions(model) as passes:
         encoded(model, TEXTS)
@@ -257,63 +367,83 @@ def test_rows_run_whole_where_attention_is_shown_or_masked(base: Base, name: str
 def test_rows_run_whole_where_gradients_are_wanted(base: Base) -> None:
     """Training after inference finds nothing that inference left."""
     model: Any = build(base("llama"), "prompteol", template=QUESTION)
-    fresh: Any = build(base("llama"), "prompteol", template=QUESTION)
+    fresh_model: Any = build(base("llama"), "prompteol", template=QUESTION)
     encoded(model, TEXTS)
     with counted_positions(model) as passes:
-        found = gradients(model.train(), features_of(model, TEXTS))
+        weight_gradients = gradients(model.train(), features_of(model, TEXTS))
     assert len(passes) == 1
-    assert_gradients(found, gradients(fresh.train(), features_of(fresh, TEXTS)))
-    embeddings = model[0].model.get_input_embeddings().weight
-    embeddings.data.mul_(1.5)
-    changed = encoded(model.eval(), TEXTS)
-    with whole_rows():
-        assert difference(changed, encoded(model, TEXTS)) <= TOLERANCE
+    expected_gradients = gradients(fresh_model.train(), features_of(fresh_model, TEXTS))
+    assert_gradients(weight_gradients, expected_gradients)
 
 
-def test_a_few_positions_are_not_worth_a_stage(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One text has nothing to share but with its own questions; two save one prefix."""
+def test_rows_share_anew_after_training(base: Base) -> None:
     model: Any = build(base("llama"), "prompteol", template=QUESTION)
+    encoded(model, TEXTS)
+    gradients(model.train(), features_of(model, TEXTS))
+    model[0].model.get_input_embeddings().weight.data.mul_(1.5)
+    changed_vectors = encoded(model.eval(), TEXTS)
+    with whole_rows():
+        assert difference(changed_vectors, encoded(model, TEXTS)) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("text_count", "extra_cost", "pass_count"),
+    [(1, None, 1), (2, 0, 2), (2, 1, 1)],
+    ids=["one text", "worth it", "not worth it"],
+)
+def test_a_few_positions_are_not_worth_a_stage(
+    base: Base,
+    monkeypatch: pytest.MonkeyPatch,
+    text_count: int,
+    extra_cost: int | None,
+    pass_count: int,
+) -> None:
+    """One text has nothing to share; two save one prefix."""
+    model: Any = build(base("llama"), "prompteol", template=QUESTION)
+    if extra_cost is not None:
+        prefix_length = features_of(model)["spans"][0].start
+        monkeypatch.setitem(shared_prefix.STAGE_COST, "cpu", prefix_length + extra_cost)
+    with counted_positions(model) as passes:
+        encoded(model, TEXTS[:text_count])
+    assert len(passes) == pass_count
+
+
+def test_one_text_shares_with_its_own_questions(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = build(base("llama"), "prompteol", template=QUESTIONS[:2])
     prefix_length = features_of(model)["spans"][0].start
-    for stage_cost, texts, pass_count in (
-        (1, TEXTS[:1], 1), (prefix_length, TEXTS[:2], 2), (prefix_length + 1, TEXTS[:2], 1),
-    ):  # fmt: skip
-        monkeypatch.setitem(shared_prefix.STAGE_COST, "cpu", stage_cost)
-        with counted_positions(model) as passes:
-            encoded(model, texts)
-        assert len(passes) == pass_count
-    several: Any = build(base("llama"), "prompteol", template=QUESTIONS[:2])
     monkeypatch.setitem(shared_prefix.STAGE_COST, "cpu", prefix_length + 1)
-    with counted_positions(several) as passes:
-        encoded(several, TEXTS[3:])
+    with counted_positions(model) as passes:
+        encoded(model, TEXTS[3:])
     assert len(passes) == 2
 
 
+@pytest.mark.parametrize("base_name", ["llama", "gemma3_text"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_any_attention_implementation(base: Base, implementation: str) -> None:
+def test_rows_share_with_any_attention_implementation(base: Base, base_name: str, implementation: str) -> None:
     options = {"attn_implementation": implementation}
-    for name in ("llama", "gemma3_text"):
-        model: Any = build(base(name), "prompteol", template=QUESTIONS, model_kwargs=options)
-        with whole_rows():
-            whole = states(model)
-        assert model[0].can_share() and difference(states(model), whole) <= TOLERANCE
+    model: Any = build(base(base_name), "prompteol", template=QUESTIONS, model_kwargs=options)
+    with whole_rows():
+        whole_states = states(model)
+    assert model[0].can_share()
+    assert difference(states(model), whole_states) <= TOLERANCE
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bits(base: Base, dtype: str) -> None:
-    """As close to float32 as whole rows are."""
-    exact = states(build(base("llama"), "prompteol", template=QUESTION))
+def test_shared_rows_of_16_bits_are_as_close_to_float32_as_whole_rows(base: Base, dtype: str) -> None:
+    exact_states = states(build(base("llama"), "prompteol", template=QUESTION))
     model: Any = build(base("llama"), "prompteol", template=QUESTION, dtype=dtype)
     with whole_rows():
-        rounding = difference(states(model).float(), exact)
-    assert model[0].can_share() and difference(states(model).float(), exact) <= 2 * rounding
+        rounding = difference(states(model).float(), exact_states)
+    assert model[0].can_share()
+    assert difference(states(model).float(), exact_states) <= 2 * rounding
 
 
 def test_threads_share_nothing_with_each_other(base: Base) -> None:
     model: Any = build(base("llama"), "prompteol", template=QUESTIONS)
-    wanted = states(model)
+    expected_states = states(model)
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda _: states(model), range(8)):
-            assert torch.equal(found, wanted)
+        for thread_states in pool.map(lambda _: states(model), range(8)):
+            assert torch.equal(thread_states, expected_states)
 
 
 @pytest.mark.parametrize("template", [QUESTION, QUESTIONS])
@@ -326,10 +456,11 @@ def test_copied_code_shares_alike(base: Base, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "copied_code", code)
     spec.loader.exec_module(code)
     code.STAGE_COST["cpu"] = 1
-    copied = code.RepeatTransformer.load(str(tmp_path), backend="torch")
-    with counted_positions([copied]) as passes:
-        found = states([copied])
-    assert len(passes) > 1 and torch.equal(found, states(model))
+    copied_transformer = code.RepeatTransformer.load(str(tmp_path), backend="torch")
+    with counted_positions([copied_transformer]) as passes:
+        copied_states = states([copied_transformer])
+    assert len(passes) > 1
+    assert torch.equal(copied_states, states(model))
 
 
 @pytest.mark.skipif(not hasattr(transformers, "GgufConfig"), reason="no GGUF file is made dense")
@@ -341,7 +472,8 @@ def test_a_gguf_file_shares_like_a_folder(tmp_path: Path, weight_type: str) -> N
         shared_states = states(model)
     with whole_rows():
         whole_states = states(model)
-    assert len(passes) > 1 and difference(shared_states, whole_states) <= TOLERANCE
+    assert len(passes) > 1
+    assert difference(shared_states, whole_states) <= TOLERANCE
 
 
 @pytest.mark.slow
@@ -354,56 +486,59 @@ def test_a_compiled_decoder_shares(base: Base) -> None:
         model[0].model = torch.compile(model[0].model, backend="eager", dynamic=True)
         shared_states = states(model)
     torch._dynamo.reset()
-    assert len(passes) > 1 and difference(shared_states, whole_states) <= TOLERANCE
+    assert len(passes) > 1
+    assert difference(shared_states, whole_states) <= TOLERANCE
 
 
-def test_a_model_that_keeps_other_states_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_keeps_other_states_is_not_shared(tmp_path: Path) -> None:
     """It is tried when a model is built, and what is saved says so."""
-    import families
-
     families.save("mamba", tmp_path)
     model: Any = build(str(tmp_path), "prompteol", template=QUESTION)
-    assert not model[0].can_share() and describe_model("", model)["prompt computed"] == "with every text"
+    assert not model[0].can_share()
+    assert describe_model("", model)["prompt computed"] == "with every text"
     assert states(model).isfinite().all()
-    model.save_pretrained(str(tmp_path / "saved"))
-    assert model[0].load_config(str(tmp_path / "saved"))["shares_prefix"] is False
+    saved_folder = str(tmp_path / "saved")
+    model.save_pretrained(saved_folder)
+    assert model[0].load_config(saved_folder)["shares_prefix"] is False
 
 
-def _from_zero(layer: BranchLayer) -> int:
+def count_from_zero(layer: BranchLayer) -> int:
     return 0
 
 
-def _with_key_of_first_row(layer: BranchLayer, earlier: Tensor, added: Tensor) -> Tensor:
-    first_row = earlier[:1, :, : layer.start].expand(len(added), -1, -1, -1)
-    return torch.cat([first_row, added], dim=2)
+def join_keys_of_first_row(layer: BranchLayer, earlier_keys: Tensor, added_keys: Tensor) -> Tensor:
+    first_row = earlier_keys[:1, :, : layer.start].expand(len(added_keys), -1, -1, -1)
+    return torch.cat([first_row, added_keys], dim=2)
 
 
-def _with_last_keys(layer: BranchLayer, earlier: Tensor, added: Tensor) -> Tensor:
+def join_last_keys(layer: BranchLayer, earlier_keys: Tensor, added_keys: Tensor) -> Tensor:
     """Those before the end, padding among them."""
-    return torch.cat([earlier[:, :, -layer.start :][layer.source_rows], added], dim=2)
+    last_keys = earlier_keys[:, :, -layer.start :][layer.source_rows]
+    return torch.cat([last_keys, added_keys], dim=2)
 
 
-def _without_first_key(layer: BranchLayer, earlier: Tensor, added: Tensor) -> Tensor:
-    kept = earlier[:, :, : layer.start][layer.source_rows].clone()
-    kept[:, :, 0] = 0
-    return torch.cat([kept, added], dim=2)
+def join_without_first_key(layer: BranchLayer, earlier_keys: Tensor, added_keys: Tensor) -> Tensor:
+    source_keys = earlier_keys[:, :, : layer.start][layer.source_rows].clone()
+    source_keys[:, :, 0] = 0
+    return torch.cat([source_keys, added_keys], dim=2)
 
 
 FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "positions from 0": ("get_seq_length", _from_zero),
-    "another text's keys": ("join", _with_key_of_first_row),
-    "keys of padding": ("join", _with_last_keys),
-    "a key is lost": ("join", _without_first_key),
+    "positions from 0": ("get_seq_length", count_from_zero),
+    "another text's keys": ("join", join_keys_of_first_row),
+    "keys of padding": ("join", join_last_keys),
+    "a key is lost": ("join", join_without_first_key),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_check_at_build_finds_a_fault(base: Base, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """Then rows run whole."""
-    name, wrong = FAULTS[fault]
-    monkeypatch.setattr(BranchLayer, name, wrong)
+    method_name, faulty_method = FAULTS[fault]
+    monkeypatch.setattr(BranchLayer, method_name, faulty_method)
     model: Any = build(base("llama"), "prompteol", template=QUESTIONS)
-    assert not model[0].can_share() and describe_model("", model)["prompt computed"] == "with every text"
+    assert not model[0].can_share()
+    assert describe_model("", model)["prompt computed"] == "with every text"
     with counted_positions(model) as passes:
         encoded(model, TEXTS)
     assert len(passes) == 1

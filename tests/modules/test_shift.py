@@ -34,7 +34,9 @@ def test_folder_without_weights_is_refused(tmp_path: Path) -> None:
         QueryShift.load(str(tmp_path))
 
 
-def test_a_saved_shift_loads_and_one_larger_than_its_weights_is_refused(tmp_path: Path) -> None:
+def test_a_saved_shift_loads_and_one_larger_than_its_weights_is_refused(
+    tmp_path: Path,
+) -> None:
     """Before memory is taken for what the configuration asks for."""
     model = st_reba.build("mini", "classical", device="cpu")
     shift = QueryShift(192, torch.ones(192))
@@ -43,7 +45,10 @@ def test_a_saved_shift_loads_and_one_larger_than_its_weights_is_refused(tmp_path
     assert torch.equal(loaded[-1].shift, shift.shift)
     config = tmp_path / "3_QueryShift" / "config.json"
     saved = config.read_text()
-    for size, message in (("10000000000", "is no value of a QueryShift"), ("1000000", "configuration asks for")):
+    for size, message in (
+        ("10000000000", "is no value of a QueryShift"),
+        ("1000000", "configuration asks for"),
+    ):
         config.write_text(saved.replace("192", size))
         with pytest.raises(ValueError, match=message):
             st_reba.load(tmp_path)

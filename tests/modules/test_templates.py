@@ -19,20 +19,23 @@ WORDINGS = {
 TEXTS = ["The river runs past the mill.", "银行"]
 
 
-def encode_with(path: str, template: Any) -> np.ndarray:
-    return build(path, "prompteol", template=template).encode(TEXTS)
+def encode_with(base_path: str, template: Any) -> np.ndarray:
+    return build(base_path, "prompteol", template=template).encode(TEXTS)
 
 
 def test_encode_uses_the_third_wording(base: Base) -> None:
-    path = base("llama")
-    model = build(path, "prompteol", template=WORDINGS)
-    assert np.array_equal(model.encode(TEXTS), encode_with(path, WORDINGS["similarity"]))
-    assert np.array_equal(model.encode_query(TEXTS), encode_with(path, WORDINGS["query"]))
-    assert np.array_equal(model.encode_document(TEXTS), encode_with(path, WORDINGS["document"]))
+    base_path = base("llama")
+    model = build(base_path, "prompteol", template=WORDINGS)
+    assert np.array_equal(model.encode(TEXTS), encode_with(base_path, WORDINGS["similarity"]))
+    assert np.array_equal(model.encode_query(TEXTS), encode_with(base_path, WORDINGS["query"]))
+    assert np.array_equal(model.encode_document(TEXTS), encode_with(base_path, WORDINGS["document"]))
 
 
 def test_encode_is_encode_document_without_a_third_wording(base: Base) -> None:
-    two_wordings = {"query": WORDINGS["query"], "document": WORDINGS["document"]}
+    two_wordings = {
+        "query": WORDINGS["query"],
+        "document": WORDINGS["document"],
+    }
     model = build(base("llama"), "prompteol", template=two_wordings)
     assert np.array_equal(model.encode(TEXTS), model.encode_document(TEXTS))
     assert not np.array_equal(model.encode(TEXTS), model.encode_query(TEXTS))
@@ -45,11 +48,13 @@ def test_templates_of_a_list_without_a_third_wording_use_that_of_documents() -> 
     assert second_row["similarity"] == second_row["document"]
 
 
-def test_fields_of_the_third_wording_are_arguments_of_encode(base: Base) -> None:
+def test_fields_of_the_third_wording_are_arguments_of_encode(
+    base: Base,
+) -> None:
     wordings = {**WORDINGS, "similarity": "As to {subject}: {text}"}
-    path = base("llama")
-    model = build(path, "prompteol", template=wordings)
-    expected = encode_with(path, "As to birds: {text}")
+    base_path = base("llama")
+    model = build(base_path, "prompteol", template=wordings)
+    expected = encode_with(base_path, "As to birds: {text}")
     assert np.array_equal(model.encode(TEXTS, subject="birds"), expected)
     with pytest.raises(ValueError, match="{subject} needs one text"):
         model.encode(TEXTS)
@@ -58,7 +63,10 @@ def test_fields_of_the_third_wording_are_arguments_of_encode(base: Base) -> None
 @pytest.mark.parametrize("task", ["clustering", "similarity"])
 def test_task_without_a_wording_is_refused(base: Base, task: str) -> None:
     first: Any = build(base("llama"), "prompteol")[0]
-    with pytest.raises(ValueError, match=f"task='{task}' is not known. Choose from query, document"):
+    with pytest.raises(
+        ValueError,
+        match=f"task='{task}' is not known. Choose from query, document",
+    ):
         first.row_layouts(task=task)
 
 
