@@ -302,6 +302,10 @@ def training_arguments(
     step_count = options.steps
     if options.compute_matched:
         step_count = max(1, step_count // 2)
+    checkpointing: dict[str, Any] = {}
+    if options.gradient_checkpointing:
+        checkpointing["gradient_checkpointing"] = True
+        checkpointing["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     arguments = SentenceTransformerTrainingArguments(
         output_dir=f"{options.out}-checkpoints",
         max_steps=step_count,
@@ -311,8 +315,7 @@ def training_arguments(
         warmup_steps=int(options.warmup * step_count),
         bf16=options.bf16,
         use_cpu=not torch.accelerator.is_available(),
-        gradient_checkpointing=options.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
+        **checkpointing,
         batch_sampler="no_duplicates",
         router_mapping=tasks,
         eval_strategy="no" if options.dev is None else "steps",
