@@ -18,6 +18,8 @@ import st_reba.onnx
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+pytestmark = pytest.mark.slow
+
 Array: TypeAlias = NDArray[np.float32]
 Pooling: TypeAlias = Callable[[Array], Array]
 
