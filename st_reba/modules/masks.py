@@ -64,7 +64,7 @@ declare_mask(
 declare_mask(
     "nosink-forward",
     inplace_setting="mask0-for",
-    description="the tokens up to i, but not the first {m} (the sink), which later tokens do not see",
+    description="the tokens up to i, except that the sink is hidden from the tokens behind it",
     visible_tokens=lambda view: view.native_mask & ~view.sink_for_others,
     is_causal=True,
     hides_sink=True,
@@ -72,7 +72,7 @@ declare_mask(
 declare_mask(
     "nosink-bidirectional",
     inplace_setting="mask0-bidir",
-    description="all tokens, but not the first {m} (the sink), which later tokens do not see",
+    description="all tokens, except that the sink is hidden from the tokens behind it",
     visible_tokens=lambda view: (view.native_mask | view.native_mask.mT) & ~view.sink_for_others,
     hides_sink=True,
 )

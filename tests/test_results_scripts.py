@@ -1,0 +1,36 @@
+"""The scripts of scripts/results that need no model: the plot of README, and shared sentences."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def import_script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Import a script of scripts/results by its name."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "results"))
+    return importlib.import_module
+
+
+def test_the_plot_shows_the_table(import_script: Callable[[str], ModuleType]) -> None:
+    plot = import_script("plot")
+    table_rows = plot.read_tables(plot.PAGE.read_text(encoding="utf-8"))
+    for theme_name, colours in plot.THEMES.items():
+        figure_path = plot.FIGURES / f"quality-{theme_name}.svg"
+        assert figure_path.read_text(encoding="utf-8") == plot.draw_figure(table_rows, colours)
+
+
+def test_shared_sentences_are_counted_by_pair(import_script: Callable[[str], ModuleType]) -> None:
+    overlap = import_script("overlap")
+    choosing_sentences = ["A band plays onstage.", "It rains."]
+    reported_items = [("A band plays on stage.", "Music."), ("It rains.", "It rains."), ("It snows.", "Snow.")]
+    exact_count = overlap.count_shared(choosing_sentences, reported_items)
+    loose_count = overlap.count_shared(choosing_sentences, reported_items, overlap.letters_and_digits)
+    assert (exact_count, loose_count) == (1, 2)
