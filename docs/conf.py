@@ -43,14 +43,20 @@ def write_commands(app: object) -> None:
         found = []
         for name, each in command.commands.items():
             own = [*path, name]
-            shown = CliRunner().invoke(st_reba, [*own, "--help"], prog_name="st-reba", env={"TERMINAL_WIDTH": "88"})
+            shown = CliRunner().invoke(
+                st_reba, [*own, "--help"], prog_name="st-reba", env={"TERMINAL_WIDTH": "88"}
+            )
             text = "\n".join(line.rstrip() for line in shown.output.strip("\n").splitlines())
             found.append(f"## {' '.join(own)}\n\n```text\n{text}\n```\n")
             found += pages(each, own) if hasattr(each, "commands") else []
         return found
 
     text = "\n".join(
-        ["# Command line\n", "What `st-reba COMMAND --help` prints.\n", *pages(typer.main.get_command(st_reba), [])]
+        [
+            "# Command line\n",
+            "What `st-reba COMMAND --help` prints.\n",
+            *pages(typer.main.get_command(st_reba), []),
+        ]
     )
     Path(__file__).with_name("reference").joinpath("commands.md").write_text(text, encoding="utf-8")
 

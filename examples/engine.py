@@ -1,10 +1,11 @@
 """Are the vectors of an engine, vLLM or llama.cpp, those of st_reba? See docs/how-to/vllm-llamacpp.md.
 
-    python examples/engine.py BASE http://127.0.0.1:8000                    # three methods, at the last position
-    python examples/engine.py BASE http://127.0.0.1:8000 echo:pooling=mean  # the server must give every token's vector
+    python examples/engine.py BASE http://127.0.0.1:8000                    # three methods, at the
+    last position python examples/engine.py BASE http://127.0.0.1:8000 echo:pooling=mean  # the
+    server must give every token's vector
 
-BASE is the folder, Hub id or GGUF file that the engine serves. st_reba computes in float32; 40 texts in
-English and Chinese are sent as its token ids, and the cosines of both vectors are printed.
+BASE is the folder, Hub id or GGUF file that the engine serves. st_reba computes in float32; 40
+texts in English and Chinese are sent as its token ids, and the cosines of both vectors are printed.
 """
 
 import argparse
@@ -42,7 +43,9 @@ class Engine:
         if not self.is_vllm:
             answer = send(f"{self.url}/embeddings", content=[token_ids])
             return np.array(answer[0]["embedding"])
-        answer = send(f"{self.url}/pooling", model=self.model_id, input=token_ids, use_activation=False)
+        answer = send(
+            f"{self.url}/pooling", model=self.model_id, input=token_ids, use_activation=False
+        )
         return np.array(answer["data"][0]["data"])
 
 
@@ -71,7 +74,9 @@ def engine_vector(engine: Engine, features: dict[str, Any], is_mean: bool) -> ND
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compare an engine's vectors with those of st_reba.")
+    parser = argparse.ArgumentParser(
+        description="Compare an engine's vectors with those of st_reba."
+    )
     parser.add_argument("base", help="what the engine serves: a folder, a Hub id or a GGUF file")
     parser.add_argument("url", help="the engine's address")
     parser.add_argument(

@@ -3,9 +3,9 @@
     pip install '.[serve]' 'ray[serve]'     # in the checkout
     python examples/ray_serve.py my_model --replicas 1 4
 
-Ray starts more replicas while requests wait, stops some while none do, and replaces one that dies. Clients are
-those of st-reba serve, at http://127.0.0.1:8000/v1. For several machines, join them with `ray start` first; each
-must have the model's folder, or give a Hub id.
+Ray starts more replicas while requests wait, stops some while none do, and replaces one that dies.
+Clients are those of st-reba serve, at http://127.0.0.1:8000/v1. For several machines, join them
+with `ray start` first; each must have the model's folder, or give a Hub id.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def make_application(
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", help="a saved model's folder or Hub id")
     parser.add_argument("--index", help="an index of it")
     parser.add_argument("--replicas", type=int, nargs=2, default=(1, 4), metavar=("LEAST", "MOST"))

@@ -1,11 +1,12 @@
 """Fine-tune a decoder as a text embedder, as the Echo paper does: LoRA, in-batch and hard negatives, EOS pooled.
 
-    python examples/train_echo.py mini pairs.tsv my_embedder --dev dev.tsv --method echo --batch-size 64 --steps 200
+    python examples/train_echo.py mini pairs.tsv my_embedder --dev dev.tsv --method echo
+    --batch-size 64 --steps 200
 
-TRAIN and --dev are files (.csv, .tsv, .jsonl, or .txt with || between columns) or names of Hub datasets, with the
-columns query, positive and, where there are hard negatives, negative, negative_2, …; or with two texts and a score
-or label: then the pairs with the highest scores are positives. docs/how-to/train.md says what it costs and what to
-expect.
+TRAIN and --dev are files (.csv, .tsv, .jsonl, or .txt with || between columns) or names of Hub
+datasets, with the columns query, positive and, where there are hard negatives, negative,
+negative_2, …; or with two texts and a score or label: then the pairs with the highest scores are
+positives. docs/how-to/train.md says what it costs and what to expect.
 """
 
 from __future__ import annotations
@@ -213,12 +214,16 @@ def read_data(source: str, part_text: str) -> Dataset:
     """A part of a file or a Hub dataset, its columns under the names that are used here."""
     rows: list[Row] = []
     for row in take_part(read_file(source), part_text):
-        rows.append({COLUMNS.get(column_name, column_name): value for column_name, value in row.items()})
+        rows.append(
+            {COLUMNS.get(column_name, column_name): value for column_name, value in row.items()}
+        )
     column_names = list(rows[0]) if rows else []
     if not {"query", "positive"} <= set(column_names):
         message = "query and positive are needed."
         raise SystemExit(f"{source!r} has the columns {column_names}: {message}")
-    negative_names = sorted(column_name for column_name in column_names if column_name.startswith("negative"))
+    negative_names = sorted(
+        column_name for column_name in column_names if column_name.startswith("negative")
+    )
     columns: dict[str, list[Any]] = {}
     for column_name in ("query", "positive", *negative_names):
         columns[column_name] = [row[column_name] for row in rows]
@@ -245,9 +250,13 @@ class QuerySimilarityEvaluator(EmbeddingSimilarityEvaluator):
 
 def make_evaluator(data: Dataset, name: str) -> Any:
     if "score" in data.column_names:
-        return QuerySimilarityEvaluator(data["query"], data["positive"], data["score"], name=name, write_csv=False)
+        return QuerySimilarityEvaluator(
+            data["query"], data["positive"], data["score"], name=name, write_csv=False
+        )
     if "negative" in data.column_names:
-        return TripletEvaluator(data["query"], data["positive"], data["negative"], name=name, write_csv=False)
+        return TripletEvaluator(
+            data["query"], data["positive"], data["negative"], name=name, write_csv=False
+        )
     raise SystemExit("--dev needs pairs with scores, or a column 'negative'.")
 
 
@@ -260,7 +269,9 @@ def build_embedder(options: argparse.Namespace) -> SentenceTransformer:
             problem = f"The tokenizer of {options.base!r} has no end token to pool."
             raise SystemExit(f"{problem} Use --method reba.")
         templates = method_options["template"]
-        method_options["template"] = {task: template + tokenizer.eos_token for task, template in templates.items()}
+        method_options["template"] = {
+            task: template + tokenizer.eos_token for task, template in templates.items()
+        }
     if options.compute_matched:
         method_options["compute_matched"] = True
     model = st_reba.build(
@@ -287,7 +298,8 @@ def merge_adapter(model: Any) -> None:
             module.merge()
             parent_name, _, child_name = module_name.rpartition(".")
             setattr(model.get_submodule(parent_name), child_name, module.get_base_layer())
-    # Private in transformers: names as in the adapter, under which the merged weights would be saved.
+    # Private in transformers: names as in the adapter, under which the merged weights would be
+    # saved.
     vars(model).pop("_weight_conversions", None)
     model._hf_peft_config_loaded = False
     del model.peft_config
@@ -342,11 +354,15 @@ def name_training_data(model: SentenceTransformer, options: argparse.Namespace) 
     model.model_card_data.train_datasets = [description]
 
 
-def make_loss(model: SentenceTransformer, options: argparse.Namespace, batch_size: int) -> torch.nn.Module:
+def make_loss(
+    model: SentenceTransformer, options: argparse.Namespace, batch_size: int
+) -> torch.nn.Module:
     # GradCache runs every text twice, which a batch that fits the memory does not need.
     if batch_size <= options.mini_batch_size:
         return MultipleNegativesRankingLoss(model, scale=options.scale)
-    return CachedMultipleNegativesRankingLoss(model, scale=options.scale, mini_batch_size=options.mini_batch_size)
+    return CachedMultipleNegativesRankingLoss(
+        model, scale=options.scale, mini_batch_size=options.mini_batch_size
+    )
 
 
 def main(command_line: list[str] | None = None) -> dict[str, Any]:

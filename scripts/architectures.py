@@ -1,12 +1,15 @@
 """Try every architecture that transformers lists for causal language modelling, and record which are exact.
 
-    python scripts/architectures.py                 all types: writes tests/data/architectures.json and
-                                                    docs/explanation/architectures.md (two minutes on one core)
+    python scripts/architectures.py                 all types: writes tests/data/architectures.json
+    and
+                                                    docs/explanation/architectures.md (two minutes
+                                                    on one core)
     python scripts/architectures.py llama mamba     some types, printed as JSON
 
 tests/test_every_architecture.py says when either file is stale.
 
-The record holds the newest and the oldest supported release of transformers: run it with each of the two installed.
+The record holds the newest and the oldest supported release of transformers: run it with each of
+the two installed.
 """
 
 from __future__ import annotations
@@ -52,14 +55,18 @@ def write_record(records: Records) -> None:
     releases[installed] = records
     RECORDS.write_text(as_json(releases), encoding="utf-8")
     PAGE.write_text(page(releases), encoding="utf-8")
-    print(f"wrote {RECORDS.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}, for transformers {installed}")
+    print(
+        f"wrote {RECORDS.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}, for transformers {installed}"
+    )
 
 
 def main() -> None:
     requested_types = sys.argv[1:]
     unknown_types = set(requested_types) - set(CAUSAL_LMS)
     if unknown_types:
-        raise SystemExit(f"{unknown_types}: no model types that transformers {transformers.__version__} lists")
+        raise SystemExit(
+            f"{unknown_types}: no model types that transformers {transformers.__version__} lists"
+        )
     logging.disable(logging.WARNING)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

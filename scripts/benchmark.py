@@ -1,11 +1,13 @@
 #!/usr/bin/env python
 """Time encoding by method in one run, beside sentence-transformers' own modules and another version of st_reba.
 
-    scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--rounds 5] [--words 350 --count 64] [--only CASE ...]
-    scripts/benchmark.py MODEL TEXTS --device cuda --dtype bfloat16 --batch-size 256
+    scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--rounds 5] [--words 350 --count 64]
+    [--only CASE ...] scripts/benchmark.py MODEL TEXTS --device cuda --dtype bfloat16 --batch-size
+    256
 
-MODEL is a base's folder; of TEXTS, one a line, the first 1,000 are encoded, each round by all cases in turn, a process
-each. Printed are medians of the rounds and of their ratios, and the most memory of a process (on a GPU: of tensors).
+MODEL is a base's folder; of TEXTS, one a line, the first 1,000 are encoded, each round by all cases
+in turn, a process each. Printed are medians of the rounds and of their ratios, and the most memory
+of a process (on a GPU: of tensors).
 """
 
 from __future__ import annotations

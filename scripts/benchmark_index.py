@@ -1,9 +1,10 @@
 """Measure st_reba.Index beside FAISS with a list and LanceDB, with the same documents.
 
-Vectors are random, of length one; texts have about 100 characters. Nothing is encoded: st_reba gets a model that hands
-out the ready vectors, so all that ``Index.build`` and ``add`` do besides is in their time. Each tool and size runs in
-processes of its own: one builds, some open, one searches, one changes; the files are in the system's memory, imports
-are not counted. A change is on the disk when its time ends. All are exact.
+Vectors are random, of length one; texts have about 100 characters. Nothing is encoded: st_reba gets
+a model that hands out the ready vectors, so all that ``Index.build`` and ``add`` do besides is in
+their time. Each tool and size runs in processes of its own: one builds, some open, one searches,
+one changes; the files are in the system's memory, imports are not counted. A change is on the disk
+when its time ends. All are exact.
 
     python scripts/benchmark_index.py --sizes 100000 1000000 --json results.json
 """
@@ -86,7 +87,9 @@ class StReba(Tool):
 
     def __init__(self, folder: Path, vectors: Any) -> None:
         super().__init__(folder, vectors)
-        import_module("st_reba").build("mini")  # else some modules are imported when an index is opened
+        import_module("st_reba").build(
+            "mini"
+        )  # else some modules are imported when an index is opened
         import faiss  # noqa: F401
         import torch
         from sentence_transformers import SentenceTransformer
@@ -110,11 +113,15 @@ class StReba(Tool):
         self.model = ReadyVectors(modules=[Identity()], device="cpu", similarity_fn_name="cosine")
 
     def document(self, document_row: int) -> Any:
-        return self.module.Document(text_of(document_row), str(document_row), metadata_of(document_row))
+        return self.module.Document(
+            text_of(document_row), str(document_row), metadata_of(document_row)
+        )
 
     def build(self, document_count: int) -> None:
         documents = map(self.document, range(document_count))
-        index = self.module.Index.build(self.model, documents, self.folder / "index", factory="Flat")
+        index = self.module.Index.build(
+            self.model, documents, self.folder / "index", factory="Flat"
+        )
         index.close()
 
     def open(self) -> None:
@@ -280,13 +287,19 @@ def time_searches(tool: Any, tool_name: str, document_count: int, queries: Any) 
     conditions: dict[str, dict[str, Any]] = {"": {}, "where_": {"lang": "zh"}}
     for prefix, where in conditions.items():
         figures[f"{prefix}one"] = [time_call(tool.search, query, **where) for _ in range(REPEATS)]
-        figures[f"{prefix}batch"] = [time_call(tool.search, queries, **where) for _ in range(REPEATS // 4)]
+        figures[f"{prefix}batch"] = [
+            time_call(tool.search, queries, **where) for _ in range(REPEATS // 4)
+        ]
         matching_rows = [
-            document_row for document_row in range(document_count) if where.items() <= metadata_of(document_row).items()
+            document_row
+            for document_row in range(document_count)
+            if where.items() <= metadata_of(document_row).items()
         ]
         scores = tool.vectors[matching_rows] @ query[0]
         nearest_id = str(matching_rows[int(scores.argmax())])
-        assert tool.search(query, **where)[0][0] == nearest_id, f"{tool_name} does not find {nearest_id}"
+        assert tool.search(query, **where)[0][0] == nearest_id, (
+            f"{tool_name} does not find {nearest_id}"
+        )
     return figures
 
 

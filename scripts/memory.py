@@ -1,12 +1,14 @@
 """Memory that embedding with a base takes, counted from its shape; and measured, on a GPU if there is one.
 
-    python scripts/memory.py                                  the table of docs/how-to/large-models.md
-    python scripts/memory.py BASE NUMBER METHOD [METHOD ...]  a base: counted, and as a process or GPU holds it
+    python scripts/memory.py                                  the table of
+    docs/how-to/large-models.md python scripts/memory.py BASE NUMBER METHOD [METHOD ...]  a base:
+    counted, and as a process or GPU holds it
 
-BASE is a folder, or a name of that table: then weights are drawn at random, and saved in the folder for temporary
-files. NUMBER is float32, bfloat16, int8 or nf4. Counted are the weights, and what is alive at once inside a layer: per
-position 4 vectors of the hidden size (the embedding, the layer's input, the state behind its attention, and its norm)
-and 3 of the MLP's size (gate, up, their product). A GPU needs about 1 GB more, for its context.
+BASE is a folder, or a name of that table: then weights are drawn at random, and saved in the folder
+for temporary files. NUMBER is float32, bfloat16, int8 or nf4. Counted are the weights, and what is
+alive at once inside a layer: per position 4 vectors of the hidden size (the embedding, the layer's
+input, the state behind its attention, and its norm) and 3 of the MLP's size (gate, up, their
+product). A GPU needs about 1 GB more, for its context.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoConfig, AutoModel
 
-# On a CPU, larger tensors are given back to the system at once, so that the peak is that of tensors.
+# On a CPU, larger tensors are given back to the system at once, so that the peak is that of
+# tensors.
 ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "TOKENIZERS_PARALLELISM": "false",
@@ -160,7 +163,9 @@ def measure(base: str, number_type: str, methods: list[str]) -> None:
     model = open_base(folder, number_type)
     config = AutoConfig.from_pretrained(folder)
     texts = [TEXT] * BATCH_SIZE
-    print("| base | method | numbers | weights, GB: counted | held | positions | pass, GB: counted | held | seconds |")
+    print(
+        "| base | method | numbers | weights, GB: counted | held | positions | pass, GB: counted | held | seconds |"
+    )
     print("|---|---|---|--:|--:|--:|--:|--:|--:|")
     for method in methods:
         pipeline = build_on(model, Method.parse(method), check=False)
@@ -186,15 +191,21 @@ def measure(base: str, number_type: str, methods: list[str]) -> None:
     if torch.cuda.is_available():
         free_bytes, total_bytes = torch.cuda.mem_get_info()
         taken_gigabytes = (total_bytes - free_bytes) / 1e9
-        print(f"{taken_gigabytes:.2f} GB of the card are taken, with its context and what torch keeps.")
+        print(
+            f"{taken_gigabytes:.2f} GB of the card are taken, with its context and what torch keeps."
+        )
 
 
 def print_table() -> None:
     """The table of docs/how-to/large-models.md."""
-    print(f"| base | bfloat16 | int8 | nf4 | a pass of {TABLE_POSITIONS:,} positions |\n|---|--:|--:|--:|--:|")
+    print(
+        f"| base | bfloat16 | int8 | nf4 | a pass of {TABLE_POSITIONS:,} positions |\n|---|--:|--:|--:|--:|"
+    )
     for name in SHAPES:
         config = config_of(name)
-        gigabytes = [count_weights(config, number_type) for number_type in ("bfloat16", "int8", "nf4")]
+        gigabytes = [
+            count_weights(config, number_type) for number_type in ("bfloat16", "int8", "nf4")
+        ]
         gigabytes.append(count_activations(config, TABLE_POSITIONS))
         cells = " | ".join(f"{value:.1f}" for value in gigabytes)
         print(f"| {name} | {cells} |", flush=True)

@@ -1,15 +1,17 @@
 """Plant faults in the package, one at a time, and see whether the tests find them.
 
-    python -m pytest -m "not slow" --cov=st_reba --cov-context=test --cov-report= --junitxml=junit.xml
-    python scripts/plant_faults.py --faults 150 --seed 0 --out faults.jsonl
+    python -m pytest -m "not slow" --cov=st_reba --cov-context=test --cov-report=
+    --junitxml=junit.xml python scripts/plant_faults.py --faults 150 --seed 0 --out faults.jsonl
 
-The first, by pytest-cov, writes which tests run a line, and how long they take; the second a line a fault, and counts.
+The first, by pytest-cov, writes which tests run a line, and how long they take; the second a line a
+fault, and counts.
 
-A fault is one small change: a comparison, a sign, a number, a condition, a statement left out. The tests that run the
-changed line are run until one fails: first those in the file of the same name, then the quickest; then that file as a
-whole, and those of a line that few tests run, as a fixture's counts for the first alone. A test that finds a fault is
-seen to pass without it. Processes are forked from one that holds the heavy libraries, so a fault costs seconds. A
-program that a test starts is without the fault.
+A fault is one small change: a comparison, a sign, a number, a condition, a statement left out. The
+tests that run the changed line are run until one fails: first those in the file of the same name,
+then the quickest; then that file as a whole, and those of a line that few tests run, as a fixture's
+counts for the first alone. A test that finds a fault is seen to pass without it. Processes are
+forked from one that holds the heavy libraries, so a fault costs seconds. A program that a test
+starts is without the fault.
 """
 
 from __future__ import annotations
@@ -93,7 +95,8 @@ HEAVY_MODULES = (
 )
 # These need environments of their own.
 OTHER_ENVIRONMENTS = {"browser", "consumers", "wheel"}
-# With rewritten assertions pytest itself would read a file whose examples are asked for, so without the fault.
+# With rewritten assertions pytest itself would read a file whose examples are asked for, so without
+# the fault.
 PYTEST_OPTIONS = [
     *("-x", "-q", "--tb=line", "-p", "no:cacheprovider"),
     *("-m", "not slow", "--assert=plain"),
@@ -163,7 +166,12 @@ class Planter(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         match node:
-            case ast.Assert() | ast.JoinedStr() | ast.keyword(arg="strict") | ast.Expr(value=ast.Constant()):
+            case (
+                ast.Assert()
+                | ast.JoinedStr()
+                | ast.keyword(arg="strict")
+                | ast.Expr(value=ast.Constant())
+            ):
                 return node
             case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.FunctionDef(name="__repr__"):
                 return node
@@ -315,7 +323,9 @@ class Judge:
     def _run_until_sure(self, test_ids: list[str], fault: Fault) -> Result:
         needed_seconds = self._seconds_of(test_ids)
         while True:
-            excluded_tests = [test for test, passes in self.passes_without_fault.items() if not passes]
+            excluded_tests = [
+                test for test, passes in self.passes_without_fault.items() if not passes
+            ]
             result = run_tests(test_ids, fault, needed_seconds, excluded_tests)
             if result.outcome == "missed":
                 return result

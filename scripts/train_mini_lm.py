@@ -3,8 +3,9 @@
     python scripts/train_mini_lm.py prepare zhwiki enwiki published corpus
     python scripts/train_mini_lm.py train corpus mini
 
-`prepare` needs opencc-python-reimplemented, WikiExtractor's output of both Wikipedias, and LCTT's published articles.
-`train` runs two phases: short windows make more steps of the same time, long ones then teach the reach that is left.
+`prepare` needs opencc-python-reimplemented, WikiExtractor's output of both Wikipedias, and LCTT's
+published articles. `train` runs two phases: short windows make more steps of the same time, long
+ones then teach the reach that is left.
 """
 
 from __future__ import annotations
@@ -156,7 +157,8 @@ def train(corpus: Path, out_folder: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(out_folder)
     tokenizer.model_max_length = model.config.max_position_embeddings
     for name in ("is_local", "local_files_only"):
-        # How this process found the tokenizer says nothing about the tokenizer; some versions would save it.
+        # How this process found the tokenizer says nothing about the tokenizer; some versions would
+        # save it.
         tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(out_folder)
     # The rounded weights are what users get, so they are what is measured.

@@ -1,9 +1,11 @@
 """Write model_cards/: a table of the zoo, and the cards of models that are built here.
 
     python scripts/zoo_cards.py
-    python scripts/zoo_cards.py smollm2-135m-prompteol=FILE    the card of a base that is here as well
+    python scripts/zoo_cards.py smollm2-135m-prompteol=FILE    the card of a base that is here as
+    well
 
-A card of a base that is not given stays as it is. ``FILE`` is a folder or a GGUF file; a card names no path.
+A card of a base that is not given stays as it is. ``FILE`` is a folder or a GGUF file; a card names
+no path.
 """
 
 from __future__ import annotations

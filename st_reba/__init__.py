@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from .words import encode_tokens as encode_tokens
     from .words import encode_words as encode_words
 
-# The modules of the public names, imported on first use, so that importing the package takes no time.
+# The modules of the public names, imported on first use, so that importing the package takes no
+# time.
 _MODULES = {
     "AuthorsReBAPooling": "modules",
     "ChunkedReBAPooling": "modules",

@@ -44,9 +44,13 @@ class Adapter:
         peft: Any = required("peft", "train", f"base={name!r} is an adapter of peft")
         adapter_config = peft.PeftConfig.from_pretrained(path, **hub_options)
         if adapter_config.is_prompt_learning or adapter_config.is_adaption_prompt:
-            raise ValueError(f"base={name!r} is an adapter of positions, which are no text. Use an adapter of weights.")
+            raise ValueError(
+                f"base={name!r} is an adapter of positions, which are no text. Use an adapter of weights."
+            )
         if not adapter_config.base_model_name_or_path:
-            raise ValueError(f"base={name!r}: adapter_config.json names no base_model_name_or_path. Add it.")
+            raise ValueError(
+                f"base={name!r}: adapter_config.json names no base_model_name_or_path. Add it."
+            )
         return cls(path, name, hub_options, str(adapter_config.base_model_name_or_path))
 
     def merge(
@@ -85,12 +89,18 @@ class Adapter:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", "Found missing adapter keys")
                 adapted_model = peft.PeftModel.from_pretrained(
-                    model, self.path, config=adapter_config, key_mapping=key_mapping, **self.hub_options
+                    model,
+                    self.path,
+                    config=adapter_config,
+                    key_mapping=key_mapping,
+                    **self.hub_options,
                 )
             adapted_model.merge_and_unload()
         except (ValueError, TypeError, KeyError, RuntimeError, UserWarning) as error:
             problem = " ".join(str(error).split())[:500]
-            raise ValueError(f"base={self.name!r}: peft cannot merge the adapter. {problem}") from error
+            raise ValueError(
+                f"base={self.name!r}: peft cannot merge the adapter. {problem}"
+            ) from error
         vars(model).pop("peft_config", None)
         model.requires_grad_(True)
 

@@ -25,7 +25,13 @@ from .methods import Method
 from .modules import RepeatTransformer
 from .modules.mask_check import check_masks
 from .modules.outputs import shows_attention
-from .modules.selfcheck import can_share_prefix, check_capture, check_padding, hidden_states, is_causal
+from .modules.selfcheck import (
+    can_share_prefix,
+    check_capture,
+    check_padding,
+    hidden_states,
+    is_causal,
+)
 from .modules.settings import plan_layers
 from .named_base import KWARGS_OPTIONS, NamedBase
 from .request import Base, BuildRequest, Options
@@ -59,7 +65,8 @@ class Assembly:
     """One call of `build`.
 
     Args:
-        request: What it asks for. A default method reads hidden states where attention outputs cannot be read.
+        request: What it asks for. A default method reads hidden states where attention outputs
+            cannot be read.
         check: Check that every layer sees what its mask says.
     """
 
@@ -98,17 +105,25 @@ class Assembly:
         fixed_options |= {"quantization": base.quantization, "gguf_file": base.gguf_name}
         for option_name in sorted(fixed_options.keys() - _OPTIONS_OF_MASKS):
             if fixed_options[option_name] is not None:
-                problem = f"{option_name}={fixed_options[option_name]!r:.80}: the base keeps its own"
+                problem = (
+                    f"{option_name}={fixed_options[option_name]!r:.80}: the base keeps its own"
+                )
                 raise ValueError(f"{problem}. Drop it, or give pooling=….")
         model = load(base.path, dtype=base.dtype, **_without(base.options, _OWN_OPTIONS))
         transformer: Any = model[0]
-        if type(transformer) is not Transformer or set(transformer.modalities) - {"text", "message"}:
+        if type(transformer) is not Transformer or set(transformer.modalities) - {
+            "text",
+            "message",
+        }:
             problem = f"starts with a {type(transformer).__name__} of its own"
             raise ValueError(f"base={base.name!r} {problem}. Give pooling=….")
         if transformer.config.output_hidden_states:
-            raise ValueError(f"base={base.name!r} reads the hidden states of every layer. Give pooling=….")
+            raise ValueError(
+                f"base={base.name!r} reads the hidden states of every layer. Give pooling=…."
+            )
         if base.find_file("config.json"):
-            # Loaded as other bases are, which tells what weights are missing, and of which type they are.
+            # Loaded as other bases are, which tells what weights are missing, and of which type
+            # they are.
             transformer.model = None
             loaded_transformer = base.load()
             transformer.model = loaded_transformer.model.to(base.device or get_device_name())
@@ -128,14 +143,18 @@ class Assembly:
         constructor_options = _without(self.base.options, (*_OWN_OPTIONS, *_OPTIONS_OF_BASE))
         if self.base.keeps_device:
             constructor_options["device"] = str(transformer.model.device)
-        model = SentenceTransformer(modules=[transformer, *following_modules], **constructor_options)
+        model = SentenceTransformer(
+            modules=[transformer, *following_modules], **constructor_options
+        )
         if isinstance(following_modules[0], modules.ReBAPooling):
             check_capture(transformer, plain_states)
         for task in transformer.templates[0]:
             self._check_task(model, transformer, task)
         return model
 
-    def _check_task(self, model: SentenceTransformer, transformer: RepeatTransformer, task: str) -> None:
+    def _check_task(
+        self, model: SentenceTransformer, transformer: RepeatTransformer, task: str
+    ) -> None:
         """Refuse a template that leaves no room, and templates whose vectors cancel each other."""
         # Fields may get their values with the text: here any will do.
         field_values: dict[str, Any] = dict.fromkeys(transformer.fields(task), "-")
@@ -145,16 +164,27 @@ class Assembly:
             copy_count = self.method.repeats or 2
             largest_chunk = token_budget // copy_count
             if chunk > largest_chunk:
-                raise ValueError(f"chunk={chunk}: {copy_count} copies do not fit. Give {largest_chunk} at most.")
-        if self.method.templates is not None and not model.encode(["A text."], **field_values).any():
-            raise ValueError(f"weights={self.method.weights}: the vectors of the templates cancel each other.")
+                raise ValueError(
+                    f"chunk={chunk}: {copy_count} copies do not fit. Give {largest_chunk} at most."
+                )
+        if (
+            self.method.templates is not None
+            and not model.encode(["A text."], **field_values).any()
+        ):
+            raise ValueError(
+                f"weights={self.method.weights}: the vectors of the templates cancel each other."
+            )
 
     def _make_transformer(self) -> RepeatTransformer:
         """The first module: the base, with a template, what is read of its layers, and their masks."""
         loaded_transformer = self.base.load()
         self._place_on_device(loaded_transformer)
         reads_attention = self.method.read == "attention"
-        if self.may_read_states and reads_attention and not shows_attention(loaded_transformer.model):
+        if (
+            self.may_read_states
+            and reads_attention
+            and not shows_attention(loaded_transformer.model)
+        ):
             logger.warning(
                 "The attention outputs of %s cannot be read. Its states are: read='states'.",
                 self.base.name,
@@ -181,7 +211,9 @@ class Assembly:
             if getattr(model, "hf_quantizer", None) is None:
                 loaded_transformer.to(device or get_device_name())
         elif device and torch.device(device) not in (model.device, torch.device(model.device.type)):
-            raise ValueError(f"device={device!r}: the base is on {model.device}. Move it, or drop device.")
+            raise ValueError(
+                f"device={device!r}: the base is on {model.device}. Move it, or drop device."
+            )
 
     def _wrap(self, transformer: Transformer, **module_options: Any) -> RepeatTransformer:
         """Our module around a Transformer's model, with the method's masks."""
@@ -204,7 +236,9 @@ class Assembly:
             m=method.m,
             implementation=method.implementation,
         )
-        nosink_transformer = modules.NoSinkTransformer(transformer, **layer_plan._asdict(), **module_options)
+        nosink_transformer = modules.NoSinkTransformer(
+            transformer, **layer_plan._asdict(), **module_options
+        )
         if self.check:
             check_masks(nosink_transformer)
         return nosink_transformer
@@ -214,7 +248,9 @@ class Assembly:
         method = self.method
         following_modules = [method.pooling_spec.build(method, width)]
         if method.templates is not None:
-            following_modules.append(modules.PromptEnsemble(method.template_weights, method.equal_norms))
+            following_modules.append(
+                modules.PromptEnsemble(method.template_weights, method.equal_norms)
+            )
         if method.normalize:
             following_modules.append(Normalize())
         return following_modules
@@ -224,7 +260,9 @@ def _without(options: Options, dropped_names: tuple[str, ...]) -> dict[str, Any]
     return {name: value for name, value in options.items() if name not in dropped_names}
 
 
-def _plan_reading(method: Method, loaded_transformer: RepeatTransformer) -> dict[str, object] | None:
+def _plan_reading(
+    method: Method, loaded_transformer: RepeatTransformer
+) -> dict[str, object] | None:
     """What is read in place of the last layer's states; the layers above it are cut off."""
     reads_attention = method.read == "attention"
     if method.layer is None and not reads_attention:
@@ -252,7 +290,9 @@ def _read_layers(method: Method, depth: int) -> tuple[int, int]:
     first_layer, last_layer = (end_layer % (depth + 1) for end_layer in end_layers)
     are_layers = -depth - 1 <= min(end_layers) and max(end_layers) <= depth
     if not are_layers or not lowest <= first_layer <= last_layer:
-        raise ValueError(f"layer={layer!r}: give {lowest} to {depth}, or -1 (= {depth}) downwards, lower first.")
+        raise ValueError(
+            f"layer={layer!r}: give {lowest} to {depth}, or -1 (= {depth}) downwards, lower first."
+        )
     return first_layer, last_layer
 
 
@@ -260,9 +300,15 @@ def _check_template(method: Method, transformer: RepeatTransformer) -> None:
     """Refuse options that do not go with the template."""
     copy_count = transformer.copies
     if method.reads_once and copy_count > 1:
-        raise ValueError(f"template has {copy_count} {{text}} slots, {method.name} has one. Use method='echo'.")
+        raise ValueError(
+            f"template has {copy_count} {{text}} slots, {method.name} has one. Use method='echo'."
+        )
     is_counted = method.template is not None and method.chunk is None
     if is_counted and method.repeats not in (None, copy_count):
-        raise ValueError(f"repeats={method.repeats}: the template has {copy_count} {{text}} slots. Drop it.")
+        raise ValueError(
+            f"repeats={method.repeats}: the template has {copy_count} {{text}} slots. Drop it."
+        )
     if method.instruction and "instruction" not in transformer.forward_kwargs:
-        raise ValueError(f"instruction={method.instruction!r}: the template has no {{instruction}}. Add it.")
+        raise ValueError(
+            f"instruction={method.instruction!r}: the template has no {{instruction}}. Add it."
+        )

@@ -58,7 +58,9 @@ def _find_quantization_problem(model: PreTrainedModel) -> str | None:
     is_8bit = quantization_settings.get("load_in_8bit", quantization_settings.get("_load_in_8bit"))
     int8_threshold = quantization_settings.get("llm_int8_threshold")
     if is_8bit and int8_threshold:
-        return f"llm_int8_threshold={int8_threshold} makes vectors depend on their batch. Set it to 0"
+        return (
+            f"llm_int8_threshold={int8_threshold} makes vectors depend on their batch. Set it to 0"
+        )
     return None
 
 
@@ -71,10 +73,14 @@ def share_backbone(model: PreTrainedModel) -> PreTrainedModel:
     """A backbone with the same weights in the same memory; modules and configuration are copied."""
     device_map = getattr(model, "hf_device_map", None) or {}
     if len(set(device_map.values())) > 1:
-        raise ValueError("base: the loaded model lies on several devices. Give its folder or Hub id.")
+        raise ValueError(
+            "base: the loaded model lies on several devices. Give its folder or Hub id."
+        )
     backbone: Any = model.base_model
     # deepcopy takes what it finds here in place of copying it.
-    shared_tensors = {id(tensor): tensor for tensor in (*backbone.parameters(), *backbone.buffers())}
+    shared_tensors = {
+        id(tensor): tensor for tensor in (*backbone.parameters(), *backbone.buffers())
+    }
     shared: PreTrainedModel = copy.deepcopy(backbone, shared_tensors)
     return shared
 
@@ -90,7 +96,9 @@ def cut_layers(model: PreTrainedModel, layer: int) -> None:
         return
     model_name = type(model).__name__
     if decoder_of(model).config is not model.config:
-        raise ValueError(f"layer={layer}: {model_name} has towers beside its decoder. Save that alone.")
+        raise ValueError(
+            f"layer={layer}: {model_name} has towers beside its decoder. Save that alone."
+        )
     remaining_count = max(1, layer)
     last_layer = decoder_layers[remaining_count - 1]
     expected_states = _run_through(model, last_layer)
@@ -100,10 +108,14 @@ def cut_layers(model: PreTrainedModel, layer: int) -> None:
         hidden_states = _run_through(model, last_layer)
     except (RuntimeError, ValueError) as error:
         problem = " ".join(str(error).split())
-        raise ValueError(f"layer={layer}: {model_name} cannot run without those above. {problem}") from error
+        raise ValueError(
+            f"layer={layer}: {model_name} cannot run without those above. {problem}"
+        ) from error
     difference = float((hidden_states - expected_states).abs().max() / expected_states.abs().max())
     if not difference <= _LEAST_DIFFERENCE:  # or not a number
-        raise ValueError(f"layer={layer}: without those above, hidden states change by {difference:.1%}. Drop it.")
+        raise ValueError(
+            f"layer={layer}: without those above, hidden states change by {difference:.1%}. Drop it."
+        )
 
 
 def _run_through(model: PreTrainedModel, layer: nn.Module) -> Tensor:

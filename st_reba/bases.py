@@ -72,7 +72,9 @@ def resolve_embedded(name: str) -> str:
     try:
         return _unpack(name, model_folder)
     except OSError as error:
-        raise OSError(f"base={name!r} is unpacked in the Hub's cache: {error}. Set HF_HOME to a folder.") from error
+        raise OSError(
+            f"base={name!r} is unpacked in the Hub's cache: {error}. Set HF_HOME to a folder."
+        ) from error
 
 
 def _unpack(name: str, packed_folder: Path) -> str:
@@ -107,7 +109,9 @@ def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> BaseLo
                 raise FileNotFoundError(f"base={base_path!r}: there is no such file.")
             base_path, gguf_file = os.path.split(os.path.abspath(base_path))
     if os.path.isfile(base_path):
-        raise ValueError(f"base={base_path!r} is a file. Name the folder that holds the model, or a .gguf file.")
+        raise ValueError(
+            f"base={base_path!r} is a file. Name the folder that holds the model, or a .gguf file."
+        )
     is_folder = os.path.isdir(base_path)
     if is_folder and gguf_file is None:
         gguf_file = _only_gguf_file(base_path)
@@ -131,9 +135,13 @@ def _only_gguf_file(base_folder: str) -> str | None:
         return None
     gguf_files = [name for name in file_names if name.endswith(".gguf")]
     if not gguf_files:
-        raise ValueError(f"base={base_folder!r} holds no config.json and no .gguf file, so it is no model.")
+        raise ValueError(
+            f"base={base_folder!r} holds no config.json and no .gguf file, so it is no model."
+        )
     if len(gguf_files) > 1:
-        raise ValueError(f"base={base_folder!r} holds several GGUF files. Choose one, as gguf_file={gguf_files[0]!r}.")
+        raise ValueError(
+            f"base={base_folder!r} holds several GGUF files. Choose one, as gguf_file={gguf_files[0]!r}."
+        )
     return gguf_files[0]
 
 
@@ -142,13 +150,17 @@ def check_device(device: str | None) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from error
+        raise ValueError(
+            f"device={device!r} cannot be used: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def check_loading(base: object, loading: Options) -> None:
     """Refuse options of loading whose values are of the wrong type, before anything is loaded."""
     if base is None:
-        raise ValueError("base=None: give a folder, a Hub id, a GGUF file, a recipe or a loaded model.")
+        raise ValueError(
+            "base=None: give a folder, a Hub id, a GGUF file, a recipe or a loaded model."
+        )
     for option_name, (types, description) in _TYPES_OF_OPTIONS.items():
         option_value = loading.get(option_name)
         if option_value is not None and not isinstance(option_value, types):
@@ -169,8 +181,8 @@ def requested_dtype(dtype: DType, loading: Options) -> DType:
 
     Args:
         dtype: The call's own option.
-        loading: Its options of loading, whose ``model_kwargs`` and ``config_kwargs`` may hold either of
-            transformers' names for it.
+        loading: Its options of loading, whose ``model_kwargs`` and ``config_kwargs`` may hold
+            either of transformers' names for it.
 
     Returns:
         A torch.dtype, ``"auto"``, or None: none is asked for.
@@ -181,13 +193,17 @@ def requested_dtype(dtype: DType, loading: Options) -> DType:
     option_values: dict[str, object] = {"dtype": dtype}
     for kwargs_option in _OPTIONS_WITH_DTYPE:
         for name in DTYPE_NAMES:
-            option_values[f"{kwargs_option}[{name!r}]"] = (loading.get(kwargs_option) or {}).get(name)
+            option_values[f"{kwargs_option}[{name!r}]"] = (loading.get(kwargs_option) or {}).get(
+                name
+            )
     requested_types: dict[str, DType] = {}
     for name, value in option_values.items():
         if value is not None:
             requested_types[name] = _parse_dtype(name, value)
     if len(set(requested_types.values())) > 1:
-        written_options = " and ".join(f"{name}={option_values[name]!r}" for name in requested_types)
+        written_options = " and ".join(
+            f"{name}={option_values[name]!r}" for name in requested_types
+        )
         raise ValueError(f"{written_options} differ. Give one of them.")
     return next(iter(requested_types.values()), None)
 

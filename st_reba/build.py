@@ -30,29 +30,36 @@ def build(
     """Turn a pretrained decoder into a text embedder, without training.
 
     Args:
-        base: ``"mini"`` (the embedded tiny model), a folder, a Hub id, a GGUF file or a folder that holds one, a recipe
-            (a YAML file), a model of the zoo as ``"zoo:qwen3-0.6b-reba"``; or a loaded model of transformers, whose
-            weights are shared, so that one model in memory both writes and embeds (give its ``tokenizer``).
-        method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"``, ``"nosink"``; the short form, as
-            ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else PromptEOL, worded as
-            ``template="prompteol-search"``: ``encode`` for similarity, ``encode_query`` and ``encode_document`` for
-            search; it reads attention outputs where the base shows them. ``"auto"``: what suits ``texts``.
-        tokenizer: Folder or Hub id of another tokenizer than the base's; of a loaded model, its tokenizer.
+        base: ``"mini"`` (the embedded tiny model), a folder, a Hub id, a GGUF file or a folder that
+            holds one, a recipe (a YAML file), a model of the zoo as ``"zoo:qwen3-0.6b-reba"``; or a
+            loaded model of transformers, whose weights are shared, so that one model in memory both
+            writes and embeds (give its ``tokenizer``).
+        method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"``, ``"nosink"``; the short
+            form, as ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else
+            PromptEOL, worded as ``template="prompteol-search"``: ``encode`` for similarity,
+            ``encode_query`` and ``encode_document`` for search; it reads attention outputs where
+            the base shows them. ``"auto"``: what suits ``texts``.
+        tokenizer: Folder or Hub id of another tokenizer than the base's; of a loaded model, its
+            tokenizer.
         dtype: Number type of the weights; None: float32 on a CPU, as stored on a GPU.
         quantization: ``"nf4"`` (4 bits) or ``"int8"``, by bitsandbytes.
         gguf_file: Name of the GGUF file in the folder or Hub repository ``base``.
         check: Check on a few tokens that every layer sees what its mask says.
         texts: With ``"auto"``: texts like those to be embedded, without labels.
-        purpose: With ``"auto"``: ``"similarity"``, the default, or ``"search"``, where the texts are documents.
-        **options: Options of the method (see :class:`Method`), and what ``SentenceTransformer`` takes, as ``device``,
-            ``prompts``, ``revision``, ``token``, ``trust_remote_code`` and ``model_kwargs``.
+        purpose: With ``"auto"``: ``"similarity"``, the default, or ``"search"``, where the texts
+            are documents.
+        **options: Options of the method (see :class:`Method`), and what ``SentenceTransformer``
+            takes, as ``device``, ``prompts``, ``revision``, ``token``, ``trust_remote_code`` and
+            ``model_kwargs``.
 
     Returns:
-        RepeatTransformer or NoSinkTransformer, a pooling, PromptEnsemble for several templates, a filter's Dense, and
-        Normalize. (``nosink`` keeps a sentence-transformers model's input and pooling, unless ``pooling`` is given.)
+        RepeatTransformer or NoSinkTransformer, a pooling, PromptEnsemble for several templates, a
+        filter's Dense, and Normalize. (``nosink`` keeps a sentence-transformers model's input and
+        pooling, unless ``pooling`` is given.)
 
     Raises:
-        ValueError: An unknown name or value, options that exclude each other, or a base that cannot be embedded.
+        ValueError: An unknown name or value, options that exclude each other, or a base that cannot
+            be embedded.
         OSError: The base was not found.
         ImportError: The base needs an extra that is not installed.
 
@@ -65,7 +72,12 @@ def build(
         >>> model.encode_query("天气怎么样？").shape
         (192,)
     """
-    named_options = {"tokenizer": tokenizer, "dtype": dtype, "quantization": quantization, "gguf_file": gguf_file}
+    named_options = {
+        "tokenizer": tokenizer,
+        "dtype": dtype,
+        "quantization": quantization,
+        "gguf_file": gguf_file,
+    }
     for option_name, option_value in named_options.items():
         if option_value is not None:
             options[option_name] = option_value

@@ -1,7 +1,8 @@
 """Whether two sets of vectors come from one model: the texts, the distance, and how much of it is allowed.
 
-What holds vectors asks whether a model made them, in whatever number type: see `model_tolerance`. A saved model is
-asked whether this machine computes what the one did that saved it: see `machine_tolerance`.
+What holds vectors asks whether a model made them, in whatever number type: see `model_tolerance`. A
+saved model is asked whether this machine computes what the one did that saved it: see
+`machine_tolerance`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def relative_distance(stored_vectors: ArrayLike, vectors: ArrayLike) -> float:
 
     Args:
         stored_vectors: [texts, d].
-        vectors: [texts, d], of the same texts. Where shapes differ or a value is not finite, the distance is infinite.
+        vectors: [texts, d], of the same texts. Where shapes differ or a value is not finite, the
+            distance is infinite.
     """
     stored = np.asarray(stored_vectors, np.float64)
     current = np.asarray(vectors, np.float64)
@@ -68,7 +70,9 @@ def relative_distance(stored_vectors: ArrayLike, vectors: ArrayLike) -> float:
     return float(np.linalg.norm(stored - current) / max(spread, least_spread, _TINY))
 
 
-def text_distances(stored_vectors: NDArray[np.float64], vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+def text_distances(
+    stored_vectors: NDArray[np.float64], vectors: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Distance of each text's two vectors, relative to the length of the stored one, [texts]."""
     stored_lengths = np.maximum(np.linalg.norm(stored_vectors, axis=1), _TINY)
     return np.asarray(np.linalg.norm(vectors - stored_vectors, axis=1) / stored_lengths)
@@ -77,8 +81,8 @@ def text_distances(stored_vectors: NDArray[np.float64], vectors: NDArray[np.floa
 def model_tolerance(stored_dtype: str | None, dtype: str | None) -> float:
     """The largest `relative_distance` of the vectors of one model, by the number types of its weights.
 
-    Measured on two models: another type 0.0007 to 0.019, the nearest other method of the same weights 0.03; two runs
-    in float32 differ by less than a thousandth of what is allowed.
+    Measured on two models: another type 0.0007 to 0.019, the nearest other method of the same
+    weights 0.03; two runs in float32 differ by less than a thousandth of what is allowed.
     """
     are_exact = stored_dtype == dtype and dtype in (None, "float32")
     return 0.005 if are_exact else 0.025
@@ -87,11 +91,12 @@ def model_tolerance(stored_dtype: str | None, dtype: str | None) -> float:
 def machine_tolerance(model: SentenceTransformer, dtype: str | None = None) -> float:
     """The largest `relative_distance` of a model's vectors on two machines.
 
-    Rounding errors grow with the square root of the number L of layers. In real models, vectors in bfloat16 and
-    float16 were at most 1.1·ε·√L off those in float32, off those of other kernels, and in a batch, where ε is the
-    type's precision; in float32, at most 4·ε·√L off those in a batch, and 25 in random models. Two machines may each be
-    so far off: 2.5·ε·√L are allowed in 16 bits, and 64 in float32. Another method is off by 0.27 or more, where 0.11
-    are allowed (bfloat16, 30 layers; for vectors of length 1, 1 − cosine is then 0.006 at most on average).
+    Rounding errors grow with the square root of the number L of layers. In real models, vectors in
+    bfloat16 and float16 were at most 1.1·ε·√L off those in float32, off those of other kernels, and
+    in a batch, where ε is the type's precision; in float32, at most 4·ε·√L off those in a batch,
+    and 25 in random models. Two machines may each be so far off: 2.5·ε·√L are allowed in 16 bits,
+    and 64 in float32. Another method is off by 0.27 or more, where 0.11 are allowed (bfloat16, 30
+    layers; for vectors of length 1, 1 − cosine is then 0.006 at most on average).
 
     Args:
         model: The model.
@@ -102,7 +107,9 @@ def machine_tolerance(model: SentenceTransformer, dtype: str | None = None) -> f
     if backbone:  # which a model of word vectors lacks
         depth = getattr(backbone.config.get_text_config(), "num_hidden_layers", None) or 1
     if getattr(backbone, "hf_quantizer", None) is not None:
-        dtype = "bfloat16"  # kernels for quantized weights round differently from machine to machine
+        dtype = (
+            "bfloat16"  # kernels for quantized weights round differently from machine to machine
+        )
     dtype = dtype or dtype_name(model) or "float32"
     factor, precise_type = (64, "float32") if dtype in _EXACT_TYPES else (2.5, dtype)
     precision = torch.finfo(getattr(torch, precise_type)).eps

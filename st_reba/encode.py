@@ -26,7 +26,8 @@ Task = Literal["query", "document"]
 
 # Where encode_query and encode_document look for their prompt.
 PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
-# Positions a forward pass: on a CPU more make nothing faster, only the activations larger (docs/results/speed.md).
+# Positions a forward pass: on a CPU more make nothing faster, only the activations larger
+# (docs/results/speed.md).
 DEFAULT_BATCH_TOKENS = 4096
 # Padding that a batch may hold: this share of it, or this many positions if that is more.
 MAX_PADDING = 0.05
@@ -48,13 +49,15 @@ def encode_texts(
 
     Args:
         model: Any SentenceTransformer.
-        texts: Texts, as a list, an array, a pandas Series (in its order, whatever its index) or any iterable.
+        texts: Texts, as a list, an array, a pandas Series (in its order, whatever its index) or any
+            iterable.
         task: ``"query"`` or ``"document"``: encode_query or encode_document; None: encode.
-        batch_tokens: Positions a forward pass: of all copies, templates, special tokens, and padding, which is at most
-            5 % of them or 64; None: 4,096. A prefix that all rows share is computed once, and counts a quarter.
+        batch_tokens: Positions a forward pass: of all copies, templates, special tokens, and
+            padding, which is at most 5 % of them or 64; None: 4,096. A prefix that all rows share
+            is computed once, and counts a quarter.
         progress: Called with the number of texts that have just been encoded.
-        on_truncated: Called at the end with the indices of the texts that are longer than the model reads, if there
-            are any; None: a warning tells how many they are.
+        on_truncated: Called at the end with the indices of the texts that are longer than the model
+            reads, if there are any; None: a warning tells how many they are.
         **options: Passed on to the model's method, as ``prompt``.
 
     Returns:
@@ -99,7 +102,9 @@ def _check_options(task: Task | None, options: Options) -> None:
         raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     for name in ("output_value", "pool", "precision"):
         if name in options:
-            raise ValueError(f"{name}= does not go with batches of so many positions. Call model.encode.")
+            raise ValueError(
+                f"{name}= does not go with batches of so many positions. Call model.encode."
+            )
 
 
 @contextmanager
@@ -125,7 +130,9 @@ def _list_of_texts(texts: Iterable[str]) -> list[str]:
         raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
     if isinstance(texts, (Mapping, set, frozenset)):
         raise TypeError(f"texts is a {type_name}, whose values have no order. Give a list.")
-    if hasattr(texts, "columns") or hasattr(texts, "column_names"):  # to iterate over it may give their names
+    if hasattr(texts, "columns") or hasattr(
+        texts, "column_names"
+    ):  # to iterate over it may give their names
         raise TypeError(f"texts is a {type_name}, a table. Give one of its columns.")
     if not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
         raise TypeError(f"texts is a {type_name}. Give a list of texts.")
@@ -156,12 +163,15 @@ def describe_truncation(truncated: int, total: int) -> str:
 
     Example:
         >>> describe_truncation(1, 30)
-        '1 of 30 texts is longer than the model reads: its end is in no vector; cut long texts into passages'
+        '1 of 30 texts is longer than the model reads: its end is in no vector; cut long texts into
+        passages'
     """
     if truncated == 1:
         subject = f"1 of {total:,} texts is longer than the model reads: its end is"
     else:
-        subject = f"{truncated:,} of {total:,} texts are longer than the model reads: their ends are"
+        subject = (
+            f"{truncated:,} of {total:,} texts are longer than the model reads: their ends are"
+        )
     return f"{subject} in no vector; cut long texts into passages"
 
 
@@ -191,8 +201,8 @@ def measure_lengths(
         model: Any SentenceTransformer. Without a tokenizer of transformers, characters are counted.
         texts: The texts.
         task: As for `encode_texts`.
-        is_batched: Positions are those that a text counts for in a batch of bounded memory, whose rows may share a
-            prefix; else those of its rows, without padding.
+        is_batched: Positions are those that a text counts for in a batch of bounded memory, whose
+            rows may share a prefix; else those of its rows, without padding.
         **options: As for `encode_texts`.
 
     Example:
@@ -204,7 +214,9 @@ def measure_lengths(
     prompt = options.get("prompt")
     if prompt is None:
         prompt_name = options.get("prompt_name")
-        prompt = saved_prompt(model, task) if prompt_name is None else model.prompts.get(prompt_name)
+        prompt = (
+            saved_prompt(model, task) if prompt_name is None else model.prompts.get(prompt_name)
+        )
     transformer: Any = model[0]
     if hasattr(transformer, "budget"):
         input_options = _input_options(model, options) | {"prompt": prompt, "task": task}
@@ -251,7 +263,8 @@ def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[lis
 
     Args:
         lengths: Positions of each text.
-        budget: Positions a batch, padding included; None: 4,096. A text that is longer makes a batch of its own.
+        budget: Positions a batch, padding included; None: 4,096. A text that is longer makes a
+            batch of its own.
 
     Returns:
         Indices into ``lengths``, each once, a list a batch.
@@ -288,9 +301,10 @@ def computed_positions(
 ) -> list[int]:
     """Positions that a RepeatTransformer computes for each text: what work, cost and progress count.
 
-    Where rows share what they begin with, a prefix counts nothing, as a batch computes it once for all texts, and a
-    text that several questions follow counts once. Padding is not counted, nor that rows run whole in batches of which
-    so little is shared that a stage of its own would cost more (``STAGE_COST``).
+    Where rows share what they begin with, a prefix counts nothing, as a batch computes it once for
+    all texts, and a text that several questions follow counts once. Padding is not counted, nor
+    that rows run whole in batches of which so little is shared that a stage of its own would cost
+    more (``STAGE_COST``).
 
     Args:
         transformer: The module, ``model[0]``.
@@ -311,7 +325,8 @@ def batch_positions(
 ) -> list[int]:
     """Positions that each text counts for in a batch of bounded memory; ``whole``: rows share nothing.
 
-    Arguments are those of `computed_positions`. Where rows share a prefix, they hold its states without computing them.
+    Arguments are those of `computed_positions`. Where rows share a prefix, they hold its states
+    without computing them.
     """
     return _batch_lengths(transformer, texts, input_options, whole=whole).positions
 

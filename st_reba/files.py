@@ -80,7 +80,9 @@ def parse_path(value: str | os.PathLike[str], option: str) -> Path:
         ValueError: path='' names no file or folder; give its path
     """
     if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{option}={value!r:.80} is a {type(value).__name__}; give a path as a string")
+        raise TypeError(
+            f"{option}={value!r:.80} is a {type(value).__name__}; give a path as a string"
+        )
     path_text = os.fspath(value)
     if not isinstance(path_text, str) or not path_text.strip() or "\0" in path_text:
         raise ValueError(f"{option}={path_text!r:.80} names no file or folder; give its path")
@@ -118,11 +120,15 @@ def refuse_links(folder: Path) -> None:
     """Raise if a link is in a folder of ours: what is written or removed through it would be somebody else's."""
     for path in folder.rglob("*"):
         if path.is_symlink():
-            raise ValueError(f"{path}: a link, through which nothing is written; remove it, or put the file there")
+            raise ValueError(
+                f"{path}: a link, through which nothing is written; remove it, or put the file there"
+            )
 
 
 @contextmanager
-def sole_writer(folder: Path, finished_pattern: str, *, patience: float | None = None) -> Iterator[None]:
+def sole_writer(
+    folder: Path, finished_pattern: str, *, patience: float | None = None
+) -> Iterator[None]:
     """Make a folder and keep other writers out of it; the system releases the lock when the process ends.
 
     Args:
@@ -132,7 +138,8 @@ def sole_writer(folder: Path, finished_pattern: str, *, patience: float | None =
 
     Raises:
         BlockingIOError: Another process, or another thread of this one, is still writing.
-        OSError: Such as a full disk; of the block too, with the folder where an error names no file.
+        OSError: Such as a full disk; of the block too, with the folder where an error names no
+            file.
         ValueError: A link is in the folder.
     """
     with naming_full_disk(folder):
@@ -155,11 +162,15 @@ def _lock(folder: Path, patience: float) -> Iterator[None]:
         folder_lock.acquire()
     except Timeout:
         if patience > 0:
-            logger.warning("%s: waiting up to %g s for another process that writes here", folder, patience)
+            logger.warning(
+                "%s: waiting up to %g s for another process that writes here", folder, patience
+            )
         try:
             folder_lock.acquire(timeout=patience)
         except Timeout:
-            raise BlockingIOError(waited_for("another process is encoding and writing", folder, patience)) from None
+            raise BlockingIOError(
+                waited_for("another process is encoding and writing", folder, patience)
+            ) from None
     try:
         yield
     finally:

@@ -40,7 +40,9 @@ class FilterOptions:
     ) -> FilterOptions:
         """Refuse an option of another kind, a value that cannot be, or too few texts."""
         if kind not in get_args(Kind):
-            raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}.")
+            raise ValueError(
+                f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}."
+            )
         _check_directions("r", r, "abtt", kind, width - 1)
         _check_directions("dimensions", dimensions, "whiten", kind, width)
         _check_power(power, kind)
@@ -89,7 +91,9 @@ def _check_directions(
     if value is None:
         return
     if kind != kind_of_option:
-        raise ValueError(f"{name}={value!r} belongs to kind={kind_of_option!r}, not to {kind!r}. Drop it.")
+        raise ValueError(
+            f"{name}={value!r} belongs to kind={kind_of_option!r}, not to {kind!r}. Drop it."
+        )
     if type(value) is not int or not 1 <= value <= maximum:
         raise ValueError(f"{name}={value!r} must be a whole number from 1 to {maximum}.")
 

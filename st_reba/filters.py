@@ -37,27 +37,31 @@ def fit_filter(
 ) -> SentenceTransformer:
     """Fit a linear filter of sentence vectors (not of words) on unlabelled texts, and append it to a model.
 
-    A model has one filter, for vectors of one kind. Of a template with wordings for queries, for documents and for
-    what ``encode`` takes, the filtered model keeps those that its filter was fitted for: with ``queries`` the first
-    two, so that ``encode`` is ``encode_document``; else the third alone.
+    A model has one filter, for vectors of one kind. Of a template with wordings for queries, for
+    documents and for what ``encode`` takes, the filtered model keeps those that its filter was
+    fitted for: with ``queries`` the first two, so that ``encode`` is ``encode_document``; else the
+    third alone.
 
     Args:
         model: A model from :func:`st_reba.build`, or one loaded; not changed.
-        texts: Texts like those to be embedded, without labels. Blank and repeated ones are left out.
-        kind, r, dimensions, power: See :class:`Filter`. For search: ``kind="whiten", power=0.25, queries=True``.
-        queries: The texts are documents, and queries have a mean of their own: that of up to 200 sentences of the
-            documents, which are encoded as queries.
-        **encoding: As for :func:`st_reba.encode.encode_texts`: ``task``, ``prompt``, ``batch_tokens``, and the
-            fields of the template. With ``queries``, no ``task`` and no ``prompt``: each task has its own.
+        texts: Texts like those to be embedded, without labels. Blank and repeated ones are left
+            out.
+        kind, r, dimensions, power: See :class:`Filter`. For search: ``kind="whiten", power=0.25,
+            queries=True``.
+        queries: The texts are documents, and queries have a mean of their own: that of up to 200
+            sentences of the documents, which are encoded as queries.
+        **encoding: As for :func:`st_reba.encode.encode_texts`: ``task``, ``prompt``,
+            ``batch_tokens``, and the fields of the template. With ``queries``, no ``task`` and no
+            ``prompt``: each task has its own.
 
     Returns:
-        A new model that shares the weights of ``model``, with sentence-transformers' own ``Dense`` behind them, in
-        front of it a :class:`st_reba.QueryShift` if ``queries``, and behind it a ``Normalize`` where ``model`` ended
-        with one.
+        A new model that shares the weights of ``model``, with sentence-transformers' own ``Dense``
+        behind them, in front of it a :class:`st_reba.QueryShift` if ``queries``, and behind it a
+        ``Normalize`` where ``model`` ended with one.
 
     Raises:
-        ValueError: An option of another kind, too few texts, a direction in which they (nearly) do not vary, or
-            a model that is not ours or has a filter already.
+        ValueError: An option of another kind, too few texts, a direction in which they (nearly) do
+            not vary, or a model that is not ours or has a filter already.
 
     Example:
         >>> import st_reba
@@ -199,7 +203,9 @@ def _encode_as(
     refused_names = {"task", "prompt", "prompt_name"} & encoding.keys()
     if refused_names:
         name = min(refused_names)
-        raise ValueError(f"{name}={encoding[name]!r} does not go with queries=True, which encodes as both. Drop it.")
+        raise ValueError(
+            f"{name}={encoding[name]!r} does not go with queries=True, which encodes as both. Drop it."
+        )
     transformer = _transformer_of(model)
     other_fields = transformer.forward_kwargs - transformer.fields(task)
     task_options = {name: value for name, value in encoding.items() if name not in other_fields}
@@ -210,7 +216,9 @@ def _without_truncation(model: SentenceTransformer) -> SentenceTransformer:
     """A copy without ``truncate_dim``, as the filter stands before the cut; an error where no filter can be kept."""
     recipe = _transformer_of(model).recipe or {}
     if "filter" in recipe:
-        raise ValueError(f"The model has a filter already ({recipe['filter']}). Fit on the model without it.")
+        raise ValueError(
+            f"The model has a filter already ({recipe['filter']}). Fit on the model without it."
+        )
     whole_model = copy.copy(model)
     whole_model.truncate_dim = None
     return whole_model

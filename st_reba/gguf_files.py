@@ -58,7 +58,9 @@ _NAMES_BY_PATTERNS = {
     _TEKKEN: "tekken",
     _GPT4O: "gpt-4o kanana2 llama4 talkie",
 }
-PATTERNS = {name: patterns for patterns, names in _NAMES_BY_PATTERNS.items() for name in names.split()}
+PATTERNS = {
+    name: patterns for patterns, names in _NAMES_BY_PATTERNS.items() for name in names.split()
+}
 # Their vocabularies take a whole piece as a token, whatever the merges say, and begin with a BOS
 # unless the file says otherwise.
 _WHOLE_PIECES = {
@@ -117,7 +119,9 @@ def _read_gguf(path: str, modified: int, size: int) -> GgufFile:
     try:
         reader = Reader(path)
     except (ValueError, IndexError, KeyError, RecursionError) as error:
-        raise ValueError(f"base={path!r} is no whole GGUF file ({error}). Download it again.") from error
+        raise ValueError(
+            f"base={path!r} is no whole GGUF file ({error}). Download it again."
+        ) from error
     file_metadata = {}
     for name, field in reader.fields.items():
         is_list = field.types[:1] == [gguf.GGUFValueType.ARRAY]
@@ -139,7 +143,9 @@ def _quantization(gguf: Any, reader: Any, path: str) -> str:
     type_counts = Counter(tensor.tensor_type for tensor in matrices)
     for tensor_type in type_counts:
         if not is_readable(tensor_type):
-            readable = ", ".join(known.name for known in gguf.GGMLQuantizationType if is_readable(known))
+            readable = ", ".join(
+                known.name for known in gguf.GGMLQuantizationType if is_readable(known)
+            )
             problem = f"holds tensors of type {tensor_type.name}, which cannot be read"
             raise ValueError(f"base={path!r} {problem}. Readable: {readable}.")
     field = reader.fields.get("general.file_type")
@@ -212,7 +218,9 @@ def _check_tensors(file: GgufFile) -> None:
 
 
 def _refuse(file: GgufFile, problem: str) -> None:
-    raise ValueError(f"base={file.path!r} is no whole model: {problem}. Download or convert it again.")
+    raise ValueError(
+        f"base={file.path!r} is no whole model: {problem}. Download or convert it again."
+    )
 
 
 def _check_tokenizer(file: GgufFile) -> None:
@@ -226,7 +234,9 @@ def _check_tokenizer(file: GgufFile) -> None:
         raise ValueError(f"base={file.path!r} holds no tokenizer.ggml.merges. {remedy}.")
     if file.pre_tokenizer not in PATTERNS:
         rule = f"tokenizer.ggml.pre={file.pre_tokenizer!r}"
-        raise ValueError(f"base={file.path!r} splits texts by a rule that is not known, {rule}. {remedy}.")
+        raise ValueError(
+            f"base={file.path!r} splits texts by a rule that is not known, {rule}. {remedy}."
+        )
 
 
 def complete_tokenizer(tokenizer: Any, file: GgufFile) -> None:
@@ -234,7 +244,9 @@ def complete_tokenizer(tokenizer: Any, file: GgufFile) -> None:
     backend = tokenizer.backend_tokenizer
     if file.metadata["tokenizer.ggml.model"] == "gpt2":
         split_rule = str(file.pre_tokenizer)
-        split_steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[split_rule]]
+        split_steps: list[Any] = [
+            pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[split_rule]
+        ]
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.pre_tokenizer = pre_tokenizers.Sequence([*split_steps, byte_level])
         if split_rule in _WHOLE_PIECES:

@@ -17,7 +17,14 @@ from sentence_transformers.base.modules import Dense
 
 from .encode import Task
 from .files import whole_file
-from .filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN, FULL_POWER, SEARCH_POWER, FilterOptions, Kind
+from .filter_options import (
+    FEWEST_FOR_DIRECTIONS,
+    FEWEST_FOR_MEAN,
+    FULL_POWER,
+    SEARCH_POWER,
+    FilterOptions,
+    Kind,
+)
 from .modules import QueryShift
 from .probe import Probe, take_probe
 
@@ -42,10 +49,11 @@ class Filter:
     """y = W (x − mean), fitted on a sample of vectors; a query's mean may be another than a document's.
 
     Args:
-        kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W takes away ``r`` principal directions,
-            by default 3. ``"whiten"``: W gives the coordinates along ``dimensions`` principal directions, by
-            default all, each divided by a power of its variance: 0.5, by default, gives each the standard
-            deviation 1; 0.25 is what search wants, as it leaves frequent differences larger than rare ones.
+        kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W takes away ``r`` principal
+            directions, by default 3. ``"whiten"``: W gives the coordinates along ``dimensions``
+            principal directions, by default all, each divided by a power of its variance: 0.5, by
+            default, gives each the standard deviation 1; 0.25 is what search wants, as it leaves
+            frequent differences larger than rare ones.
         mean: The documents' mean, [d].
         weight: W, [d', d].
         query_mean: The queries' mean, [d]; None: that of the documents.
@@ -53,8 +61,8 @@ class Filter:
         probe: Probe of the model that gave the vectors; None: not known.
 
     Source:
-        Mu and Viswanath (2018), All-but-the-Top, algorithm 1 (whose projection leaves one constant vector
-        more in y); whitening as in Su et al. (2021).
+        Mu and Viswanath (2018), All-but-the-Top, algorithm 1 (whose projection leaves one constant
+        vector more in y); whitening as in Su et al. (2021).
 
     Example:
         >>> import numpy as np
@@ -85,14 +93,17 @@ class Filter:
         """Fit a filter on vectors, in float64.
 
         Args:
-            document_vectors: [N, d], as the model gives them without a filter. A mean needs 20 of them, less than
-                full whitening 100, ``"abtt"`` also one a dimension, and full whitening four a dimension.
+            document_vectors: [N, d], as the model gives them without a filter. A mean needs 20 of
+                them, less than full whitening 100, ``"abtt"`` also one a dimension, and full
+                whitening four a dimension.
             kind, r, dimensions, power: See the class.
-            query_vectors: [M, d], of queries or of what stands for them, 20 or more; only their mean is used.
+            query_vectors: [M, d], of queries or of what stands for them, 20 or more; only their
+                mean is used.
             model: The model that gave the vectors, so that the filter knows it again.
 
         Raises:
-            ValueError: An option of another kind, too few vectors, NaN, or a direction in which they hardly vary.
+            ValueError: An option of another kind, too few vectors, NaN, or a direction in which
+                they hardly vary.
         """
         text_count, width = document_vectors.shape
         options = FilterOptions.check(kind, r, dimensions, power, text_count, width)
@@ -125,7 +136,8 @@ class Filter:
         """Fit what search needs, as far as there are vectors for it.
 
         Args:
-            document_vectors: [N, d]. Of 100 or more, the filter half-whitens; of 20 or more, it takes away means.
+            document_vectors: [N, d]. Of 100 or more, the filter half-whitens; of 20 or more, it
+                takes away means.
             query_vectors: [M, d]. Fewer than 20 have no mean of their own.
             model: As for :meth:`fit`.
 
@@ -259,7 +271,9 @@ def _finite_mean(vectors: Vectors) -> Array:
 def _mean_of_queries(query_vectors: Vectors, width: int) -> Array:
     query_count, query_width = query_vectors.shape
     if query_width != width:
-        raise ValueError(f"query_vectors have {query_width} dimensions, document_vectors {width}. Use one model.")
+        raise ValueError(
+            f"query_vectors have {query_width} dimensions, document_vectors {width}. Use one model."
+        )
     if query_count < FEWEST_FOR_MEAN:
         raise ValueError(
             f"query_vectors: the mean of {query_count} is a chance one. "

@@ -37,7 +37,9 @@ class LoadedBase:
     def __init__(self, model: PreTrainedModel, loading: Options) -> None:
         for option_name in _REFUSED_OPTIONS:
             if loading.get(option_name) is not None:
-                raise ValueError(f"{option_name}={loading[option_name]!r}: a loaded model is taken as it is. Drop it.")
+                raise ValueError(
+                    f"{option_name}={loading[option_name]!r}: a loaded model is taken as it is. Drop it."
+                )
         self.model = model
         self.tokenizer: Any = loading.get("tokenizer")
         self.options = dict(loading)
@@ -49,9 +51,13 @@ class LoadedBase:
     def load(self) -> RepeatTransformer:
         """A RepeatTransformer around the same weights; its tokenizer is a copy, with settings of its own."""
         if self.tokenizer is None or isinstance(self.tokenizer, (str, os.PathLike)):
-            raise ValueError("A loaded model needs its tokenizer: build(llm, tokenizer=tokenizer, …).")
+            raise ValueError(
+                "A loaded model needs its tokenizer: build(llm, tokenizer=tokenizer, …)."
+            )
         if not hasattr(self.model, "base_model"):
-            raise ValueError(f"base={type(self.model).__name__} is neither a name nor a loaded model of transformers.")
+            raise ValueError(
+                f"base={type(self.model).__name__} is neither a name nor a loaded model of transformers."
+            )
         backbone = share_backbone(self.model)
         check_backbone(backbone, self.name)
 
@@ -63,4 +69,6 @@ class LoadedBase:
         with tempfile.TemporaryDirectory() as config_folder:
             backbone.config.save_pretrained(config_folder)
             self.tokenizer.save_pretrained(config_folder)
-            return SharingTransformer(config_folder, config_kwargs=trust_options, processor_kwargs=trust_options)
+            return SharingTransformer(
+                config_folder, config_kwargs=trust_options, processor_kwargs=trust_options
+            )

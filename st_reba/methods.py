@@ -37,7 +37,8 @@ METHODS = {
     "prompteol": "The very last position of a prompt that asks for one word (Echo, section 4.2 and appendix D).",
     "nosink": "The text once, through layers whose masks are changed (NoSink, section 3).",
 }
-# Where none is named: on real bases, the best of those that need no texts and no numbers (docs/results).
+# Where none is named: on real bases, the best of those that need no texts and no numbers
+# (docs/results).
 DEFAULT = "prompteol:template=prompteol-search,read=attention"
 _ONCE = ("classical", "prompteol", "nosink")
 # The least values of whole numbers.
@@ -95,26 +96,49 @@ class Method:
     """
 
     name: str = _option("prompteol", "one of " + ", ".join(METHODS))
-    pooling: str | None = _option(None, f"sentence vector: {describe_poolings()}; default: last, mean for nosink")
-    repeats: int | None = _option(None, "copies of the text; default: 2, or the template's {text} slots")
-    template: Template | None = _option(None, "text with a {text} slot a copy, a name, a mapping by task, or a list")
-    weights: tuple[float, ...] | None = _option(None, "one for each template of a list; default: their average")
-    equal_norms: bool = _option(True, "of several templates: divide each vector by its length first")
+    pooling: str | None = _option(
+        None, f"sentence vector: {describe_poolings()}; default: last, mean for nosink"
+    )
+    repeats: int | None = _option(
+        None, "copies of the text; default: 2, or the template's {text} slots"
+    )
+    template: Template | None = _option(
+        None, "text with a {text} slot a copy, a name, a mapping by task, or a list"
+    )
+    weights: tuple[float, ...] | None = _option(
+        None, "one for each template of a list; default: their average"
+    )
+    equal_norms: bool = _option(
+        True, "of several templates: divide each vector by its length first"
+    )
     instruction: str = _option("", "value of the template's {instruction} where no prompt is given")
-    pooled: str | None = _option(None, f"positions that are pooled: {', '.join(POSITIONS)}; default: by method")
-    compute_matched: bool = _option(False, "halve the tokens that a copy may hold, so that two cost what one did")
+    pooled: str | None = _option(
+        None, f"positions that are pooled: {', '.join(POSITIONS)}; default: by method"
+    )
+    compute_matched: bool = _option(
+        False, "halve the tokens that a copy may hold, so that two cost what one did"
+    )
     max_seq_length: int | None = _option(None, "positions of a sequence, all copies together")
     normalize: bool = _option(True, "scale vectors to length 1")
-    implementation: str = _option("paper", "the paper's formulas (paper), or what its authors' code computes (authors)")
+    implementation: str = _option(
+        "paper", "the paper's formulas (paper), or what its authors' code computes (authors)"
+    )
     include_special: bool = _option(False, "sum over template and special tokens too")
     normalize_weights: bool = _option(False, "divide each token's weights by their sum")
     chunk: int | None = _option(None, "for long texts: repeat only pieces of so many tokens")
     setting: str | None = _option(None, f"masks of the layers: {', '.join(SETTINGS)}")
-    k: Any = _option(None, "converted layers from the top: a number, all, or a list of layers, -1 being the topmost")
+    k: Any = _option(
+        None,
+        "converted layers from the top: a number, all, or a list of layers, -1 being the topmost",
+    )
     k0: int | None = _option(None, "the topmost of the converted layers that hide the sink")
     m: int = _option(1, "sink tokens that are hidden")
-    layer: Any = _option(None, "layer to read, 0 (embeddings) to L or -1 (L) downwards; or first and last of several")
-    read: str = _option("states", "states, or attention: mean of the layers' attention outputs, default: upper half")
+    layer: Any = _option(
+        None, "layer to read, 0 (embeddings) to L or -1 (L) downwards; or first and last of several"
+    )
+    read: str = _option(
+        "states", "states, or attention: mean of the layers' attention outputs, default: upper half"
+    )
     join: str = _option("mean", "of several layers' states: mean, or concat")
     final_norm: bool = _option(True, "read states after the model's final norm")
     filter: str | None = _option(None, "file of a fitted filter")
@@ -137,7 +161,9 @@ class Method:
 
     def _check_choices(self) -> None:
         if self.name not in METHODS:
-            raise ValueError(f"method={self.name!r} is not known. Choose from {', '.join(METHODS)}.")
+            raise ValueError(
+                f"method={self.name!r} is not known. Choose from {', '.join(METHODS)}."
+            )
         for option_name, choices in (("pooling", pooling_names(self.name)), *_CHOICES.items()):
             option_value = getattr(self, option_name)
             if option_value != _DEFAULTS[option_name] and option_value not in tuple(choices):
@@ -179,18 +205,28 @@ class Method:
         if self.implementation != "authors":
             return
         if self.name != "reba" and self.setting is None:
-            raise ValueError(f"implementation='authors' belongs to reba and to setting=…, not to {self.name}.")
+            raise ValueError(
+                f"implementation='authors' belongs to reba and to setting=…, not to {self.name}."
+            )
         if self.chunk or self.include_special or self.normalize_weights:
-            raise ValueError("implementation='authors': drop chunk, include_special and normalize_weights.")
+            raise ValueError(
+                "implementation='authors': drop chunk, include_special and normalize_weights."
+            )
 
     def _check_template(self) -> None:
         templates = self.template if isinstance(self.template, tuple) else (self.template,)
         for template in templates:
             wordings = template.values() if isinstance(template, Mapping) else (template,)
-            if self.template is not None and not all(isinstance(wording, str) for wording in wordings):
-                raise ValueError(f"template={self.template!r} must be a text, a mapping of texts, or a list of these.")
+            if self.template is not None and not all(
+                isinstance(wording, str) for wording in wordings
+            ):
+                raise ValueError(
+                    f"template={self.template!r} must be a text, a mapping of texts, or a list of these."
+                )
         if _RESERVED_FIELD.search(str(self.full_template)):
-            raise ValueError(f"template={self.template!r}: a field may not bear the name of an argument of encode.")
+            raise ValueError(
+                f"template={self.template!r}: a field may not bear the name of an argument of encode."
+            )
 
     def _check_weights(self) -> None:
         if self.templates is None and not self.equal_norms:
@@ -199,7 +235,9 @@ class Method:
             return
         are_numbers = isinstance(self.weights, tuple) and {*map(type, self.weights)} <= {int, float}
         if not are_numbers or not 0 < len(self.weights) == len(self.templates or ()):
-            raise ValueError(f"weights={self.weights!r} must be numbers, one for each of template=[…, …].")
+            raise ValueError(
+                f"weights={self.weights!r} must be numbers, one for each of template=[…, …]."
+            )
 
     def _check_layers(self) -> None:
         if self.layer is not None:
@@ -225,7 +263,9 @@ class Method:
         has_two_streams = layer_plan.architecture == "extra" and self.implementation == "paper"
         reads_two_streams = has_two_streams and isinstance(self.layer, tuple)
         if layer_plan.second and (self.read != "states" or reads_two_streams):
-            raise ValueError(f"setting={self.setting!r}: layers run twice, which goes with no such read or layer.")
+            raise ValueError(
+                f"setting={self.setting!r}: layers run twice, which goes with no such read or layer."
+            )
 
     def __hash__(self) -> int:
         return hash(str(self))  # a template may be a mapping
@@ -252,7 +292,9 @@ class Method:
             return _template_of_name("prompteol")
         template = _template_of_name(self.template)
         if isinstance(template, str) and "{" not in template:
-            raise ValueError(f"template={template!r} is no text with a {{text}} slot, and no template's name.")
+            raise ValueError(
+                f"template={template!r} is no text with a {{text}} slot, and no template's name."
+            )
         return template
 
     @property
@@ -275,7 +317,9 @@ class Method:
         changed_values: Options = {}
         for option_name, option_value in vars(self).items():
             if option_name == "name" or option_value != _DEFAULTS[option_name]:
-                changed_values[option_name] = list(option_value) if isinstance(option_value, tuple) else option_value
+                changed_values[option_name] = (
+                    list(option_value) if isinstance(option_value, tuple) else option_value
+                )
         return changed_values
 
     def __str__(self) -> str:
@@ -297,7 +341,9 @@ class Method:
         method_name, _, short_form = str(text).partition(":")
         options = _parse_options(short_form, text) | options
         for option_name in sorted(options.keys() - OPTIONS.keys()):
-            raise ValueError(f"{option_name}={options[option_name]!r} is not known. Choose from {', '.join(OPTIONS)}.")
+            raise ValueError(
+                f"{option_name}={options[option_name]!r} is not known. Choose from {', '.join(OPTIONS)}."
+            )
         return cls(method_name.strip(), **options)
 
 
@@ -341,9 +387,13 @@ def _parse_options(short_form: str, text: str) -> Options:
             raise ValueError(f"method={text!r}: {option_name!r} must be written option=value.")
         if short_form.startswith(('"', "[", "{")):
             try:
-                parsed_options[option_name.strip()], value_end = json.JSONDecoder().raw_decode(short_form)
+                parsed_options[option_name.strip()], value_end = json.JSONDecoder().raw_decode(
+                    short_form
+                )
             except ValueError as error:
-                raise ValueError(f"method={text!r}: the value of {option_name} is no JSON ({error}).") from error
+                raise ValueError(
+                    f"method={text!r}: the value of {option_name} is no JSON ({error})."
+                ) from error
             short_form = short_form[value_end:].lstrip(" ,")
         else:
             value, _, short_form = short_form.partition(",")

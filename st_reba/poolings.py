@@ -1,7 +1,8 @@
 """The poolings, each declared once: methods, `build`, help, cards, readouts and ONNX graphs follow. Read without torch.
 
-A pooling of sentence-transformers needs no more than its declaration. Another one has a declaration of a class of its
-own, a file with its module in ``modules/``, and the name of that module in ``modules/__init__.py``.
+A pooling of sentence-transformers needs no more than its declaration. Another one has a declaration
+of a class of its own, a file with its module in ``modules/``, and the name of that module in
+``modules/__init__.py``.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import nn
 
-# The positions that a pooling may see, in words: with one copy of the text, and with several; RepeatTransformer has
-# them as ``pooled``.
+# The positions that a pooling may see, in words: with one copy of the text, and with several;
+# RepeatTransformer has them as ``pooled``.
 POSITIONS = {
     "last_copy": ("the text's tokens", "the tokens of the last copy"),
     "repeats": ("the text's tokens", "the tokens of all copies but the first"),
@@ -53,7 +54,8 @@ class PoolingSpec:
         positions: What it sees where the option ``pooled`` is not given: one of ``POSITIONS``.
         default_of: The methods whose default it is.
         options: Options of Method that belong to its methods alone.
-        readout: Its name where many readouts share a pass: see evaluation/readouts.py; None: its model runs by itself.
+        readout: Its name where many readouts share a pass: see evaluation/readouts.py; None: its
+            model runs by itself.
     """
 
     name: str
@@ -87,9 +89,12 @@ class PoolingSpec:
     def is_exportable(self, module: nn.Module) -> bool:
         """Whether a module is this pooling, and an ONNX graph can hold it.
 
-        It reads ``token_embeddings`` and ``attention_mask`` alone, without a branch that depends on their values.
+        It reads ``token_embeddings`` and ``attention_mask`` alone, without a branch that depends on
+        their values.
         """
-        return bool(self.pooling_mode) and getattr(module, "pooling_mode", None) == self.pooling_mode
+        return (
+            bool(self.pooling_mode) and getattr(module, "pooling_mode", None) == self.pooling_mode
+        )
 
 
 POOLINGS: list[PoolingSpec] = []
@@ -124,7 +129,9 @@ def find_pooling(
     for spec in POOLINGS:
         if spec.name == pooling_name and method_name in spec.methods:
             return spec
-    raise ValueError(f"pooling={pooling_name!r} is not known. Choose from {', '.join(pooling_names(method_name))}.")
+    raise ValueError(
+        f"pooling={pooling_name!r} is not known. Choose from {', '.join(pooling_names(method_name))}."
+    )
 
 
 def methods_with_option(option: str) -> tuple[str, ...]:
@@ -141,7 +148,8 @@ def describe_poolings() -> str:
 
     Example:
         >>> describe_poolings()
-        'last (echo, classical, nosink, prompteol, reba), mean (echo, classical, nosink, reba), cls (classical, nosink)'
+        'last (echo, classical, nosink, prompteol, reba), mean (echo, classical, nosink, reba), cls
+        (classical, nosink)'
     """
     methods_by_name: dict[str, list[str]] = {}
     for spec in POOLINGS:

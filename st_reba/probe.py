@@ -92,7 +92,9 @@ class Probe:
                 f"at most {tolerance} is allowed. Load that model, or build {holder} again"
             )
 
-    def seen_from(self, folder: str | os.PathLike[str], model: SentenceTransformer | str | os.PathLike[str]) -> Probe:
+    def seen_from(
+        self, folder: str | os.PathLike[str], model: SentenceTransformer | str | os.PathLike[str]
+    ) -> Probe:
         """The probe to store in a folder, to which the source is relative, beginning with a dot, if it is a folder.
 
         Args:
@@ -154,9 +156,13 @@ def _measure(model: SentenceTransformer) -> _Measurement:
     if measurement is not None and measurement.version == model_version:
         return measurement
     with unreported_cuts(model), naming_pipeline(model):
-        model.encode_document(PROBE_TEXTS[0], show_progress_bar=False)  # the first call of a process takes long
+        model.encode_document(
+            PROBE_TEXTS[0], show_progress_bar=False
+        )  # the first call of a process takes long
         start_time = time.perf_counter()
-        probe_vectors = np.asarray(model.encode_document(list(PROBE_TEXTS), show_progress_bar=False), np.float32)
+        probe_vectors = np.asarray(
+            model.encode_document(list(PROBE_TEXTS), show_progress_bar=False), np.float32
+        )
         encoding_seconds = time.perf_counter() - start_time
     if not np.isfinite(probe_vectors).all() or not probe_vectors.any(axis=1).all():
         raise ValueError("the model gives NaN, infinite or zero vectors; load it in another dtype")
@@ -171,14 +177,21 @@ def version_of(model: SentenceTransformer) -> int:
     for module in model.children():
         get_config = getattr(module, "get_config_dict", dict)
         module_configs.append((type(module).__name__, get_config()))
-    model_settings = [model.max_seq_length, model.truncate_dim, model.prompts, model.default_prompt_name]
+    model_settings = [
+        model.max_seq_length,
+        model.truncate_dim,
+        model.prompts,
+        model.default_prompt_name,
+    ]
     weights = [(weight.data_ptr(), weight._version, weight.device) for weight in model.parameters()]
     return hash((json.dumps([module_configs, model_settings], default=repr), tuple(weights)))
 
 
 def _describe(model: SentenceTransformer, probe_vectors: NDArray[np.float32]) -> Probe:
     """The probe, with what is known of the model."""
-    model_source = model.model_card_data.base_model  # of the Hub, if sentence-transformers could ask for it
+    model_source = (
+        model.model_card_data.base_model
+    )  # of the Hub, if sentence-transformers could ask for it
     revision = model.model_card_data.base_model_revision
     is_saved = isinstance(model_source, str)
     if not isinstance(model_source, str):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-# Sentences with the word that PromptEOL should say. The first one, and the first four, are templates too.
+# Sentences with the word that PromptEOL should say. The first one, and the first four, are
+# templates too.
 EXAMPLES = (
     ("The cat watches a bird from the window.", "Cat"),
     ("She waters her roses every evening.", "Gardening"),
@@ -56,14 +57,19 @@ def topic_templates() -> dict[str, str]:
     }
     for count in EXAMPLE_COUNTS:
         examples = EXAMPLES[:count]
-        templates[f"prompteol-topic-{count}"] = join_examples(TOPIC_QUESTION, TOPIC_LINE, examples, '"')
+        templates[f"prompteol-topic-{count}"] = join_examples(
+            TOPIC_QUESTION, TOPIC_LINE, examples, '"'
+        )
         examples_zh = EXAMPLES_ZH[:count]
-        templates[f"prompteol-topic-{count}-zh"] = join_examples(TOPIC_QUESTION_ZH, TOPIC_LINE_ZH, examples_zh, "”")
+        templates[f"prompteol-topic-{count}-zh"] = join_examples(
+            TOPIC_QUESTION_ZH, TOPIC_LINE_ZH, examples_zh, "”"
+        )
     return templates
 
 
 _TOPICS = topic_templates()
-# A mapping has one for encode_query, one for encode_document, and perhaps one for encode, "similarity".
+# A mapping has one for encode_query, one for encode_document, and perhaps one for encode,
+# "similarity".
 TEMPLATES: dict[str, Any] = {
     # Echo, section 4.2: zero-shot, and its classical counterpart.
     "echo": "Rewrite the following paragraph: {text}. The rewritten paragraph: {text}",
@@ -97,7 +103,8 @@ TEMPLATES: dict[str, Any] = {
         "similarity": _TOPICS["prompteol-topic-4-zh"],
     },
 }
-# Lists of templates. MetaEOL asks from several sides; of a contrastive list, the last is taken away.
+# Lists of templates. MetaEOL asks from several sides; of a contrastive list, the last is taken
+# away.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
     "metaeol": (
         TEMPLATES["prompteol-says"],

@@ -1,6 +1,7 @@
 """Recipes: a base, a method and facts about both, as a YAML file; the zoo is a list of them, in zoo.yaml.
 
-A recipe cannot allow foreign code, hold a token or reach transformers' own options: these are the caller's alone.
+A recipe cannot allow foreign code, hold a token or reach transformers' own options: these are the
+caller's alone.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ Values: TypeAlias = Mapping[str, Any]
 MutableValues: TypeAlias = dict[str, Any]
 
 LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
-# Facts for people: of the base as the Hub writes them (parameters as 7B), the paper that ran it and its scores, scores
-# measured with this recipe, and a note on its status or on how it was chosen.
+# Facts for people: of the base as the Hub writes them (parameters as 7B), the paper that ran it and
+# its scores, scores measured with this recipe, and a note on its status or on how it was chosen.
 ABOUT = (
     "language",
     "licence",
@@ -33,14 +34,17 @@ ABOUT = (
     "status",
     "note",
 )
-# Of a base: it runs; needs code of its own; does not run on new versions; or lacks numbers of layers.
+# Of a base: it runs; needs code of its own; does not run on new versions; or lacks numbers of
+# layers.
 STATUSES = ("ready", "remote-code", "old-transformers", "tune")
 _REMEDIES = {
     "remote-code": "If you trust it: trust_remote_code=True.",
     "old-transformers": "Use another base.",
     "tune": "Give k=…, as evaluation.nosink.choose_k finds it.",
 }
-_MOST_CHARACTERS = 1 << 16  # far more than any recipe needs; a file from elsewhere becomes memory and time
+_MOST_CHARACTERS = (
+    1 << 16
+)  # far more than any recipe needs; a file from elsewhere becomes memory and time
 
 
 @dataclass(frozen=True)
@@ -117,21 +121,31 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
 def recipe_of(values: object, file: str, name: str = "") -> Recipe:
     """A recipe from the values of its file; ``file`` is for messages."""
     if not isinstance(values, Mapping) or not isinstance(values.get("base"), str):
-        raise ValueError(f"{file!r} is no recipe: it must be a mapping with a base, as 'base: mini'.")
+        raise ValueError(
+            f"{file!r} is no recipe: it must be a mapping with a base, as 'base: mini'."
+        )
     known_keys = {"base", "method", "about", *LOADING, *OPTIONS}
     for key_name in values:
         if key_name not in known_keys:
-            raise ValueError(f"{file!r}: {key_name!r:.80} is no key of a recipe. Pass it to build, or drop it.")
+            raise ValueError(
+                f"{file!r}: {key_name!r:.80} is no key of a recipe. Pass it to build, or drop it."
+            )
     checked_about = _read_about(values.get("about"), file)
-    loading = {key_name: values[key_name] for key_name in LOADING if values.get(key_name) is not None}
+    loading = {
+        key_name: values[key_name] for key_name in LOADING if values.get(key_name) is not None
+    }
     for key_name, value in loading.items():
         if key_name != "prompts" and not isinstance(value, str):
             raise ValueError(f"{file!r}: {key_name}={value!r:.80} must be a text.")
-    method_values = {"name": values["method"]} if "method" in values else Method.parse(DEFAULT).to_dict()
+    method_values = (
+        {"name": values["method"]} if "method" in values else Method.parse(DEFAULT).to_dict()
+    )
     for option in OPTIONS:
         if option in values:
             method_values[option] = values[option]
-    if checked_about.get("status", "ready") == "ready":  # others may lack numbers of layers, which the caller gives
+    if (
+        checked_about.get("status", "ready") == "ready"
+    ):  # others may lack numbers of layers, which the caller gives
         try:
             Method(**method_values)
         except (TypeError, ValueError) as error:
@@ -143,18 +157,29 @@ def _read_about(about_values: object, file: str) -> Values:
     if about_values is None:
         return {}
     if not isinstance(about_values, Mapping):
-        raise ValueError(f"{file!r}: about={about_values!r:.80} must be a mapping of {', '.join(ABOUT)}.")
+        raise ValueError(
+            f"{file!r}: about={about_values!r:.80} must be a mapping of {', '.join(ABOUT)}."
+        )
     for key in about_values:
         if key not in ABOUT:
-            raise ValueError(f"{file!r}: about: {key!r:.80} is not known. Choose from {', '.join(ABOUT)}.")
+            raise ValueError(
+                f"{file!r}: about: {key!r:.80} is not known. Choose from {', '.join(ABOUT)}."
+            )
     status = about_values.get("status", "ready")
     if status not in STATUSES or (status != "ready" and not about_values.get("note")):
-        raise ValueError(f"{file!r}: status={status!r:.80} must be one of {', '.join(STATUSES)}, with a note.")
+        raise ValueError(
+            f"{file!r}: status={status!r:.80} must be one of {', '.join(STATUSES)}, with a note."
+        )
     return about_values
 
 
 def save_recipe(
-    path: str | os.PathLike[str], base: str, method: Method, *, about: Values | None = None, **loading: Any
+    path: str | os.PathLike[str],
+    base: str,
+    method: Method,
+    *,
+    about: Values | None = None,
+    **loading: Any,
 ) -> None:
     """Write a recipe, so that ``build(path)`` builds this base by this method.
 
@@ -175,7 +200,11 @@ def save_recipe(
     unchecked_recipe = Recipe(base, loading, method_values, about or {})
     checked_recipe = recipe_of(unchecked_recipe.to_dict(), str(path))
     text = yaml.safe_dump(
-        checked_recipe.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
+        checked_recipe.to_dict(),
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None,
+        width=120,
     )
     Path(path).write_text(text, encoding="utf-8")
 
@@ -190,17 +219,25 @@ def read_yaml(path: Path) -> Any:
                 raise ValueError(f"{str(path)!r} holds an alias (*). Write out what it stands for.")
             return super().compose_node(parent, index)
 
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        def construct_mapping(
+            self, node: yaml.MappingNode, deep: bool = False
+        ) -> dict[object, object]:
             values = super().construct_mapping(node, deep)
-            if len(values) < len(node.value):  # YAML's own reader takes the last one and says nothing
-                raise ValueError(f"{str(path)!r}: one of the keys {str(list(values)):.80} stands twice. Keep one.")
+            if len(values) < len(
+                node.value
+            ):  # YAML's own reader takes the last one and says nothing
+                raise ValueError(
+                    f"{str(path)!r}: one of the keys {str(list(values)):.80} stands twice. Keep one."
+                )
             return values
 
     try:
         with path.open(encoding="utf-8") as stream:
             yaml_text = stream.read(_MOST_CHARACTERS + 1)
         if len(yaml_text) > _MOST_CHARACTERS:
-            raise ValueError(f"{str(path)!r} is too large: at most {_MOST_CHARACTERS:,} characters.")
+            raise ValueError(
+                f"{str(path)!r} is too large: at most {_MOST_CHARACTERS:,} characters."
+            )
         return yaml.load(yaml_text, Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is not YAML: {str(error)[:500]}") from error
@@ -237,7 +274,9 @@ def _models() -> dict[str, MutableValues]:
             method_sets = dict(zoo_values["sets"][set_name])
             about_set = method_sets.pop("about", {})
             for ending, method_values in method_sets.items():
-                zoo_models[f"{base_name}-{ending}"] = _model_values(base_values, method_values, about_set, ending)
+                zoo_models[f"{base_name}-{ending}"] = _model_values(
+                    base_values, method_values, about_set, ending
+                )
     return zoo_models
 
 
@@ -256,7 +295,9 @@ def _model_values(
     return model_values
 
 
-def _scores(tables: Mapping[str, Mapping[str, list[float | str]]], ending: str) -> list[MutableValues]:
+def _scores(
+    tables: Mapping[str, Mapping[str, list[float | str]]], ending: str
+) -> list[MutableValues]:
     """The papers' scores of a method; a table's first row names the methods."""
     paper_scores: list[MutableValues] = []
     for table, table_rows in tables.items():
@@ -266,5 +307,7 @@ def _scores(tables: Mapping[str, Mapping[str, list[float | str]]], ending: str) 
         column = endings.index(ending)
         for row_name, row_values in score_rows:
             task, _, metric = row_name.rpartition(" ")
-            paper_scores.append({"task": task, "metric": metric, "value": row_values[column], "table": table})
+            paper_scores.append(
+                {"task": task, "metric": metric, "value": row_values[column], "table": table}
+            )
     return paper_scores

@@ -75,6 +75,8 @@ def _read_recipe(base: Base, method: str | Method | None, options: Options) -> R
 def _check_prompts(prompts: object) -> None:
     if prompts is None:
         return
-    if isinstance(prompts, Mapping) and all(isinstance(text, str) for text in (*prompts, *prompts.values())):
+    if isinstance(prompts, Mapping) and all(
+        isinstance(text, str) for text in (*prompts, *prompts.values())
+    ):
         return
     raise ValueError(f"prompts={prompts!r:.80} must map names to texts, as {{'query': 'Query: '}}.")

@@ -11,7 +11,8 @@ from random import Random
 _SENTENCE_END = re.compile(r"\s*\n\s*|(?<=[.!?…])\s+|(?<=[。！？；])\s*")
 # So many sentences of the documents stand for queries when the queries' mean is measured.
 QUERY_SAMPLE = 200
-# Shorter ones are headings, numbers and cut abbreviations; of longer ones the beginning is as long as a long query.
+# Shorter ones are headings, numbers and cut abbreviations; of longer ones the beginning is as long
+# as a long query.
 _FEWEST_LETTERS = 4
 _MOST_CHARACTERS = 200
 
@@ -61,7 +62,8 @@ def sample_sentences(
         sentences = list(map(as_query, split_sentences(text)))
         random_state.shuffle(sentences)
         sentences_by_text.append(sentences)
-    # One of each text, then a second one of each, and so on. A dict keeps the order, and each sentence once.
+    # One of each text, then a second one of each, and so on. A dict keeps the order, and each
+    # sentence once.
     drawn_sentences: dict[str, None] = {}
     while sentences_by_text:
         for sentences in sentences_by_text:

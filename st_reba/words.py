@@ -24,10 +24,13 @@ from .modules.pooling import ReBAPooling
 from .modules.transformer import RepeatTransformer
 
 logger = logging.getLogger(__name__)
-# Han and kana, which are written without spaces; other letters and digits; either with the marks on it.
+# Han and kana, which are written without spaces; other letters and digits; either with the marks on
+# it.
 _CHARACTER = r"(?=[\p{L}\p{N}])[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 _LETTER = rf"(?!{_CHARACTER})[\p{{L}}\p{{N}}]"
-_WORD = regex.compile(rf"{_CHARACTER}\p{{M}}*|(?:{_LETTER}\p{{M}}*)+(?:['’-](?:{_LETTER}\p{{M}}*)+)*")
+_WORD = regex.compile(
+    rf"{_CHARACTER}\p{{M}}*|(?:{_LETTER}\p{{M}}*)+(?:['’-](?:{_LETTER}\p{{M}}*)+)*"
+)
 # Where a word of letters does not go on.
 _EDGE = rf"(?:(?<!{_LETTER}|\p{{M}})|(?!{_LETTER}|\p{{M}}))"
 # Characters of a text, end excluded.
@@ -66,26 +69,36 @@ class TokenEncoder:
     def transformer(self) -> RepeatTransformer:
         """The model's first module; a ValueError unless it makes one row of a text, in which the words stand."""
         transformer = self.model[0]
-        if not isinstance(transformer, RepeatTransformer) or getattr(transformer, "own_input", False):
+        if not isinstance(transformer, RepeatTransformer) or getattr(
+            transformer, "own_input", False
+        ):
             problem = f"starts with {type(transformer).__name__} and its base's own input"
             raise ValueError(f"The model {problem}. Build it with st_reba.build(…, pooling=…).")
         if transformer.rows > 1:
-            raise ValueError(f"The model makes {transformer.rows} rows of a text. Use one template.")
+            raise ValueError(
+                f"The model makes {transformer.rows} rows of a text. Use one template."
+            )
         if any(map(reverses_text, transformer.templates[0].values())):
-            raise ValueError("The model reads a text with its words reversed. Use a template with {text}.")
+            raise ValueError(
+                "The model reads a text with its words reversed. Use a template with {text}."
+            )
         return transformer
 
     def encode(self, texts: Sequence[str]) -> Iterator[TokenVectors]:
         """Encode texts, those of similar length together."""
         lengths = batch_positions(self.transformer, texts, self.input_options)
         self.model.eval()
-        with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=not self.show_progress_bar) as progress_bar:
+        with tqdm(
+            total=len(texts), desc="Texts", unit=" texts", disable=not self.show_progress_bar
+        ) as progress_bar:
             for batch in token_batches(lengths, self.batch_tokens):
                 yield from self._encode_batch([texts[index] for index in batch])
                 progress_bar.update(len(batch))
 
     def _encode_batch(self, texts: list[str]) -> Iterator[TokenVectors]:
-        features = batch_to_device(self.transformer.preprocess(texts, **self.input_options), self.model.device)
+        features = batch_to_device(
+            self.transformer.preprocess(texts, **self.input_options), self.model.device
+        )
         with torch.inference_mode():
             vectors, weights = self._run(features)
         vectors, weights = vectors.float().cpu(), weights.float().cpu()
@@ -101,7 +114,9 @@ class TokenEncoder:
             copy_start = copy_starts(output["copy_ids"], transformer.copies)
             longest_span = max(span.length for span in output["spans"])
             token_positions = copy_start + torch.arange(longest_span, device=copy_start.device)
-            token_vectors = torch.take_along_dim(output["token_embeddings"], token_positions[:, :, None], dim=1)
+            token_vectors = torch.take_along_dim(
+                output["token_embeddings"], token_positions[:, :, None], dim=1
+            )
             return token_vectors, torch.ones(token_vectors.shape[:2])
         output = transformer(features, capture=pooling.token_capture)
         token_vectors = pooling.token_vectors(output, self.normalize)
@@ -130,24 +145,27 @@ def encode_words(
 ) -> NDArray[np.float32]:
     """Embed words where they stand; a text runs once for all of its words.
 
-    ReBA: the mean of the word's e_i (by the authors' code: the sum of their rows over all columns, divided by its
-    total). Other methods: the mean of the hidden states at the word's tokens in the last copy. A filter is not applied.
+    ReBA: the mean of the word's e_i (by the authors' code: the sum of their rows over all columns,
+    divided by its total). Other methods: the mean of the hidden states at the word's tokens in the
+    last copy. A filter is not applied.
 
     Args:
         model: A model from :func:`st_reba.build`, or one loaded.
-        items: (text, word) each: a word that stands in its text once; or (text, (start, end)), in characters, end
-            excluded. :func:`words_of` finds all words of a text.
-        normalize: ReBA divides the weights of each e_i by their sum. (Vectors are not scaled to length 1.)
+        items: (text, word) each: a word that stands in its text once; or (text, (start, end)), in
+            characters, end excluded. :func:`words_of` finds all words of a text.
+        normalize: ReBA divides the weights of each e_i by their sum. (Vectors are not scaled to
+            length 1.)
         batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_texts`.
-        prompt, task, fields: As for ``encode``; None: the default prompt. A task has its template, if there are two.
+        prompt, task, fields: As for ``encode``; None: the default prompt. A task has its template,
+            if there are two.
         show_progress_bar: Show one.
 
     Returns:
         [items, d] float32.
 
     Raises:
-        ValueError: A word is not in its text, or there twice; its span is empty, out of the text, on no token, or past
-            the cut; or the model makes several rows of a text.
+        ValueError: A word is not in its text, or there twice; its span is empty, out of the text,
+            on no token, or past the cut; or the model makes several rows of a text.
 
     Source:
         ReBA, section 3.3 (word embedding); Echo, section 3.
@@ -170,9 +188,13 @@ def encode_words(
         offsets = encoder.transformer.content([text], offsets=True)["offset_mapping"][0]
         truncated_count += len(token_vectors) < len(offsets)
         for item_index in items_of_text[text]:
-            word_tokens = tokens_of_span(item_index, text, located_words[item_index][1], offsets, len(token_vectors))
+            word_tokens = tokens_of_span(
+                item_index, text, located_words[item_index][1], offsets, len(token_vectors)
+            )
             total_weight = max(token_weights[word_tokens].sum(), np.finfo(np.float32).tiny)
-            word_vectors[item_index] = token_weights[word_tokens] @ token_vectors[word_tokens] / total_weight
+            word_vectors[item_index] = (
+                token_weights[word_tokens] @ token_vectors[word_tokens] / total_weight
+            )
     if truncated_count:
         logger.warning("%s", describe_truncation(truncated_count, len(items_of_text)))
     return word_vectors
@@ -195,8 +217,8 @@ def encode_tokens(
         texts: The texts; all else as for :func:`encode_words`.
 
     Returns:
-        [n, d] float32 for each text, n being its tokens as cut to the budget; a text without a token has one vector, of
-        the special token that stands for it.
+        [n, d] float32 for each text, n being its tokens as cut to the budget; a text without a
+        token has one vector, of the special token that stands for it.
 
     Raises:
         ValueError: ``texts`` is one text, or the model makes several rows of a text.
@@ -220,7 +242,9 @@ def encode_tokens(
     return [vectors_of_text[text] for text in texts]
 
 
-def _locate_word(item_index: int, item: tuple[str, CharacterSpan | str]) -> tuple[str, CharacterSpan]:
+def _locate_word(
+    item_index: int, item: tuple[str, CharacterSpan | str]
+) -> tuple[str, CharacterSpan]:
     """The text of an item, and its word's span."""
     try:
         text, word = item
@@ -236,7 +260,9 @@ def _locate_word(item_index: int, item: tuple[str, CharacterSpan | str]) -> tupl
             raise ValueError(f"the span ({word_start}, {word_end}) is empty or outside the text")
     except (TypeError, ValueError) as error:
         problem = f"Item {item_index} is {item!r:.80}: {error}"
-        raise ValueError(f"{problem}. Give (text, word), or (text, (start, end)) in characters.") from None
+        raise ValueError(
+            f"{problem}. Give (text, word), or (text, (start, end)) in characters."
+        ) from None
     return text, (word_start, word_end)
 
 
@@ -271,17 +297,21 @@ def tokens_of_span(
         fitting_tokens = f"{max_tokens} of {len(offsets)} tokens fit a copy"
         problem = f"lies past the cut: {fitting_tokens}; raise model.max_seq_length, or shorten"
     word = text[slice(*span)]
-    raise ValueError(f"Item {item_index}: the word {word!r:.60} at {span} {problem} the text {text!r:.60}.")
+    raise ValueError(
+        f"Item {item_index}: the word {word!r:.60} at {span} {problem} the text {text!r:.60}."
+    )
 
 
 def words_of(text: str, word: str | None = None) -> list[tuple[str, CharacterSpan]]:
     """The words of a text, for :func:`encode_words`: letters, marks and digits between white space and punctuation.
 
-    A Chinese character or a Japanese kana is a word by itself; an apostrophe or a hyphen inside a word belongs to it.
+    A Chinese character or a Japanese kana is a word by itself; an apostrophe or a hyphen inside a
+    word belongs to it.
 
     Args:
         text: The text.
-        word: Only this word, which may be a phrase, wherever it stands; never in a longer word of letters.
+        word: Only this word, which may be a phrase, wherever it stands; never in a longer word of
+            letters.
 
     Returns:
         (text, (start, end)) each, in characters, end excluded, in the order of the text.

@@ -96,12 +96,14 @@ SLIDING = {
 def random_model(config: Any, seed: int) -> PreTrainedModel:
     """A model of a configuration: body without head, float32, eager attention, the same values on every call.
 
-    They are far larger than a fresh model's: with those the attention is almost uniform, and a wrong layer, head, row
-    or factor would hardly change a number.
+    They are far larger than a fresh model's: with those the attention is almost uniform, and a
+    wrong layer, head, row or factor would hardly change a number.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of weights that are only added to
-        model: PreTrainedModel = AutoModel.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        model: PreTrainedModel = AutoModel.from_config(
+            config, attn_implementation="eager", dtype=torch.float32
+        )
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
@@ -113,7 +115,8 @@ def _random_weight(model_type: str, name: str, weight: Tensor, noise: Tensor) ->
     if name.endswith("sinks"):
         return noise + 1.0
     if re.search("[qk]_(layer)?norm", name):
-        # Queries and keys are normalized after their projection, whose size is lost. A weight of 0 is added to 1.
+        # Queries and keys are normalized after their projection, whose size is lost. A weight of 0
+        # is added to 1.
         is_added_to_one = not weight.any() or "gemma" in model_type
         return (0.7 if is_added_to_one else 1.7) + 0.2 * noise
     if weight.ndim == 1 or name.endswith("bias"):
@@ -121,8 +124,9 @@ def _random_weight(model_type: str, name: str, weight: Tensor, noise: Tensor) ->
         return weight + 0.2 * noise
     if re.search("emb|wte|wpe", name):
         return noise
-    # The smaller side: most matrices are square or grow, and fused query-key-value ones do too. Experts multiply
-    # their two halves: as large, they would blow up float32's rounding beyond all comparison.
+    # The smaller side: most matrices are square or grow, and fused query-key-value ones do too.
+    # Experts multiply their two halves: as large, they would blow up float32's rounding beyond all
+    # comparison.
     scale = 0.5 if re.search("expert|router", name) else 1.6
     return noise * scale * min(weight.shape[-2:]) ** -0.5
 

@@ -41,7 +41,9 @@ def _no_bar_unasked(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(std.tqdm, "__init__", init_and_record)
         yield
-    our_callers = [name for name in callers if name.startswith("st_reba") or name.endswith(".model")]
+    our_callers = [
+        name for name in callers if name.startswith("st_reba") or name.endswith(".model")
+    ]
     assert not our_callers or request.node.get_closest_marker("bars")
 
 
@@ -76,7 +78,9 @@ def browser() -> Iterator[Any]:
 
     path = os.environ.get("ST_REBA_CHROMIUM", "/usr/bin/chromium")
     with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # which root has to do without
+        yield playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox"]
+        )  # which root has to do without
 
 
 STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260K"

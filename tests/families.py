@@ -1,7 +1,7 @@
 """Tiny random models of every causal language model that transformers knows, made from their configurations.
 
-A default configuration says which sizes a type has, and a size is made small by its name; ``OVERRIDES`` holds what
-names alone cannot say. Of a multimodal type, the text decoder is made.
+A default configuration says which sizes a type has, and a size is made small by its name;
+``OVERRIDES`` holds what names alone cannot say. Of a multimodal type, the text decoder is made.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ SIZES: dict[int, str] = {
 DEPTH = r"(num_(hidden_|(en|de)coder_)?|n_|(en|de)coder_)layers?|n_layer|num_blocks"
 # What each layer is, where a configuration says so: every kind is kept.
 KINDS = ("layer_types", "layers_block_type", "mlp_layer_types", "block_types")
-# Kinds that share something need two layers each to share it (and early releases tie Zamba 2's to its first layer).
+# Kinds that share something need two layers each to share it (and early releases tie Zamba 2's to
+# its first layer).
 SHARING = ("gemma3n_text", "zamba", "zamba2")
 
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64}
@@ -110,7 +111,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
     },
-    # Every other entry is the MLP of the layer before it; the middle layer runs twice. The range divides its scales.
+    # Every other entry is the MLP of the layer before it; the middle layer runs twice. The range
+    # divides its scales.
     "dory": {
         "layer_types": [
             "sliding_attention",
@@ -197,7 +199,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "longcat_flash": {"zero_expert_num": 2},
     "xmod": {"default_language": "en_XX"},
 }
-# Other values than the first, where those bring rounding near the tolerance or, by chance, show nothing.
+# Other values than the first, where those bring rounding near the tolerance or, by chance, show
+# nothing.
 SEEDS = {
     "longcat_flash": 3,
     "qwen3_5_text": 2,
@@ -267,7 +270,9 @@ def _size_by_name(name: str) -> int:
     return 0
 
 
-def _sizes_that_depend_on_others(stored: dict[str, Any], small_settings: dict[str, Any]) -> dict[str, Any]:
+def _sizes_that_depend_on_others(
+    stored: dict[str, Any], small_settings: dict[str, Any]
+) -> dict[str, Any]:
     dependent: dict[str, Any] = {}
     # Latent attention: as many keys as queries, and rotary angles for a part of each.
     if "kv_lora_rank" in stored and stored["num_key_value_heads"] == stored["num_attention_heads"]:
@@ -283,7 +288,9 @@ def _sizes_that_depend_on_others(stored: dict[str, Any], small_settings: dict[st
     return dependent
 
 
-def _few_layers(model_type: str, stored: dict[str, Any], small_settings: dict[str, Any]) -> dict[str, Any]:
+def _few_layers(
+    model_type: str, stored: dict[str, Any], small_settings: dict[str, Any]
+) -> dict[str, Any]:
     """As few layers as hold every kind, and two at least; lists that name a kind for each layer."""
     layer_kinds: dict[str, list[str]] = {}
     for name in KINDS:
@@ -303,7 +310,9 @@ def _few_layers(model_type: str, stored: dict[str, Any], small_settings: dict[st
     return few_layers
 
 
-def _special_tokens_in_vocabulary(default_config: PreTrainedConfig, stored: dict[str, Any]) -> dict[str, Any]:
+def _special_tokens_in_vocabulary(
+    default_config: PreTrainedConfig, stored: dict[str, Any]
+) -> dict[str, Any]:
     """A special token beyond the small vocabulary becomes one of its last."""
     token_ids: dict[str, Any] = {}
     for index, name in enumerate(("pad_token_id", "bos_token_id", "eos_token_id"), 1):
@@ -323,7 +332,8 @@ def make(model_type: str, *, decoder: bool = True) -> PreTrainedModel:
     seed = zlib.crc32(model_type.encode()) + SEEDS.get(model_type, 0)
     model = random_model(config, seed)
     for name, weight in model.named_parameters():
-        # A recurrence adds up over the text: as large as the rest, it would blow up float32's rounding.
+        # A recurrence adds up over the text: as large as the rest, it would blow up float32's
+        # rounding.
         if weight.ndim > 1 and re.search("linear_attn|mamba|temporal_block|conv", name):
             weight.data.mul_(0.3 if "mamba" in name else 0.5)
     return model
@@ -335,7 +345,9 @@ def _check_size(config: PreTrainedConfig) -> None:
         model = AutoModel.from_config(config)
         size, name = max((weight.numel(), name) for name, weight in model.named_parameters())
         if size > 3e6:
-            raise NoModelError(f"not small: {name} holds {size} numbers; give its size a small value")
+            raise NoModelError(
+                f"not small: {name} holds {size} numbers; give its size a small value"
+            )
 
 
 def save(model_type: str, folder: Path, *, decoder: bool = True) -> PreTrainedModel:

@@ -11,7 +11,8 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-# Merges that GPT-2's splitting and others use differently: of digits, of a space and a digit, of an apostrophe.
+# Merges that GPT-2's splitting and others use differently: of digits, of a space and a digit, of an
+# apostrophe.
 MERGES = ["a b", "1 2", "Ġ 1", "Ġ Ġ", "' S", "Ċ Ċ", "A B", "a B"]
 _MERGED_TOKENS = [merge.replace(" ", "") for merge in MERGES]
 TOKENS = [
@@ -56,7 +57,8 @@ def gguf_file(
         folder: Where to write.
         kind: Type of the matrices, as Q8_0.
         name: Of the file; None: by its kind.
-        without: Metadata and tensors to leave out, by the end of the writer's function, or by the tensor's name.
+        without: Metadata and tensors to leave out, by the end of the writer's function, or by the
+            tensor's name.
         **metadata: Other values, by the end of the writer's function.
     """
     gguf = pytest.importorskip("gguf")

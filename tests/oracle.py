@@ -43,7 +43,9 @@ def folder(base: str) -> str:
 @lru_cache(maxsize=4)
 def double(base: str) -> PreTrainedModel:
     """The base in float64."""
-    model = AutoModel.from_pretrained(folder(base), attn_implementation="eager", dtype=torch.float32)
+    model = AutoModel.from_pretrained(
+        folder(base), attn_implementation="eager", dtype=torch.float32
+    )
     return as_double(model.eval())
 
 
@@ -100,4 +102,4 @@ def oracle_of(
     for index, token_span in enumerate(tokens["offset_mapping"]):
         if word_characters & set(range(*token_span)):
             token_indices.append(index)
-    return *oracle(base, text, pieces, limit), token_indices
+    return *oracle(base, clean_text, pieces, limit), token_indices

@@ -159,7 +159,9 @@ def assert_gradients(
     assert set(actual) == set(expected) and expected
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
     for name, gradient in expected.items():
-        torch.testing.assert_close(actual[name], gradient, rtol=0, atol=tolerance * largest, msg=name)
+        torch.testing.assert_close(
+            actual[name], gradient, rtol=0, atol=tolerance * largest, msg=name
+        )
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 """The methods in plain float64 loops: slow, obvious, and independent of the package they are compared with.
 
-Positions and token indices count from 0 here; copies count from 1, as in the formulas (0 marks a position that is no
-content at all). The formulas' letters:
+Positions and token indices count from 0 here; copies count from 1, as in the formulas (0 marks a
+position that is no content at all). The formulas' letters:
 
     V       hidden_states    [T, d]        one last hidden state v_t for each position t
-    A       attention        [L, H, T, T]  a matrix for each layer and head: queries in rows, keys in columns
-    A_new   fused_attention  [T, T]        the maximum over layers and heads of the symmetrized A
-    E       token vectors    [n, d]        one vector e_i for each content token i
+    A       attention        [L, H, T, T]  a matrix for each layer and head: queries in rows, keys
+    in columns A_new   fused_attention  [T, T]        the maximum over layers and heads of the
+    symmetrized A E       token vectors    [n, d]        one vector e_i for each content token i
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ Span = Literal["last_copy", "repeats", "last_copy_and_end"]
 class Layout:
     """One input sequence, and which of its positions hold which copy of the content.
 
-    ``copy_of[t]`` is 0 where t holds a special or template token and c where it holds a content token of copy c.
-    ``suffix`` counts the tokenizer's own special tokens at the very end (they follow any template words there).
+    ``copy_of[t]`` is 0 where t holds a special or template token and c where it holds a content
+    token of copy c. ``suffix`` counts the tokenizer's own special tokens at the very end (they
+    follow any template words there).
     """
 
     ids: list[int]
@@ -140,8 +141,8 @@ def double_by_default() -> Iterator[None]:
 def forward(model: PreTrainedModel, token_ids: Sequence[int], **options: bool) -> Any:
     """What a model without its head gives for one sequence, run alone and unpadded in float64.
 
-    Many architectures take the softmax (and norms, and rotary angles) in float32 whatever the model's type is, so that
-    agreement stops near 1e-7.
+    Many architectures take the softmax (and norms, and rotary angles) in float32 whatever the
+    model's type is, so that agreement stops near 1e-7.
     """
     input_ids = torch.tensor([list(token_ids)])
     with double_by_default():
@@ -164,7 +165,9 @@ def hidden_and_attention(model: PreTrainedModel, token_ids: Sequence[int]) -> tu
 
 
 @torch.no_grad()
-def layer_states(model: PreTrainedModel, token_ids: Sequence[int], *, final_norm: bool = True) -> Tensor:
+def layer_states(
+    model: PreTrainedModel, token_ids: Sequence[int], *, final_norm: bool = True
+) -> Tensor:
     """[L + 1, T, d] of one sequence: 0 the embeddings, l what layer l gives; each behind the final norm, or before."""
     decoder = as_double(model).base_model
     norm = final_norm_of(decoder)
@@ -238,8 +241,8 @@ def reba_weights(
 ) -> Tensor:
     """W [n, T]: W[i, t] = A_new[pos(1, i), t] where t is in C and t >= pos(1, i), else 0; e_i = sum over t W[i, t] v_t.
 
-    ``include_special`` lets t run over template and special tokens too; ``normalize_weights`` divides each row by its
-    own sum.
+    ``include_special`` lets t run over template and special tokens too; ``normalize_weights``
+    divides each row by its own sum.
     """
     fused_rows = fused_attention.tolist()
     weight_rows: list[list[float]] = []
@@ -337,8 +340,8 @@ def echo(
 ) -> Tensor:
     """last: v at pos(k, n), whatever the span; mean: the average of v over the span.
 
-    last_copy: content of copy k; repeats: content of copies 2..k; last_copy_and_end: content of copy k and the
-    tokenizer's special tokens after it (but no template words).
+    last_copy: content of copy k; repeats: content of copies 2..k; last_copy_and_end: content of
+    copy k and the tokenizer's special tokens after it (but no template words).
     """
     last_copy = layout.positions(layout.k)
     if pooling == "last":

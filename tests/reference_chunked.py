@@ -1,9 +1,10 @@
 """Chunked ReBA in plain float64 loops, beside reference.py and in its notation; independent of the package.
 
-Reading chosen where the definition leaves it open: a text of n tokens is cut into as few pieces as hold at most L0
-tokens each, P = ceil(n / L0), and piece p (counted from 0) begins at token floor(p n / P), so that sizes differ by one
-at most and the last piece is among the largest. All that stands around the text in its first pass (special tokens,
-prompt, template words) stands around each piece's copies.
+Reading chosen where the definition leaves it open: a text of n tokens is cut into as few pieces as
+hold at most L0 tokens each, P = ceil(n / L0), and piece p (counted from 0) begins at token floor(p
+n / P), so that sizes differ by one at most and the last piece is among the largest. All that stands
+around the text in its first pass (special tokens, prompt, template words) stands around each
+piece's copies.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def chunked_tokens(
 ) -> Tensor:
     """E [n, d]: e_i = v_i A_new[i, i] + sum over t > i in the piece's repeat of A_new[i, t] v'_t.
 
-    v of the text, run once (``text_layout`` holds it once); A_new and v' of the piece that holds token i, run k times.
+    v of the text, run once (``text_layout`` holds it once); A_new and v' of the piece that holds
+    token i, run k times.
     """
     assert text_layout.k == 1
     text_states, _ = run_model(tuple(text_layout.ids))

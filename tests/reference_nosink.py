@@ -1,8 +1,9 @@
 """NoSink in plain float64: which token sees which, and tiny models run layer by layer, apart from the package.
 
-A layer's kind says which keys (columns) each query (row) sees; a plan says which kinds the layers of one model run,
-and how often. ``run`` computes Llama from its weights alone; ``hooked`` puts the same masks into transformers' own
-eager attention, for every other family. Layers and tokens count from 0.
+A layer's kind says which keys (columns) each query (row) sees; a plan says which kinds the layers
+of one model run, and how often. ``run`` computes Llama from its weights alone; ``hooked`` puts the
+same masks into transformers' own eager attention, for every other family. Layers and tokens count
+from 0.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ Architecture = Literal["inplace", "inter", "extra", "extend"]
 def visible(kind: str, length: int, m: int = 1, window: int | None = None) -> Tensor:
     """[T, T], True where row i sees column t.
 
-    nosink hides the first m columns from the rows i >= m; the rows before keep what the kind gives without it. A
-    window keeps |i - t| < window, whichever way the layer looks. rerouted shows the last column to every row, beyond
-    any window.
+    nosink hides the first m columns from the rows i >= m; the rows before keep what the kind gives
+    without it. A window keeps |i - t| < window, whichever way the layer looks. rerouted shows the
+    last column to every row, beyond any window.
     """
     mask = torch.zeros(length, length, dtype=torch.bool)
     for i in range(length):
@@ -66,8 +67,9 @@ def looks_at(kind: str, i: int, t: int) -> bool:
 class Plan:
     """What runs.
 
-    ``converted`` holds one entry for each layer of the model, bottom first: the kind it is converted to, or None. For
-    extend it holds the kinds of the passes added on top instead, in their order.
+    ``converted`` holds one entry for each layer of the model, bottom first: the kind it is
+    converted to, or None. For extend it holds the kinds of the passes added on top instead, in
+    their order.
     """
 
     converted: tuple[str | None, ...]
@@ -103,7 +105,9 @@ class LayerRunner(Protocol):
 
     def __init__(self, model: PreTrainedModel, token_ids: Sequence[int]) -> None: ...
 
-    def run_layer(self, layer_index: int, hidden_states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def run_layer(
+        self, layer_index: int, hidden_states: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """What a layer makes of states under a mask [T, T], and its attention [H, T, T]."""
         ...
 
@@ -118,7 +122,9 @@ class Llama:
         self.config = model.config
         self.embeddings = torch.stack([model.embed_tokens.weight[token] for token in token_ids])
 
-    def run_layer(self, layer_index: int, hidden_states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def run_layer(
+        self, layer_index: int, hidden_states: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """What a layer makes of [T, d], and its attention [H, T, T]."""
         block = self.decoder.layers[layer_index]
         normed = self._rms_norm(block.input_layernorm, hidden_states)
@@ -196,12 +202,16 @@ class Eager:
                 if "bias" in module._buffers:
                     module.bias.fill_(True)
 
-    def run_layer(self, layer_index: int, hidden_states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def run_layer(
+        self, layer_index: int, hidden_states: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """What a layer makes of [1, T, d], and its attention [H, T, T]."""
         (_, *arguments), options = self.layer_inputs[layer_index]
         self.mask = mask
         output = self.layers[layer_index](hidden_states, *arguments, **options)
-        assert not self.weights[:, ~mask].any(), f"layer {layer_index} attends to what it should not see"
+        assert not self.weights[:, ~mask].any(), (
+            f"layer {layer_index} attends to what it should not see"
+        )
         if isinstance(output, tuple):
             output = output[0]
         return output, self.weights
@@ -264,7 +274,9 @@ class _Run:
             hidden_states = self.run_layer(layer_index, layer_input, kind)
             second_kind = self.plan.converted[layer_index] if runs_layers_twice else None
             if second_kind:
-                hidden_states = hidden_states + self.run_layer(layer_index, layer_input, second_kind)
+                hidden_states = hidden_states + self.run_layer(
+                    layer_index, layer_input, second_kind
+                )
         return hidden_states
 
     def run_last_layer_again(self, hidden_states: Tensor) -> Tensor:
@@ -275,13 +287,17 @@ class _Run:
 
     def run_second_stream(self) -> Tensor:
         """A stream beside the whole model: of the converted layers, or of all from the first of them on."""
-        converted_layers = [layer_index for layer_index, kind in enumerate(self.plan.converted) if kind]
+        converted_layers = [
+            layer_index for layer_index, kind in enumerate(self.plan.converted) if kind
+        ]
         hidden_states = self.runner.embeddings
         if self.plan.architecture == "inter":
             hidden_states = self.layer_inputs[converted_layers[0]]
             converted_layers = list(range(converted_layers[0], self.depth))
         for layer_index in converted_layers:
-            hidden_states = self.run_layer(layer_index, hidden_states, self.plan.converted[layer_index])
+            hidden_states = self.run_layer(
+                layer_index, hidden_states, self.plan.converted[layer_index]
+            )
         return hidden_states
 
 
@@ -304,7 +320,9 @@ def run(
     if plan.architecture == "extend":
         hidden_states = sequence_run.run_last_layer_again(hidden_states)
     vectors = runner.norm(hidden_states)
-    if plan.architecture == "extra" or (plan.architecture != "extend" and plan.variant == "published"):
+    if plan.architecture == "extra" or (
+        plan.architecture != "extend" and plan.variant == "published"
+    ):
         second_states = sequence_run.run_second_stream()
         if plan.variant == "paper":
             vectors = vectors + runner.norm(second_states)

@@ -53,10 +53,12 @@ REFUSALS = {
     "shares its attention between layers": "says layer_idx=",
     "runs its layers more than once": r"ran as \S+ \d+ times, not",
 }
-# Types whose reported attention is not what the values are weighed by: the oracle weighs the identity instead.
+# Types whose reported attention is not what the values are weighed by: the oracle weighs the
+# identity instead.
 UNREPORTED_SINKS = ("granite_swa", "granitemoe_swa")
-# Types for which the oracle runs in float32: the first two make float32 tensors on the way, and early releases compute
-# the experts of the others in two ways that disagree, of which float64 has but one.
+# Types for which the oracle runs in float32: the first two make float32 tensors on the way, and
+# early releases compute the experts of the others in two ways that disagree, of which float64 has
+# but one.
 FLOAT32_ONLY = (
     "inkling2_text",
     "inkling2_loop_text",
@@ -182,7 +184,9 @@ class Outcome:
     class_name: str
     how: str = "refused"  # or "none", or how attention is read: by the "interface" of transformers, by "hooks"
     shares: str = "no"  # whether rows share a prefix, which every method but ReBA and NoSink has then: "yes" or "no"
-    methods: dict[str, str] = field(default_factory=dict)  # each "exact", or "refused: …", "inexact: …", "failed: …"
+    methods: dict[str, str] = field(
+        default_factory=dict
+    )  # each "exact", or "refused: …", "inexact: …", "failed: …"
     unfit: list[str] = field(default_factory=list)  # premises of the comparison that do not hold
 
     def record(self) -> Record:
@@ -203,7 +207,9 @@ class Sweep:
         tiny_model = families.save(model_type, folder, decoder=decoder)
         self.outcome = Outcome(type(tiny_model).__name__)
         self.tokenizer = AutoTokenizer.from_pretrained(self.path)
-        model = AutoModel.from_pretrained(self.path, attn_implementation="eager", dtype=torch.float32)
+        model = AutoModel.from_pretrained(
+            self.path, attn_implementation="eager", dtype=torch.float32
+        )
         self.oracle_model = model.eval()
         if model_type not in FLOAT32_ONLY:
             self.oracle_model = reference.as_double(self.oracle_model)
@@ -290,7 +296,9 @@ class Sweep:
             if relative_error(masked_states, plain_states) >= 1e-9:
                 return []
             if row == 0:
-                layer_indices = {run.layer_index for run in layer_runs if run.layer_index is not None}
+                layer_indices = {
+                    run.layer_index for run in layer_runs if run.layer_index is not None
+                }
         return sorted(map(int, layer_indices))
 
     def _masked_error(
@@ -302,7 +310,9 @@ class Sweep:
     ) -> float:
         """The largest error of a model whose layers run as these kinds."""
         transformer = model[0]
-        transformer.layer_masks = [kinds.get(index, "forward") for index in range(transformer.depth)]
+        transformer.layer_masks = [
+            kinds.get(index, "forward") for index in range(transformer.depth)
+        ]
         transformer.m = m
         check_masks(transformer)
         errors: list[float] = []
@@ -381,14 +391,18 @@ def unfit(text_layout: Layout, hidden_states: Tensor, attention_maps: list[Tenso
     second_copy = hidden_states[text_layout.positions(2)[:5]]
     distances = (first_copy - second_copy).norm(dim=1)
     similarity = torch.nn.functional.cosine_similarity(hidden_states[0], hidden_states[-1], dim=0)
-    is_varied = earlier.max() > 0.25 and earlier.min() < 0.08 and earlier.std() > 0.5 * earlier.mean()
+    is_varied = (
+        earlier.max() > 0.25 and earlier.min() < 0.08 and earlier.std() > 0.5 * earlier.mean()
+    )
     premises = {
         "attention looks ahead": not matrices[:, later].any(),
         "rows sum to more than 1": bool((matrices.sum(-1) < 1 + 1e-5).all()),
         "attention is flat": bool(is_varied),
         "the last row is flat": bool(last_row.max() > 1.2 * last_row.min()),
         "few heads decide": len(deciding_heads) > len(matrices) // 2,
-        "a token is the same in both copies": bool((distances > 0.01 * first_copy.norm(dim=1)).all()),
+        "a token is the same in both copies": bool(
+            (distances > 0.01 * first_copy.norm(dim=1)).all()
+        ),
         "tokens are alike": bool(similarity < 0.97),
     }
     return [name for name, holds in premises.items() if not holds]

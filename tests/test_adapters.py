@@ -67,7 +67,9 @@ def test_an_adapter_with_its_own_embeddings_lengthens_its_base(
 ) -> None:
     adapter, merged = extended_adapter(llama, tmp_path, **options)
     model: Any = build(adapter, "classical", pooling="mean")
-    assert_close(encoded(model, TEXTS), encoded(build(merged, "classical", pooling="mean"), TEXTS).double())
+    assert_close(
+        encoded(model, TEXTS), encoded(build(merged, "classical", pooling="mean"), TEXTS).double()
+    )
     assert model[0].model.config.vocab_size == len(model[0].model.get_input_embeddings().weight)
 
 
@@ -75,7 +77,9 @@ def test_trained_tokens_lengthen_their_base(llama: Path, tmp_path: Path) -> None
     options = {"trainable_token_indices": new_ids(llama), "save_embeddings": False}
     adapter, merged = extended_adapter(llama, tmp_path, **options)
     model = build(adapter, "classical", pooling="mean")
-    assert_close(encoded(model, TEXTS), encoded(build(merged, "classical", pooling="mean"), TEXTS).double())
+    assert_close(
+        encoded(model, TEXTS), encoded(build(merged, "classical", pooling="mean"), TEXTS).double()
+    )
 
 
 def test_new_tokens_without_embeddings_are_refused(llama: Path, tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ import st_reba
 from st_reba import RepeatTransformer, bases, named_base
 from st_reba.modules.selfcheck import is_causal
 
-needs_gguf = pytest.mark.skipif(not hasattr(transformers, "GgufConfig"), reason="no GGUF file is made dense")
+needs_gguf = pytest.mark.skipif(
+    not hasattr(transformers, "GgufConfig"), reason="no GGUF file is made dense"
+)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +200,9 @@ def save_adapter(base_folder: Path, folder: Path, **options: Any) -> tuple[Path,
     ],
     ids=str,
 )
-def test_an_adapter_becomes_part_of_the_weights(llama: Path, options: dict[str, Any], tmp_path: Path) -> None:
+def test_an_adapter_becomes_part_of_the_weights(
+    llama: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
     """As peft merges it."""
     adapter_folder, merged_folder = save_adapter(llama, tmp_path, **options)
     model: Any = build(adapter_folder, pooling="mean")
@@ -346,7 +350,9 @@ def test_other_files_are_unpacked_elsewhere(packed_mini: Path) -> None:
     assert Path(other_folder, "config.json").read_text(encoding="utf-8") == "new"
 
 
-def test_a_cache_that_cannot_be_written_is_named(packed_mini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_named(
+    packed_mini: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bases, "cached_assets_path", Mock(side_effect=PermissionError("no")))
     with pytest.raises(OSError, match="HF_HOME"):
         st_reba.build("mini")
@@ -460,7 +466,9 @@ def test_an_unknown_number_type_is_refused_by_its_option(llama: Path, value: obj
     ],
     ids=str,
 )
-def test_an_odd_value_is_refused_in_one_line_that_names_its_option(llama: Path, options: dict[str, Any]) -> None:
+def test_an_odd_value_is_refused_in_one_line_that_names_its_option(
+    llama: Path, options: dict[str, Any]
+) -> None:
     with pytest.raises(ValueError, match=next(iter(options))) as raised:
         build(llama, **options)
     assert len(str(raised.value).splitlines()) == 1

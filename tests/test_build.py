@@ -12,14 +12,20 @@ import torch
 from architectures import TOKENIZERS, lose, save
 from marks import Base, slow_but
 from oracle import TEXTS, assert_close
-from pipelines import PIPELINES, build, encoded, features_of
-from pipelines import build_pipeline as made
+from pipelines import PIPELINES, build, build_pipeline, encoded, features_of
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 import st_reba
-from st_reba import ChunkedReBAPooling, Method, PromptEnsemble, ReBAPooling, RepeatTransformer, method_of
+from st_reba import (
+    ChunkedReBAPooling,
+    Method,
+    PromptEnsemble,
+    ReBAPooling,
+    RepeatTransformer,
+    method_of,
+)
 from st_reba.modules import NoSinkTransformer
 from st_reba.modules.extensions import extensions
 from st_reba.modules.layout import special_tokens
@@ -45,7 +51,7 @@ DESCRIBED_PIPELINES = (
 def test_a_model_keeps_its_method_when_it_is_saved(base: Base, name: str, tmp_path: Path) -> None:
     options = dict(PIPELINES[name])
     method = Method(options.pop("method"), **options)
-    model = made(base("llama"), name, normalize=True)
+    model = build_pipeline(base("llama"), name, normalize=True)
     vectors = encoded(model)
     assert method_of(model) == method
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(TEXTS)))
@@ -99,7 +105,9 @@ def test_a_field_is_filled_with_the_text(base: Base) -> None:
 MASKED = "nosink:setting=mask0-bidir,k=all"
 
 
-def save_embedder(folder: Path, tokenizer_name: str, padding_side: str, include_prompt: bool) -> str:
+def save_embedder(
+    folder: Path, tokenizer_name: str, padding_side: str, include_prompt: bool
+) -> str:
     """A model of sentence-transformers with chat turns, or with a pooling that leaves the prompt out."""
     tokenizer = TOKENIZERS[tokenizer_name]()
     tokenizer.padding_side = padding_side
@@ -153,7 +161,9 @@ def test_nosink_keeps_the_input_of_an_embedder(
     ],
     ids=str,
 )
-def test_options_that_an_embedder_keeps_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_options_that_an_embedder_keeps_are_refused(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     embedder_path = save_embedder(tmp_path, "bos_eos", "right", True)
     with pytest.raises(ValueError, match="keeps its own|states of every layer"):
         st_reba.build(embedder_path, MASKED, **options)
@@ -166,7 +176,9 @@ def test_an_embedder_without_all_weights_is_refused(tmp_path: Path) -> None:
         st_reba.build(embedder_path, MASKED)
 
 
-def test_another_tokenizer_may_have_as_many_tokens_as_there_are_embeddings(base: Base, tmp_path: Path) -> None:
+def test_another_tokenizer_may_have_as_many_tokens_as_there_are_embeddings(
+    base: Base, tmp_path: Path
+) -> None:
     tokenizer = TOKENIZERS["cls_sep"]()
     missing_count = 512 - len(tokenizer)
     tokenizer.add_tokens([f"<{number}>" for number in range(missing_count)])
@@ -180,7 +192,9 @@ def test_another_tokenizer_may_have_as_many_tokens_as_there_are_embeddings(base:
 
 
 def test_the_largest_chunk_that_fits_is_accepted(base: Base) -> None:
-    build(base("llama", "bos_eos"), chunk=127, max_seq_length=256)  # two copies, and a token on either side
+    build(
+        base("llama", "bos_eos"), chunk=127, max_seq_length=256
+    )  # two copies, and a token on either side
 
 
 def test_layers_may_be_counted_from_the_top(base: Base) -> None:
@@ -196,7 +210,7 @@ def test_the_last_of_the_remaining_layers_needs_no_reader(base: Base) -> None:
 
 def test_features_without_spans_give_the_same_vectors(base: Base) -> None:
     """A training loop splits features so."""
-    model = made(base("llama"), "reba mean")
+    model = build_pipeline(base("llama"), "reba mean")
     features = features_of(model)
     expected_vectors = model(dict(features))["sentence_embedding"]
     features.pop("spans")
@@ -274,9 +288,15 @@ REFUSED_CALLS: dict[str, Callable[[str], object]] = {
     "pieces without a copy": lambda path: ChunkedReBAPooling(32, chunk=4, repeats=0),
     "weights of zero": lambda path: PromptEnsemble([0.0, 0.0]),
     "a weight that is no number": lambda path: PromptEnsemble([1.0, float("nan")]),
-    "half a text": lambda path: PromptEnsemble([1.0, 1.0])({"sentence_embedding": torch.ones(3, 2)}),
-    "pieces of several copies": lambda path: pipeline(RepeatTransformer(path), ChunkedReBAPooling(32, chunk=4)),
-    "weights without templates": lambda path: pipeline(RepeatTransformer(path), Pooling(32), PromptEnsemble([1, 1])),
+    "half a text": lambda path: PromptEnsemble([1.0, 1.0])(
+        {"sentence_embedding": torch.ones(3, 2)}
+    ),
+    "pieces of several copies": lambda path: pipeline(
+        RepeatTransformer(path), ChunkedReBAPooling(32, chunk=4)
+    ),
+    "weights without templates": lambda path: pipeline(
+        RepeatTransformer(path), Pooling(32), PromptEnsemble([1, 1])
+    ),
     "templates without an ensemble": lambda path: pipeline(
         RepeatTransformer(path, template=["{text}a", "{text}"]), Pooling(32)
     ),

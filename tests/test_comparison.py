@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from tiny import tiny_model
 
-from st_reba.comparison import GOLDEN_TEXTS, PROBE_TEXTS, dtype_name, relative_distance, text_distances
+from st_reba.comparison import (
+    GOLDEN_TEXTS,
+    PROBE_TEXTS,
+    dtype_name,
+    relative_distance,
+    text_distances,
+)
 
 VECTORS = np.array([[1.0, 0.0], [0.0, 1.0]])
 

@@ -26,7 +26,9 @@ def build_default(**options: str) -> SentenceTransformer:
     ("search_template", "similarity_template"),
     [("prompteol-search", "prompteol-topic-4"), ("prompteol-search-zh", "prompteol-topic-4-zh")],
 )
-def test_encode_asks_as_the_template_for_similarity(search_template: str, similarity_template: str) -> None:
+def test_encode_asks_as_the_template_for_similarity(
+    search_template: str, similarity_template: str
+) -> None:
     model = build_default(method="prompteol", template=search_template)
     expected = build_default(method="prompteol", template=similarity_template).encode(TEXTS)
     assert np.array_equal(model.encode(TEXTS), expected)
@@ -40,7 +42,9 @@ def test_default_tells_queries_from_documents() -> None:
     assert np.abs(model.encode_query(TEXTS) - model.encode_document(TEXTS)).max() > 1e-3
 
 
-def test_default_reads_states_where_attention_is_hidden(base: Base, caplog: pytest.LogCaptureFixture) -> None:
+def test_default_reads_states_where_attention_is_hidden(
+    base: Base, caplog: pytest.LogCaptureFixture
+) -> None:
     model = st_reba.build(base("bloom"), device="cpu")
     assert str(st_reba.method_of(model)) == "prompteol:template=prompteol-search"
     assert "Its states are: read='states'" in caplog.text
@@ -53,7 +57,9 @@ def test_card_shows_the_three_wordings(tmp_path: Path) -> None:
     model.save_pretrained(str(tmp_path))
     write_card(model, tmp_path)
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert written_templates(model[0]) == {task: [wording] for task, wording in TEMPLATES["prompteol-search"].items()}
+    assert written_templates(model[0]) == {
+        task: [wording] for task, wording in TEMPLATES["prompteol-search"].items()
+    }
     assert '- A query is laid out as `"Query: \\"{text}\\" Its topic' in card
     assert '- A document is laid out as `"Passage: \\"{text}\\" Its topic' in card
     assert "- A text that is neither, which `encode` takes, is laid out as" in card

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from marks import Base, slow_but
-from pipelines import PIPELINES, features_of, made
+from pipelines import PIPELINES, build_pipeline, features_of
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,7 +43,9 @@ class ReadCounter(TorchDispatchMode):
     def begin(self, module: nn.Module, inputs: object) -> None:
         self.has_begun = True
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = operator.overloadpacket.__name__
         if self.has_begun and (name in READING_OPERATORS or has_mask_index(name, args)):
             self.operators.append(name)
@@ -61,7 +63,10 @@ def has_mask_index(name: str, arguments: Any) -> bool:
 def expected_read_counts(name: str, row_count: int) -> tuple[int, ...]:
     """How often the host may read something in a pass."""
     if "chunk" in name:
-        return (2, 3)  # pieces run in a pass of their own, behind which transformers looks for padding
+        return (
+            2,
+            3,
+        )  # pieces run in a pass of their own, behind which transformers looks for padding
     if "authors" in name and PIPELINES[name]["method"] == "reba":
         return (0,)  # the authors' zeros need no answer
     if row_count > 1:
@@ -78,12 +83,14 @@ def test_a_pass_reads_once_and_stays_on_its_device(
     dtype: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model: Any = made(base(architecture), name, dtype=dtype)
+    model: Any = build_pipeline(base(architecture), name, dtype=dtype)
     features = features_of(model, TEXTS)
     first_layer = layers_of(model[0].model)[0]
     with torch.inference_mode(), ReadCounter(first_layer) as counter:
         vectors = model(dict(features))["sentence_embedding"]
-    assert len(counter.operators) in expected_read_counts(name, model[0].rows), "the host waited inside the pass"
+    assert len(counter.operators) in expected_read_counts(name, model[0].rows), (
+        "the host waited inside the pass"
+    )
     assert {*counter.operators} <= {"is_nonzero"}
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda flag: True)
     # Before a pass, the host reads which rows begin alike.

@@ -11,8 +11,8 @@ import pytest
 from st_reba import cli
 
 ROOT = Path(__file__).parents[1]
-# tools.md, onnx.md, train.md and explore.md need packages or time of their own: tests of theirs run them. scale.md is
-# about many machines, and the results are records of what was run.
+# tools.md, onnx.md, train.md and explore.md need packages or time of their own: tests of theirs run
+# them. scale.md is about many machines, and the results are records of what was run.
 PAGES = [
     "README.md",
     "docs/tutorial.md",
@@ -37,8 +37,8 @@ STAND_IN = {
     "tune smollm2": "tune mini",
     "k=9": "k=2",
 }
-# What a command of a page needs that is not here: the Hub, mteb's own data, a large model, files of the reader's; and
-# a server, which runs until it is stopped.
+# What a command of a page needs that is not here: the Hub, mteb's own data, a large model, files of
+# the reader's; and a server, which runs until it is stopped.
 ELSEWHERE = (
     "st-reba serve",
     "Qwen/",
@@ -75,7 +75,9 @@ def example_files() -> dict[str, list[str]]:
         corpus.append(f'{{"text": "{text}", "lang": "zh", "year": {year}}}')
     senses = ["word,sentence1,sentence2,sentence3,sentence4,answer"]
     for n in range(9):
-        senses.append(f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep.,My bank shut {n}.,C")
+        senses.append(
+            f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep.,My bank shut {n}.,C"
+        )
     pairs = ["text1\ttext2\tscore"]
     pairs += [f"text {number}\ttext {number % 7}\t{number % 5}" for number in range(90)]
     clicks: list[str] = []

@@ -13,8 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pipelines import PIPELINES
-from pipelines import build_pipeline as made
+from pipelines import PIPELINES, build_pipeline
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tiny import tiny_model
@@ -73,7 +72,7 @@ def plain_model(base_path: str) -> SentenceTransformer:
 
 def model_of_kind(base_path: str, kind: str) -> SentenceTransformer:
     if kind in PIPELINES:
-        return made(base_path, kind)
+        return build_pipeline(base_path, kind)
     return plain_model(base_path) if kind == "plain" else tiny_model()
 
 
@@ -150,7 +149,9 @@ INSTRUCTED_OPTIONS: dict[str, Any] = {
     ],
     ids=str,
 )
-def test_options_of_encode_reach_the_input_and_its_length(base_path: str, options: dict[str, Any]) -> None:
+def test_options_of_encode_reach_the_input_and_its_length(
+    base_path: str, options: dict[str, Any]
+) -> None:
     model = st_reba.build(base_path, "reba", normalize=False, check=False, **INSTRUCTED_OPTIONS)
     model.prompts.pop("document", None)
     model.default_prompt_name = "query"
@@ -158,7 +159,9 @@ def test_options_of_encode_reach_the_input_and_its_length(base_path: str, option
     encode_options = dict(options)
     task = encode_options.pop("task", None)
     encode = getattr(model, f"encode_{task}") if task else model.encode
-    expected_vectors = np.stack([np.asarray(row) for row in encode(texts, batch_size=1, **encode_options)])
+    expected_vectors = np.stack(
+        [np.asarray(row) for row in encode(texts, batch_size=1, **encode_options)]
+    )
     shapes = watch_shapes(model)
     assert_near(encode_texts(model, texts, batch_tokens=400, **options), expected_vectors)
     # A prompt that is not counted would leave the batches less than full, or over the budget.
@@ -279,7 +282,9 @@ def test_an_unknown_task_of_a_plain_model_is_refused(base_path: str) -> None:
 
 
 @given(st.lists(st.integers(0, 500), max_size=60), st.integers(1, 1500))
-def test_batches_hold_each_text_once_and_no_more_than_they_may(lengths: list[int], budget: int) -> None:
+def test_batches_hold_each_text_once_and_no_more_than_they_may(
+    lengths: list[int], budget: int
+) -> None:
     batches = token_batches(lengths, budget)
     indices = [index for batch in batches for index in batch]
     assert sorted(indices) == list(range(len(lengths)))
@@ -316,8 +321,12 @@ def test_batches_are_no_smaller_than_they_must(
 @pytest.mark.parametrize("kind", ["echo", "ensemble", "plain"])
 def test_positions_are_those_of_the_input(base_path: str, kind: str) -> None:
     models: dict[str, Callable[[], SentenceTransformer]] = {
-        "echo": lambda: st_reba.build(base_path, "echo", template="echo", max_seq_length=120, check=False),
-        "ensemble": lambda: st_reba.build(base_path, "prompteol", template="contrastive", check=False),
+        "echo": lambda: st_reba.build(
+            base_path, "echo", template="echo", max_seq_length=120, check=False
+        ),
+        "ensemble": lambda: st_reba.build(
+            base_path, "prompteol", template="contrastive", check=False
+        ),
         "plain": lambda: plain_model(base_path),
     }
     model = models[kind]()
@@ -335,5 +344,7 @@ def test_characters_are_counted_without_a_tokenizer_of_transformers() -> None:
 def test_modules_that_do_not_go_together_are_named() -> None:
     modules = [Transformer(str(EMBEDDED["mini"])), Normalize()]
     model = SentenceTransformer(modules=modules, device="cpu")
-    with pytest.raises(ValueError, match="A pipeline of Transformer, Normalize does not encode a text"):
+    with pytest.raises(
+        ValueError, match="A pipeline of Transformer, Normalize does not encode a text"
+    ):
         encode_texts(model, ["hi"])

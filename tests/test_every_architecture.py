@@ -13,7 +13,8 @@ from sweep import METHODS, REFUSALS, sweep
 from sweep_record import COMMAND, PAGE, Records, page, read
 
 INSTALLED = transformers.__version__
-# Of each kind one: position biases, layers of two kinds, windows, states without attention, indexers.
+# Of each kind one: position biases, layers of two kinds, windows, states without attention,
+# indexers.
 QUICK = (
     "llama",
     "gpt2",

@@ -149,7 +149,9 @@ def published_code(folder: Path) -> ModuleType:
     return code
 
 
-def test_a_mask_that_is_declared_elsewhere_works_and_travels(toy_files: None, tmp_path: Path) -> None:
+def test_a_mask_that_is_declared_elsewhere_works_and_travels(
+    toy_files: None, tmp_path: Path
+) -> None:
     importlib.import_module("toy_mask")
     model: Any = build("mini", "nosink", setting="toy-window", k=3)
     vectors = model.encode(TEXTS)
@@ -161,7 +163,9 @@ def test_a_mask_that_is_declared_elsewhere_works_and_travels(toy_files: None, tm
     assert code.MASKS is not MASKS and code.MASKS["toy-window"].is_causal
 
 
-def test_a_pooling_that_is_declared_elsewhere_works_and_travels(toy_files: None, tmp_path: Path) -> None:
+def test_a_pooling_that_is_declared_elsewhere_works_and_travels(
+    toy_files: None, tmp_path: Path
+) -> None:
     spec = ToySpec(
         name="toy",
         methods=("echo",),
@@ -184,10 +188,14 @@ def test_a_pooling_that_is_declared_elsewhere_works_and_travels(toy_files: None,
     assert torch.equal(copied_pooling(features)["sentence_embedding"], encoded(model, TEXTS))
 
 
-PAIRS = pd.DataFrame({"sentence1": TEXTS, "sentence2": TEXTS[::-1], "least": [0.5, 1, 0.5], "score": range(3)})
+PAIRS = pd.DataFrame(
+    {"sentence1": TEXTS, "sentence2": TEXTS[::-1], "least": [0.5, 1, 0.5], "score": range(3)}
+)
 
 
-def test_a_kind_of_task_that_is_declared_elsewhere_is_read_and_scored(toy_files: None, tmp_path: Path) -> None:
+def test_a_kind_of_task_that_is_declared_elsewhere_is_read_and_scored(
+    toy_files: None, tmp_path: Path
+) -> None:
     importlib.import_module("toy_kind")
     PAIRS.to_csv(tmp_path / "pairs.csv", index=False)
     task = read_task(tmp_path / "pairs.csv")

@@ -43,7 +43,9 @@ def test_a_file_appears_when_it_is_whole(old_content: bytes | None, tmp_path: Pa
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_after_an_error_the_old_file_stays_alone(error: type[BaseException], tmp_path: Path) -> None:
+def test_after_an_error_the_old_file_stays_alone(
+    error: type[BaseException], tmp_path: Path
+) -> None:
     path = tmp_path / "numbers"
     for old_names in ([], ["numbers"]):
         with pytest.raises(error), whole_file(path) as stream:
@@ -71,7 +73,13 @@ def test_an_array_is_written_whatever_its_order_in_memory(
 
 
 def test_leftovers_of_killed_writers_alone_are_removed(tmp_path: Path) -> None:
-    for name in (".numbers.0123456789ab.tmp", ".a.tmp-journal", "finished.tmp", ".hidden", "numbers"):
+    for name in (
+        ".numbers.0123456789ab.tmp",
+        ".a.tmp-journal",
+        "finished.tmp",
+        ".hidden",
+        "numbers",
+    ):
         (tmp_path / name).touch()
     remove_leftovers(tmp_path)
     assert names_in(tmp_path) == [".hidden", "finished.tmp", "numbers"]

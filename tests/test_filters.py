@@ -90,7 +90,9 @@ def test_whitened_vectors_depend_on_the_text_alone(power: float) -> None:
 
 
 @pytest.mark.parametrize("kind", KIND_OPTIONS)
-def test_model_gives_filtered_vectors(model: SentenceTransformer, fitted_filters: dict[str, Filter], kind: str) -> None:
+def test_model_gives_filtered_vectors(
+    model: SentenceTransformer, fitted_filters: dict[str, Filter], kind: str
+) -> None:
     filtered_model = with_filter(model, fitted_filters[kind])
     dense: Any = filtered_model[3]
     assert type(dense) is Dense
@@ -100,13 +102,17 @@ def test_model_gives_filtered_vectors(model: SentenceTransformer, fitted_filters
     assert np.abs(filtered_model.encode(NEW_TEXTS) - expected).max() < 2e-6
 
 
-def test_vectors_of_tokens_are_not_filtered(model: SentenceTransformer, fitted_filters: dict[str, Filter]) -> None:
+def test_vectors_of_tokens_are_not_filtered(
+    model: SentenceTransformer, fitted_filters: dict[str, Filter]
+) -> None:
     filtered_model = with_filter(model, fitted_filters["abtt"])
     expected = st_reba.encode_tokens(model, ["你好 world"])[0]
     assert np.array_equal(st_reba.encode_tokens(filtered_model, ["你好 world"])[0], expected)
 
 
-def test_queries_lose_the_mean_of_sentences_encoded_as_queries(search_model: SentenceTransformer) -> None:
+def test_queries_lose_the_mean_of_sentences_encoded_as_queries(
+    search_model: SentenceTransformer,
+) -> None:
     filtered_model = st_reba.fit_filter(search_model, TEXTS, "whiten", power=0.25, queries=True)
     names = [type(module).__name__ for module in filtered_model]
     assert names[2:] == ["Normalize", "QueryShift", "Dense", "Normalize"]
@@ -130,14 +136,24 @@ def test_queries_lose_the_mean_of_sentences_encoded_as_queries(search_model: Sen
 
 def test_encode_of_a_model_for_search_encodes_documents(search_model: SentenceTransformer) -> None:
     filtered_model = st_reba.fit_filter(search_model, TEXTS, queries=True)
-    assert np.array_equal(filtered_model.encode(NEW_TEXTS), filtered_model.encode_document(NEW_TEXTS))
+    assert np.array_equal(
+        filtered_model.encode(NEW_TEXTS), filtered_model.encode_document(NEW_TEXTS)
+    )
     assert not np.allclose(search_model.encode(NEW_TEXTS), search_model.encode_document(NEW_TEXTS))
 
 
-def test_filter_of_what_encode_takes_drops_the_wordings_of_search(search_model: SentenceTransformer) -> None:
+def test_filter_of_what_encode_takes_drops_the_wordings_of_search(
+    search_model: SentenceTransformer,
+) -> None:
     filtered_model = st_reba.fit_filter(search_model, TEXTS, "abtt")
-    expected = unit_rows(Filter.fit(search_model.encode(TEXTS), "abtt").apply(search_model.encode(NEW_TEXTS)))
-    for encode in (filtered_model.encode, filtered_model.encode_query, filtered_model.encode_document):
+    expected = unit_rows(
+        Filter.fit(search_model.encode(TEXTS), "abtt").apply(search_model.encode(NEW_TEXTS))
+    )
+    for encode in (
+        filtered_model.encode,
+        filtered_model.encode_query,
+        filtered_model.encode_document,
+    ):
         assert np.abs(encode(NEW_TEXTS) - expected).max() < 2e-5
 
 
@@ -201,7 +217,11 @@ REFUSED_FITS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "power 0": (TEXTS, "whiten", {"power": 0}),
     "power above a half": (TEXTS, "whiten", {"power": 0.6}),
     "power that is no number": (TEXTS, "whiten", {"power": True}),
-    "texts without sentences": ([str(number) for number in range(200)], "center", {"queries": True}),
+    "texts without sentences": (
+        [str(number) for number in range(200)],
+        "center",
+        {"queries": True},
+    ),
     "a task for both": (TEXTS, "center", {"queries": True, "task": "query"}),
     "a prompt for both": (TEXTS, "center", {"queries": True, "prompt": "x"}),
 }
@@ -217,12 +237,16 @@ def test_fit_filter_refuses_before_it_encodes(
         st_reba.fit_filter(model, texts, kind, **options)
 
 
-def test_task_of_a_template_with_three_wordings_is_refused(search_model: SentenceTransformer) -> None:
+def test_task_of_a_template_with_three_wordings_is_refused(
+    search_model: SentenceTransformer,
+) -> None:
     with pytest.raises(ValueError, match="task='document'.*queries=True"):
         st_reba.fit_filter(search_model, TEXTS, task="document")
 
 
-def test_model_with_a_filter_takes_no_other(model: SentenceTransformer, fitted_filters: dict[str, Filter]) -> None:
+def test_model_with_a_filter_takes_no_other(
+    model: SentenceTransformer, fitted_filters: dict[str, Filter]
+) -> None:
     with pytest.raises(ValueError, match="has a filter already"):
         st_reba.fit_filter(with_filter(model, fitted_filters["abtt"]), TEXTS, "center")
 
@@ -235,7 +259,10 @@ def test_model_of_other_modules_takes_no_filter() -> None:
 
 def test_filter_of_another_model_is_refused(fitted_filters: dict[str, Filter]) -> None:
     other_model = st_reba.build("mini", **{**ECHO, "layer": 2})
-    for fitted_filter in (fitted_filters["abtt"], Filter.fit(np.random.default_rng(0).normal(size=(200, 6)), "center")):
+    for fitted_filter in (
+        fitted_filters["abtt"],
+        Filter.fit(np.random.default_rng(0).normal(size=(200, 6)), "center"),
+    ):
         with pytest.raises(ValueError):
             with_filter(other_model, fitted_filter)
 
@@ -262,15 +289,21 @@ def test_saved_filter_is_the_same_filter(
     assert np.array_equal(built_model.encode(NEW_TEXTS), expected)
 
 
-def test_filter_has_the_number_type_of_the_model(fitted_filters: dict[str, Filter], tmp_path: Path) -> None:
+def test_filter_has_the_number_type_of_the_model(
+    fitted_filters: dict[str, Filter], tmp_path: Path
+) -> None:
     file = tmp_path / "filter.safetensors"
     fitted_filters["whiten"].save(file)
     half_model = st_reba.build("mini", **{**ECHO, "filter": file, "dtype": "bfloat16"})
     assert {parameter.dtype for parameter in half_model.parameters()} == {torch.bfloat16}
 
 
-def test_code_that_travels_holds_the_shift_of_queries(search_model: SentenceTransformer, tmp_path: Path) -> None:
+def test_code_that_travels_holds_the_shift_of_queries(
+    search_model: SentenceTransformer, tmp_path: Path
+) -> None:
     st_reba.fit_filter(search_model, TEXTS, queries=True).save_pretrained(str(tmp_path))
     assert "class QueryShift(Module):" in (tmp_path / "st_reba.py").read_text(encoding="utf-8")
     search_model.save_pretrained(str(tmp_path / "unfiltered"))
-    assert "QueryShift(Module)" not in (tmp_path / "unfiltered" / "st_reba.py").read_text(encoding="utf-8")
+    assert "QueryShift(Module)" not in (tmp_path / "unfiltered" / "st_reba.py").read_text(
+        encoding="utf-8"
+    )

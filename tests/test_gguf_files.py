@@ -15,13 +15,17 @@ from tokenizers import Regex, pre_tokenizers
 import st_reba
 from st_reba.gguf_files import PATTERNS, read_gguf
 
-pytestmark = pytest.mark.skipif(not hasattr(transformers, "GgufConfig"), reason="no GGUF file is made dense")
+pytestmark = pytest.mark.skipif(
+    not hasattr(transformers, "GgufConfig"), reason="no GGUF file is made dense"
+)
 TEXT = "AB aB  12 123 it'S it's\n\nab.\n  ¿x₂? ١٢ 12ab ǅa"
 
 
 def tokens_of(model: Any, text: str = TEXT) -> list[str]:
     tokenizer = model.tokenizer
-    return list(tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    return list(
+        tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"])
+    )
 
 
 def split_by(pattern: Any, text: str = TEXT) -> list[str]:
@@ -33,7 +37,10 @@ ORIGINALS: dict[str, Any] = {
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "olmo": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "smollm": pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     ),
     "qwen2": pre_tokenizers.Sequence(
         [
@@ -69,7 +76,9 @@ def test_rules_that_differ_give_other_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", sorted(PATTERNS))
 def test_every_rule_keeps_every_character(rule: str) -> None:
-    steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[rule]]
+    steps: list[Any] = [
+        pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[rule]
+    ]
     assert "".join(split_by(pre_tokenizers.Sequence(steps))) == TEXT
 
 
@@ -85,14 +94,18 @@ def test_llama3_takes_whole_pieces_and_begins_with_its_bos(tmp_path: Path) -> No
     assert tokenizer("a")["input_ids"] == tokenizer("a", add_special_tokens=False)["input_ids"]
 
 
-@pytest.mark.parametrize("metadata", [{"tokenizer_pre": "deepseek-llm"}, {"without": ["tokenizer_pre"]}])
+@pytest.mark.parametrize(
+    "metadata", [{"tokenizer_pre": "deepseek-llm"}, {"without": ["tokenizer_pre"]}]
+)
 def test_a_rule_that_is_not_known_is_refused_and_another_tokenizer_is_the_remedy(
     metadata: dict[str, Any], tmp_path: Path
 ) -> None:
     file = gguf_file(tmp_path, **metadata)
     with pytest.raises(ValueError, match=r"tokenizer\.ggml\.pre=.*Give tokenizer="):
         st_reba.build(file)
-    build(gguf_file(tmp_path, name="known.gguf"), "echo").tokenizer.save_pretrained(tmp_path / "tokenizer")
+    build(gguf_file(tmp_path, name="known.gguf"), "echo").tokenizer.save_pretrained(
+        tmp_path / "tokenizer"
+    )
     model: Any = build(file, "echo", tokenizer=tmp_path / "tokenizer")
     assert model.encode("A text.").shape == (64,)
 
@@ -115,7 +128,9 @@ def test_a_shard_is_refused_at_once(number: int, tmp_path: Path) -> None:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-    with pytest.raises(ValueError, match=r"one of 2 shards.*llama-gguf-split --merge \S+-00001-of-00002\.gguf"):
+    with pytest.raises(
+        ValueError, match=r"one of 2 shards.*llama-gguf-split --merge \S+-00001-of-00002\.gguf"
+    ):
         st_reba.build(file, tokenizer="mini")
 
 
@@ -151,7 +166,9 @@ def test_what_a_file_says(tmp_path: Path) -> None:
 def test_lists_within_lists_for_ever_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     list_of_one_list = struct.pack("<IQ", 9, 1)
-    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
+    header = (
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
+    )
     file = tmp_path / "nested.gguf"
     file.write_bytes(header + list_of_one_list * 3000)
     with pytest.raises(ValueError, match="is no whole GGUF file"):

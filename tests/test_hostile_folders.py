@@ -91,7 +91,9 @@ def assert_refused(folder: Path, message: str) -> None:
         st_reba.load(folder, device="cpu")
 
 
-@pytest.mark.parametrize("tokenizer_class", ["sentence_transformers.SentenceTransformer", "os.system"])
+@pytest.mark.parametrize(
+    "tokenizer_class", ["sentence_transformers.SentenceTransformer", "os.system"]
+)
 def test_a_model_inside_a_model_is_refused(folder: Path, tokenizer_class: str) -> None:
     shutil.copytree(folder, folder / "0_Words")
     write_json(folder / "0_Words" / "config.json", _attn_implementation=KERNEL)
@@ -111,7 +113,10 @@ def test_the_tokenizer_of_word_embeddings_is_checked(folder: Path) -> None:
 
 
 LARGE_MODULES: dict[str, tuple[str, dict[str, Any]]] = {
-    "LSTM": ("lstm_config.json", {"embedding_dimension": 9000, "hidden_dim": 9000, "num_layers": 4}),
+    "LSTM": (
+        "lstm_config.json",
+        {"embedding_dimension": 9000, "hidden_dim": 9000, "num_layers": 4},
+    ),
     "LayerNorm": ("config.json", {"dimension": 1_500_000_000}),
     "CNN": ("cnn_config.json", {"in_embedding_dimension": 9000, "out_channels": 9000}),
     "WeightedLayerPooling": ("config.json", {"embedding_dimension": 1, "layer_start": -(10**9)}),
@@ -121,7 +126,9 @@ LARGE_MODULES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("name", LARGE_MODULES)
-def test_a_module_larger_than_its_weights_is_refused(folder: Path, name: str, is_first: bool) -> None:
+def test_a_module_larger_than_its_weights_is_refused(
+    folder: Path, name: str, is_first: bool
+) -> None:
     """Also where it stands in place of the model, so that nothing tells how large that is."""
     file, values = LARGE_MODULES[name]
     write_json(folder / "8_Module" / file, **values)
@@ -169,7 +176,9 @@ def link_to_device(file: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, link_to_device])
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "README.md"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "model.safetensors", "README.md"]
+)
 def test_a_pipe_or_device_is_refused(folder: Path, tmp_path: Path, name: str, make: Change) -> None:
     base = Path(shutil.copytree(MINI, tmp_path / "base"))
     for place in (folder, base):
@@ -231,14 +240,18 @@ def test_a_stored_setting_is_refused(folder: Path, name: str, value: Any) -> Non
     assert_refused(folder, SETTINGS)
 
 
-@pytest.mark.parametrize("name", ["processor_class", "image_processor_type", "feature_extractor_type"])
+@pytest.mark.parametrize(
+    "name", ["processor_class", "image_processor_type", "feature_extractor_type"]
+)
 def test_a_model_named_as_a_processor_is_refused(folder: Path, name: str) -> None:
     write_json(folder / "preprocessor_config.json", **{name: "LlamaModel"})
     assert_refused(folder, "LlamaModel")
 
 
 def test_a_model_named_as_an_audio_tokenizer_is_refused(folder: Path) -> None:
-    write_json(folder / "processor_config.json", audio_tokenizer={"audio_tokenizer_class": "DacModel"})
+    write_json(
+        folder / "processor_config.json", audio_tokenizer={"audio_tokenizer_class": "DacModel"}
+    )
     assert_refused(folder, "audio_tokenizer")
 
 
@@ -261,7 +274,9 @@ def rename_number_types(file: Path, number_type: str) -> None:
 
 
 @pytest.mark.parametrize("number_type", ["I16", "U16"])
-def test_weights_that_claim_to_be_whole_numbers_are_refused(tmp_path: Path, number_type: str) -> None:
+def test_weights_that_claim_to_be_whole_numbers_are_refused(
+    tmp_path: Path, number_type: str
+) -> None:
     base = Path(shutil.copytree(MINI, tmp_path / "base"))
     rename_number_types(base / "model.safetensors", number_type)
     with pytest.raises(RepositoryRefused, match=f"is stored as {number_type}"):
@@ -269,7 +284,9 @@ def test_weights_that_claim_to_be_whole_numbers_are_refused(tmp_path: Path, numb
 
 
 @pytest.mark.parametrize("stored_type", ["BF16", "F16"])
-def test_half_precision_weights_that_claim_to_be_of_the_other_type_are_refused(folder: Path, stored_type: str) -> None:
+def test_half_precision_weights_that_claim_to_be_of_the_other_type_are_refused(
+    folder: Path, stored_type: str
+) -> None:
     named_type = {"BF16": torch.float16, "F16": torch.bfloat16}[stored_type]
     file = folder / "model.safetensors"
     weights = {name: weight.to(named_type) for name, weight in load_file(file).items()}
@@ -304,18 +321,24 @@ PADDING: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", PADDING, ids=str)
-def test_padding_of_every_text_to_thousands_of_tokens_is_refused(folder: Path, settings: dict[str, Any]) -> None:
+def test_padding_of_every_text_to_thousands_of_tokens_is_refused(
+    folder: Path, settings: dict[str, Any]
+) -> None:
     write_json(folder / SETTINGS, **settings)
     assert_refused(folder, "pads every text")
 
 
 def test_padding_to_a_common_length_loads(folder: Path) -> None:
-    write_json(folder / SETTINGS, processing_kwargs={"text": {"padding": "max_length", "max_length": 64}})
+    write_json(
+        folder / SETTINGS, processing_kwargs={"text": {"padding": "max_length", "max_length": 64}}
+    )
     assert st_reba.load(folder, device="cpu").encode("hi").shape == (16,)
 
 
 def test_a_module_that_reads_tokens_behind_one_that_gives_none_is_refused(folder: Path) -> None:
-    write_json(folder / "0_BoW" / "config.json", vocab=["hi"], word_weights={}, unknown_word_weight=1)
+    write_json(
+        folder / "0_BoW" / "config.json", vocab=["hi"], word_weights={}, unknown_word_weight=1
+    )
     list_modules(folder, (TYPES + "BoW", "0_BoW"), (TYPES + "Pooling", "1_Pooling"))
     assert_refused(folder, "a Pooling reads tokens, and a BoW gives none")
 
@@ -340,7 +363,12 @@ ADAPTERS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("values", ADAPTERS, ids=str)
 def test_an_adapter_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
     """One that asks for more than its weights hold, or whose pattern takes for ever."""
-    adapter = {"peft_type": "LORA", "base_model_name_or_path": MINI, "target_modules": ["q_proj"], "r": 4}
+    adapter = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": MINI,
+        "target_modules": ["q_proj"],
+        "r": 4,
+    }
     write_json(tmp_path / "adapter_config.json", **{**adapter, **values})
     weights = {}
     for layer in range(6):

@@ -117,7 +117,9 @@ def test_functions_are_not_too_long() -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 line_count = (node.end_lineno or 0) - first_code_line(node) + 1
                 is_short = line_count <= MOST_LINES_OF_FUNCTION
-                assert is_short or (path, node.name) in PENDING_LONG_FUNCTIONS, f"{path}: {node.name}"
+                assert is_short or (path, node.name) in PENDING_LONG_FUNCTIONS, (
+                    f"{path}: {node.name}"
+                )
 
 
 def first_code_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

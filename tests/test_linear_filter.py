@@ -39,7 +39,9 @@ def unit_rows(vectors: Vectors) -> Vectors:
         ("whiten", {}, "whiten:texts=5000"),
     ],
 )
-def test_filter_equals_a_singular_value_decomposition(kind: Any, options: dict[str, Any], description: str) -> None:
+def test_filter_equals_a_singular_value_decomposition(
+    kind: Any, options: dict[str, Any], description: str
+) -> None:
     sample = draw_vectors(5000, 6)  # more rows than are copied at a time
     new_vectors = draw_vectors(5, 6, seed=1)
     mean = sample.mean(axis=0)
@@ -59,7 +61,9 @@ def test_filter_equals_a_singular_value_decomposition(kind: Any, options: dict[s
     fitted_filter = Filter.fit(sample, kind, **options)
     assert fitted_filter.description == description
     np.testing.assert_allclose(fitted_filter.apply(new_vectors), expected, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(fitted_filter.apply(new_vectors[0]), expected[0], rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(
+        fitted_filter.apply(new_vectors[0]), expected[0], rtol=1e-10, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("power", [0.25, 0.1])
@@ -142,7 +146,9 @@ REFUSED_VECTORS: dict[str, Callable[[], Filter]] = {
     "119 vectors of 30 dimensions": lambda: Filter.fit(draw_vectors(119, 30), "whiten"),
     "NaN": lambda: Filter.fit(np.full((200, 6), np.nan), "center"),
     "one vector": lambda: Filter.fit(draw_vectors(1, 6)[0], "center"),
-    "queries of other dimensions": lambda: Filter.fit(draw_vectors(200, 6), query_vectors=draw_vectors(200, 5)),
+    "queries of other dimensions": lambda: Filter.fit(
+        draw_vectors(200, 6), query_vectors=draw_vectors(200, 5)
+    ),
     "19 queries": lambda: Filter.fit(draw_vectors(200, 6), query_vectors=draw_vectors(19, 6)),
 }
 

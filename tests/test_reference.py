@@ -121,7 +121,9 @@ def test_published_word_takes_earlier_columns_too() -> None:
     ("span", "expected"),
     [("repeats", [0, 1 / 2, 1 / 2]), ("last_copy", [0, 0, 1])],
 )
-def test_echo_averages_over_a_span_of_three_copies(span: reference.Span, expected: list[float]) -> None:
+def test_echo_averages_over_a_span_of_three_copies(
+    span: reference.Span, expected: list[float]
+) -> None:
     three_copies = Layout(ids=[5, 5, 5], copy_of=[1, 2, 3], n=1, k=3)
     vector = reference.echo(HIDDEN_STATES[:3, :3], three_copies, "mean", span)
     assert_equal(vector, expected)

@@ -30,7 +30,13 @@ def test_the_plot_shows_the_table(import_script: Callable[[str], ModuleType]) ->
 def test_shared_sentences_are_counted_by_pair(import_script: Callable[[str], ModuleType]) -> None:
     overlap = import_script("overlap")
     choosing_sentences = ["A band plays onstage.", "It rains."]
-    reported_items = [("A band plays on stage.", "Music."), ("It rains.", "It rains."), ("It snows.", "Snow.")]
+    reported_items = [
+        ("A band plays on stage.", "Music."),
+        ("It rains.", "It rains."),
+        ("It snows.", "Snow."),
+    ]
     exact_count = overlap.count_shared(choosing_sentences, reported_items)
-    loose_count = overlap.count_shared(choosing_sentences, reported_items, overlap.letters_and_digits)
+    loose_count = overlap.count_shared(
+        choosing_sentences, reported_items, overlap.letters_and_digits
+    )
     assert (exact_count, loose_count) == (1, 2)

@@ -17,11 +17,24 @@ import torch
 from architectures import lose, on_the_hub
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Router, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    Dense,
+    LayerNorm,
+    Pooling,
+    Router,
+    Transformer,
+)
 
 import st_reba
 from st_reba.bases import EMBEDDED
-from st_reba.safety import Repository, RepositoryRefused, check_base, check_repository, limit_numbers, load
+from st_reba.safety import (
+    Repository,
+    RepositoryRefused,
+    check_base,
+    check_repository,
+    limit_numbers,
+    load,
+)
 from st_reba.safety.weights import read_headers
 
 METHODS = (
@@ -215,10 +228,14 @@ def test_sound_repositories_load(models: dict[str, Path], kind: str) -> None:
     texts = ["你好", "hi"]
     model_kwargs = {"dtype": "float32"}
     expected_model = SentenceTransformer(str(models[kind]), device="cpu", model_kwargs=model_kwargs)
-    assert np.array_equal(load(models[kind], device="cpu").encode(texts), expected_model.encode(texts))
+    assert np.array_equal(
+        load(models[kind], device="cpu").encode(texts), expected_model.encode(texts)
+    )
 
 
-@pytest.mark.parametrize(("backend", "weights"), [("torch", {"use_safetensors": True}), ("onnx", {})])
+@pytest.mark.parametrize(
+    ("backend", "weights"), [("torch", {"use_safetensors": True}), ("onnx", {})]
+)
 def test_options_are_passed_on(
     models: dict[str, Path],
     backend: str,
@@ -246,7 +263,9 @@ def hub_options(cache: Path) -> dict[str, Any]:
     return {"cache_folder": str(cache), "local_files_only": True}
 
 
-def test_a_model_of_the_hub_loads_by_its_id_and_from_the_cache(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_model_of_the_hub_loads_by_its_id_and_from_the_cache(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
     snapshot = on_the_hub(tmp_path, "a/b", models["reba"])
     expected_vector = load(models["reba"], device="cpu").encode("hi")
     model = load("a/b", device="cpu", **hub_options(tmp_path))
@@ -309,7 +328,12 @@ REFUSED: dict[str, list[tuple[Damage, str]]] = {
         (write_json(CONFIG, text_config={"attn_implementation": {"": KERNEL}}), KERNEL),
         (add_norm_without_weights, "9/model.safetensors: it is missing"),
     ],
-    "apart": [(write_json(f"{TRANSFORMER_FOLDER}/{CONFIG}", num_hidden_layers=900), "it asks for far more")],
+    "apart": [
+        (
+            write_json(f"{TRANSFORMER_FOLDER}/{CONFIG}", num_hidden_layers=900),
+            "it asks for far more",
+        )
+    ],
     "plain": [
         (write_bytes("modules.json", b'[{"idx": 0}]'), "modules.json: a value"),
         (put_a_kernel_into_the_base_of_an_adapter, KERNEL),
@@ -317,8 +341,12 @@ REFUSED: dict[str, list[tuple[Damage, str]]] = {
         (write_json(DENSE_CONFIG, out_features=20_000_000), "20000000"),
         (write_json(DENSE_CONFIG, out_features="x"), f"{DENSE_CONFIG}: a value is"),
         (remove(f"2_Dense/{WEIGHTS}"), "2_Dense"),
-        (replace_by_pickle(f"2_Dense/{WEIGHTS}", "2_Dense/pytorch_model.bin"), "2_Dense/pytorch_model.bin"),
-        # An older name, under which sentence-transformers finds settings where the usual file is empty.
+        (
+            replace_by_pickle(f"2_Dense/{WEIGHTS}", "2_Dense/pytorch_model.bin"),
+            "2_Dense/pytorch_model.bin",
+        ),
+        # An older name, under which sentence-transformers finds settings where the usual file is
+        # empty.
         (
             all_of(
                 write_bytes(MODULE_SETTINGS, b"{}"),
@@ -332,7 +360,10 @@ REFUSED: dict[str, list[tuple[Damage, str]]] = {
             f"{ROUTER_SETTINGS}: a value is",
         ),
         (write_json(MODULE_SETTINGS, model_args={"use_safetensors": False}), "use_safetensors"),
-        (write_json(MODULE_SETTINGS, tokenizer_args={"trust_remote_code": True}), "trust_remote_code"),
+        (
+            write_json(MODULE_SETTINGS, tokenizer_args={"trust_remote_code": True}),
+            "trust_remote_code",
+        ),
         (write_json(CONFIG, layers=[{"_attn_implementation_internal": KERNEL}]), KERNEL),
         (write_json(CONFIG, configuration_files=["config.4.0.0.json"]), "configuration_files"),
         (write_json("adapter_config.json", megatron_config={"a": 1}), "megatron_config"),
@@ -382,7 +413,9 @@ def test_repositories_that_ask_for_too_much_are_refused(
         put_a_kernel_into_the_base_of_an_adapter,
     ],
 )
-def test_kernels_and_sizes_of_bases_are_refused(copy_repository: CopyRepository, damage: Damage) -> None:
+def test_kernels_and_sizes_of_bases_are_refused(
+    copy_repository: CopyRepository, damage: Damage
+) -> None:
     folder = copy_repository("reba")
     damage(folder)
     with pytest.raises(RepositoryRefused):
@@ -448,7 +481,9 @@ UNKNOWN_TYPES = [
 
 
 @pytest.mark.parametrize("is_routed", [False, True])
-@pytest.mark.parametrize("module_type", UNKNOWN_TYPES, ids=lambda module_type: str(module_type)[:50])
+@pytest.mark.parametrize(
+    "module_type", UNKNOWN_TYPES, ids=lambda module_type: str(module_type)[:50]
+)
 def test_unknown_types_of_modules_are_refused(
     copy_repository: CopyRepository,
     tmp_path: Path,
@@ -487,7 +522,9 @@ def test_a_pickle_beside_weights_is_never_opened(copy_repository: CopyRepository
     assert load(folder, device="cpu").encode("hi").shape == (192,)
 
 
-def test_an_adapter_needs_weights_of_its_own_beside_a_pickle(copy_repository: CopyRepository) -> None:
+def test_an_adapter_needs_weights_of_its_own_beside_a_pickle(
+    copy_repository: CopyRepository,
+) -> None:
     folder = copy_repository("reba")
     (folder / "adapter_model.bin").write_bytes(PLANTED_PICKLE)
     assert_refused(folder, "adapter_model.bin")

@@ -26,7 +26,11 @@ from st_reba.modules.registration import _register
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "长" * 110]
 PROMPTS = {"query": "Query: ", "document": "Text: "}
 TEMPLATE = {"query": "问：{instruction} {text}\n{text}", "document": "{text} / {text}"}
-THREE_WORDINGS = {"query": "Query: {text}", "document": "Passage: {text}", "similarity": "Text: {text}"}
+THREE_WORDINGS = {
+    "query": "Query: {text}",
+    "document": "Passage: {text}",
+    "similarity": "Text: {text}",
+}
 MODELS: dict[str, dict[str, Any]] = {
     "reba": {"method": "reba", "prompts": PROMPTS, "max_seq_length": 200},
     "authors": {"method": "reba", "implementation": "authors", "pooling": "mean"},
@@ -50,8 +54,8 @@ SAME_FILES = (
     "config.json",
     "st_reba.py",
 )
-# Loads by the flag, saves again, loads that: where st_reba cannot be imported, also from pickles and in other
-# processes. Each model in a fork of one process that holds the libraries.
+# Loads by the flag, saves again, loads that: where st_reba cannot be imported, also from pickles
+# and in other processes. Each model in a fork of one process that holds the libraries.
 STRANGERS = """
 import os, pickle, sys
 sys.modules["st_reba"] = None
@@ -87,7 +91,9 @@ def build_model(name: str) -> SentenceTransformer:
     if name == "router":  # it has the code of both routes
         query_model = st_reba.build("mini", "echo", template="echo", device="cpu")
         document_model = build_model("second")
-        routes = Router.for_query_document(list(query_model), list(document_model), default_route="document")
+        routes = Router.for_query_document(
+            list(query_model), list(document_model), default_route="document"
+        )
         return SentenceTransformer(modules=[routes], device="cpu")
     model = st_reba.build("mini", device="cpu", **MODELS[name])
     texts: list[str] = []
@@ -100,8 +106,12 @@ def build_model(name: str) -> SentenceTransformer:
     return model
 
 
-@pytest.mark.parametrize("names", slow_but([QUICK_NAMES, SLOW_NAMES], QUICK_NAMES), ids=["quick", "slow"])
-def test_package_and_strangers_load_and_save_the_same(names: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names", slow_but([QUICK_NAMES, SLOW_NAMES], QUICK_NAMES), ids=["quick", "slow"]
+)
+def test_package_and_strangers_load_and_save_the_same(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
     """Either loads what the other saved, and the files name no folder of this machine."""
     root = tmp_path / "private 模型 of mine"
     models = {name: build_model(name) for name in names}
@@ -121,7 +131,9 @@ def test_package_and_strangers_load_and_save_the_same(names: tuple[str, ...], tm
         same_files = SAME_FILES if name != "router" else ("modules.json",)
         check_files(saved, saved_by_package, same_files)
         # The package alone stores the base's own number type: strangers save float32.
-        check_files(saved, saved_by_strangers, [file for file in same_files if file != "config.json"])
+        check_files(
+            saved, saved_by_strangers, [file for file in same_files if file != "config.json"]
+        )
         assert sorted(os.listdir(saved_by_package)) == sorted(os.listdir(saved))
         check_no_folder_is_named(saved, {*PRIVATE_FOLDERS, str(tmp_path)})
 
@@ -188,7 +200,9 @@ def modules_of_script(*arguments: str) -> set[str]:
     """What a process has imported that runs a script."""
     environment = {**ENVIRONMENT, "PYTHONPATH": str(Path(st_reba.__file__).parents[1])}
     command = [sys.executable, "-c", *arguments]
-    process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    process = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
     return set(process.stdout.split())
 
 
@@ -200,7 +214,9 @@ def test_an_import_and_a_wrong_value_are_light() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("imports", ["st_reba, sentence_transformers", "sentence_transformers, st_reba"])
+@pytest.mark.parametrize(
+    "imports", ["st_reba, sentence_transformers", "sentence_transformers, st_reba"]
+)
 def test_a_fresh_process_loads_without_a_flag(tmp_path: Path, imports: str) -> None:
     """Whichever is imported first; nothing is imported that a model does not need."""
     model = st_reba.build("mini", "reba", pooling="mean")
@@ -234,7 +250,9 @@ def test_registering_again_keeps_the_classes_of_other_plugins() -> None:
     assert len(registered_classes) == 1 + len(MODULES)
 
 
-@pytest.mark.parametrize("base_model", [SimpleNamespace(_module_classes=["a list"]), SimpleNamespace()])
+@pytest.mark.parametrize(
+    "base_model", [SimpleNamespace(_module_classes=["a list"]), SimpleNamespace()]
+)
 def test_sentence_transformers_without_the_table_is_refused(base_model: SimpleNamespace) -> None:
     with pytest.raises(RuntimeError, match=r"no table.*trust_remote_code=True"):
         _register(SimpleNamespace(BaseModel=base_model))

@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 import train_echo  # noqa: E402
 
-# transformers 5.24 came out before the PEFT it asks for. `scripts/test --consumers` and `--oldest` have others.
+# transformers 5.24 came out before the PEFT it asks for. `scripts/test --consumers` and `--oldest`
+# have others.
 pytestmark = pytest.mark.skipif(
     Version(version("peft")) < Version(MIN_PEFT_VERSION),
     reason=f"no adapter is loaded without PEFT {MIN_PEFT_VERSION}",
@@ -86,7 +87,9 @@ def train(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
 
 
 @pytest.fixture(scope="module")
-def trained_model(train: Callable[..., Report], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+def trained_model(
+    train: Callable[..., Report], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Report]:
     folder = tmp_path_factory.mktemp("trained") / "echo"
     return folder, train(folder)
 
@@ -143,7 +146,9 @@ print(json.dumps(model.encode_query(texts).tolist()))
 
 @needs_own_adapters
 @pytest.mark.slow
-def test_an_adapter_loads_with_the_code_that_it_carries(trained_model: tuple[Path, Report], tmp_path: Path) -> None:
+def test_an_adapter_loads_with_the_code_that_it_carries(
+    trained_model: tuple[Path, Report], tmp_path: Path
+) -> None:
     folder, _ = trained_model
     completed = subprocess.run(
         [
@@ -211,12 +216,16 @@ PAGE = (ROOT / "docs" / "how-to" / "train.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_the_example_in_the_documentation_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_in_the_documentation_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     code_block = PAGE.split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {}
     exec(code_block, names)
-    trained_weights = [weight for name, weight in names["model"].named_parameters() if "lora_B" in name]
+    trained_weights = [
+        weight for name, weight in names["model"].named_parameters() if "lora_B" in name
+    ]
     assert any(bool(weight.any()) for weight in trained_weights)
 
 

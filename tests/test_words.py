@@ -11,9 +11,7 @@ import pytest
 import reference
 import torch
 from marks import Base, slow_but
-from oracle import WordInText as Placed
-from oracle import assert_close, oracle_of
-from oracle import word_in_text as item
+from oracle import WordInText, assert_close, oracle_of, word_in_text
 from pipelines import build
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -26,14 +24,14 @@ MIXED_TEXT = "他在银行取了钱，then went home."
 REPEATING_TEXT = "意思意思就行了，你这是什么意思？"
 LONG_TEXT = "The river runs past the old mill, under the bridge, and on to the sea."
 ITEMS = [
-    item(MIXED_TEXT, "银行"),
-    item("The bank of the river is steep.", "river"),
-    item("天", "天"),
-    item(REPEATING_TEXT, "意思"),
-    item(REPEATING_TEXT, "意思", 2),
-    item("a bank on the bank", "bank", 1),
-    item("e\u0301 and \ud800 bank", "bank"),
-    item("一二", "一二"),
+    word_in_text(MIXED_TEXT, "银行"),
+    word_in_text("The bank of the river is steep.", "river"),
+    word_in_text("天", "天"),
+    word_in_text(REPEATING_TEXT, "意思"),
+    word_in_text(REPEATING_TEXT, "意思", 2),
+    word_in_text("a bank on the bank", "bank", 1),
+    word_in_text("e\u0301 and \ud800 bank", "bank"),
+    word_in_text("一二", "一二"),
 ]
 RIVER_BANK = ("The river bank", (4, 9))
 # The texts of a template around its slots, which are None.
@@ -44,18 +42,22 @@ def expected_words(
     base_path: str,
     method: str,
     pieces: Pieces,
-    items: Sequence[Placed] = ITEMS,
+    items: Sequence[WordInText] = ITEMS,
     max_seq_length: int | None = None,
     **options: bool,
 ) -> list[torch.Tensor]:
     """The oracle's vectors of words; ``authors`` is ReBA as its authors' code computes it."""
     word_vectors: list[torch.Tensor] = []
     for word_item in items:
-        layout, hidden_states, attention, tokens = oracle_of(base_path, word_item, pieces, max_seq_length)
+        layout, hidden_states, attention, tokens = oracle_of(
+            base_path, word_item, pieces, max_seq_length
+        )
         if method == "reba":
             word_vector = reference.reba_word(hidden_states, attention, layout, tokens, **options)
         elif method == "authors":
-            word_vector = reference.published_word(hidden_states, attention, layout, tokens, **options)
+            word_vector = reference.published_word(
+                hidden_states, attention, layout, tokens, **options
+            )
         else:
             word_vector = reference.echo_word(hidden_states, layout, tokens)
         word_vectors.append(word_vector)
@@ -65,7 +67,7 @@ def expected_words(
 def check_words(
     model: SentenceTransformer,
     expected_vectors: Sequence[torch.Tensor],
-    items: Sequence[Placed] = ITEMS,
+    items: Sequence[WordInText] = ITEMS,
     **options: Any,
 ) -> None:
     """Compare vectors of words, encoded alone, in small batches and in one."""
@@ -95,7 +97,9 @@ BASES = [
 
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize(("name", "copies"), slow_but(BASES, "gemma2", "gpt2", "llama", rows=True))
-def test_words_of_every_method_are_those_of_the_oracle(base: Base, name: str, copies: int, normalize: bool) -> None:
+def test_words_of_every_method_are_those_of_the_oracle(
+    base: Base, name: str, copies: int, normalize: bool
+) -> None:
     """The sentence's pooling does not matter to words."""
     base_path, pieces = base(name), (None,) * copies
     options: dict[str, Any] = {"repeats": copies, "pooling": "mean" if normalize else "last"}
@@ -103,12 +107,21 @@ def test_words_of_every_method_are_those_of_the_oracle(base: Base, name: str, co
     check_words(build(base_path, "reba", **options), reba, normalize=normalize)
     authors_model = build(base_path, "reba", implementation="authors", **options)
     check_words(authors_model, expected_words(base_path, "authors", pieces), normalize=normalize)
-    check_words(build(base_path, "echo", **options), expected_words(base_path, "echo", pieces), normalize=normalize)
+    check_words(
+        build(base_path, "echo", **options),
+        expected_words(base_path, "echo", pieces),
+        normalize=normalize,
+    )
 
 
 QUERY = "Query: "
 ECHO_PIECES = ("Rewrite the following paragraph: ", None, ". The rewritten paragraph: ", None)
-PROMPTED_ECHO_PIECES = (QUERY + "Rewrite the following paragraph: ", None, ". The rewritten paragraph: ", None)
+PROMPTED_ECHO_PIECES = (
+    QUERY + "Rewrite the following paragraph: ",
+    None,
+    ". The rewritten paragraph: ",
+    None,
+)
 PROMPTEOL_PIECES = ('This sentence: "', None, '" means in one word:"')
 
 
@@ -148,7 +161,7 @@ def test_the_default_prompt_is_used_unless_another_is_named(base: Base) -> None:
 def test_a_word_before_the_cut_has_the_vector_of_the_cut_text(base: Base) -> None:
     base_path = base("llama", "bos_eos")
     model = st_reba.build(base_path, "reba", max_seq_length=22)
-    river = [item(LONG_TEXT, "river")]
+    river = [word_in_text(LONG_TEXT, "river")]
     check_words(model, expected_words(base_path, "reba", (None, None), river, 22), river)
 
 
@@ -169,12 +182,16 @@ def test_a_part_of_a_token_is_that_token() -> None:
     token_spans = spans_of_tokens(model, text)
     start, end = next(token_span for token_span in token_spans if token_span[1] - token_span[0] > 1)
     numpy_span = (np.int64(start), np.uint8(end))
-    np.testing.assert_array_equal(*encode_words(model, [(text, (start, start + 1)), (text, numpy_span)]))
+    np.testing.assert_array_equal(
+        *encode_words(model, [(text, (start, start + 1)), (text, numpy_span)])
+    )
 
 
 def test_a_word_that_its_text_has_once_needs_no_span() -> None:
     model, text = st_reba.build("mini", "reba"), "他在银行"
-    np.testing.assert_array_equal(*encode_words(model, [(text, "银行"), item(text, "银行")]))
+    np.testing.assert_array_equal(
+        *encode_words(model, [(text, "银行"), word_in_text(text, "银行")])
+    )
 
 
 def test_no_items_have_no_vectors() -> None:
@@ -290,7 +307,7 @@ TOKEN_TEXTS = ["天", "", MIXED_TEXT, "hi", "a bank on the bank"]
 def test_a_token_has_the_vector_of_the_word_that_it_is(base: Base, options: dict[str, Any]) -> None:
     model = build(base("llama", "bos_eos"), **options)
     vectors_by_text = encode_tokens(model, TOKEN_TEXTS, batch_tokens=60)
-    items: list[Placed] = []
+    items: list[WordInText] = []
     expected_vectors: list[Any] = []
     for text, word_vectors in zip(TOKEN_TEXTS, vectors_by_text, strict=True):
         token_spans = spans_of_tokens(model, text)
@@ -308,18 +325,28 @@ def test_a_token_has_the_vector_of_the_word_that_it_is(base: Base, options: dict
     np.testing.assert_allclose(encode_words(model, mixed_items), mixed_vectors, atol=tolerance)
 
 
-@pytest.mark.parametrize("options", [method for method in TOKEN_METHODS if "chunk" not in method], ids=str)
+@pytest.mark.parametrize(
+    "options", [method for method in TOKEN_METHODS if "chunk" not in method], ids=str
+)
 def test_a_text_runs_once_for_all_of_its_words(base: Base, options: dict[str, Any]) -> None:
     model = build(base("llama", "bos_eos"), **options)
-    items = [item(MIXED_TEXT, "他"), item("hi", "hi"), item(MIXED_TEXT, "went")]
+    items = [
+        word_in_text(MIXED_TEXT, "他"),
+        word_in_text("hi", "hi"),
+        word_in_text(MIXED_TEXT, "went"),
+    ]
     row_counts: list[int] = []
-    model[0].register_forward_pre_hook(lambda _, inputs: row_counts.append(len(inputs[0]["input_ids"])))
+    model[0].register_forward_pre_hook(
+        lambda _, inputs: row_counts.append(len(inputs[0]["input_ids"]))
+    )
     encode_words(model, items)
     assert sum(row_counts) == 2
 
 
 @pytest.mark.parametrize("options", TOKEN_METHODS, ids=str)
-def test_a_long_text_has_as_many_vectors_as_a_copy_holds_tokens(base: Base, options: dict[str, Any]) -> None:
+def test_a_long_text_has_as_many_vectors_as_a_copy_holds_tokens(
+    base: Base, options: dict[str, Any]
+) -> None:
     model = build(base("llama", "bos_eos"), **options, max_seq_length=40)
     word_vectors = encode_tokens(model, ["a bank " * 40, "hi"], prompt=None)
     assert len(word_vectors[0]) == model[0].budget()
@@ -334,13 +361,18 @@ def test_numbers_that_are_not_finite_stay_in_their_text() -> None:
         model[0].model.embed_tokens.weight[token] = float("nan")
     broken_vector, word_vector = encode_words(model, [("猫", "猫"), RIVER_BANK])
     assert not broken_vector.any()
-    np.testing.assert_allclose(word_vector, expected_vector, atol=1e-5 * np.abs(expected_vector).max())
+    np.testing.assert_allclose(
+        word_vector, expected_vector, atol=1e-5 * np.abs(expected_vector).max()
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("It's a well-known bank, -isn't 3.5%", ["It's", "a", "well-known", "bank", "isn't", "3", "5"]),
+        (
+            "It's a well-known bank, -isn't 3.5%",
+            ["It's", "a", "well-known", "bank", "isn't", "3", "5"],
+        ),
         ("他在ATM取了100元。", ["他", "在", "ATM", "取", "了", "100", "元"]),
         ("cafe\u0301 हिन्दी 한국어 カナ・\ud800", ["cafe\u0301", "हिन्दी", "한국어", "カ", "ナ"]),
         ("", []),
@@ -362,7 +394,9 @@ def test_words_of_a_text(text: str, words: list[str]) -> None:
         ("the river bank of the river", "the river", [0, 18]),
     ],
 )
-def test_a_word_is_found_wherever_it_is_no_part_of_another(text: str, word: str, starts: list[int]) -> None:
+def test_a_word_is_found_wherever_it_is_no_part_of_another(
+    text: str, word: str, starts: list[int]
+) -> None:
     assert words_of(text, word) == [(text, (start, start + len(word))) for start in starts]
 
 

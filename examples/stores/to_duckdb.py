@@ -13,7 +13,9 @@ corpus = Corpus(corpus_folder)
 model = SentenceTransformer(model_name, trust_remote_code=True)
 dimension = model.get_embedding_dimension()
 database = duckdb.connect(database_file)
-database.execute(f"CREATE TABLE texts (id VARCHAR, text VARCHAR, metadata JSON, vector FLOAT[{dimension}])")
+database.execute(
+    f"CREATE TABLE texts (id VARCHAR, text VARCHAR, metadata JSON, vector FLOAT[{dimension}])"
+)
 for part_index in range(corpus.parts()):
     ids = []
     texts = []

@@ -20,12 +20,16 @@ dimension = model.get_embedding_dimension()
 with psycopg.connect(database_address) as database:
     database.execute("CREATE EXTENSION IF NOT EXISTS vector")
     register_vector(database)
-    database.execute(f"CREATE TABLE texts (id text, text text, metadata jsonb, vector vector({dimension}))")
+    database.execute(
+        f"CREATE TABLE texts (id text, text text, metadata jsonb, vector vector({dimension}))"
+    )
     with database.cursor().copy("COPY texts FROM STDIN") as copy:
         for part_index in range(corpus.parts()):
             for corpus_row, vectors in corpus.read(part_index):
                 for vector in vectors.astype("float32"):
-                    copy.write_row([corpus_row.document().id, corpus_row.text, corpus_row.metadata, vector])
+                    copy.write_row(
+                        [corpus_row.document().id, corpus_row.text, corpus_row.metadata, vector]
+                    )
     database.execute("CREATE INDEX ON texts USING hnsw (vector vector_cosine_ops)")
     query_vector = model.encode_query(query_text)
     for distance, text_id, text in database.execute(NEAREST_TEXTS, [query_vector]):

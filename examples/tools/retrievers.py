@@ -34,7 +34,8 @@ def llama_index(index: st_reba.Index, result_count: int = 10) -> Any:
             return list(map(self._scored_node, results))
 
         def _scored_node(self, result: Any) -> Any:
-            # Without a source, LlamaIndex keeps only one of several nodes with the same text and metadata.
+            # Without a source, LlamaIndex keeps only one of several nodes with the same text and
+            # metadata.
             source = schema.RelatedNodeInfo(node_id=result.id)
             node = schema.TextNode(
                 id_=result.id,

@@ -24,7 +24,8 @@ from st_reba.safety import load
 
 Methods = dict[str, str]
 """The short form of each method, by its label in a table."""
-# The papers' methods at their published settings; NoSink's k is chosen by labels, in `Base.best_nosink`.
+# The papers' methods at their published settings; NoSink's k is chosen by labels, in
+# `Base.best_nosink`.
 PAPERS = {
     "classical, last": "classical",
     "classical, mean": "classical:pooling=mean",
@@ -167,7 +168,10 @@ class Base:
             dict.fromkeys(methods.values()),
             scored_task.texts,
         )
-        return {row_label: score_vectors(scored_task, method_vectors[method]) for row_label, method in methods.items()}
+        return {
+            row_label: score_vectors(scored_task, method_vectors[method])
+            for row_label, method in methods.items()
+        }
 
     def table(
         self,
@@ -175,7 +179,9 @@ class Base:
         all_tasks: Iterable[Task],
     ) -> pd.DataFrame:
         """The scores of labelled methods, a column a task."""
-        return pd.DataFrame({scored_task.name: self.scores(methods, scored_task) for scored_task in all_tasks})
+        return pd.DataFrame(
+            {scored_task.name: self.scores(methods, scored_task) for scored_task in all_tasks}
+        )
 
     @property
     def layer_counts(self) -> list[int]:
@@ -218,7 +224,9 @@ class Base:
         methods = {**PAPERS, nosink_label(layer_count): nosink_method(layer_count)}
         for row_label, method in READINGS.items():
             methods[row_label.format(**layers)] = method.format(**layers)
-        return {row_label: method for row_label, method in methods.items() if not is_skipped(method)}
+        return {
+            row_label: method for row_label, method in methods.items() if not is_skipped(method)
+        }
 
 
 def nosink_method(layer_count: int) -> str:

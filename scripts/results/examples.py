@@ -3,9 +3,10 @@
 
     python scripts/results/examples.py DATA smollm2=FOLDER gemma3=FOLDER
 
-DATA is a folder of public sets: sts/sts-dev.csv, sts/sts-test.csv and sts/semeval/YEAR.NAME.test.tsv. Scores are
-Spearman's correlation × 100 on pairs of STS-B's dev part and of STS 2012 that share no sentence with STS-B's test part
-or with STS 2013 to 2016. Prints a line a wording and number of examples: the mean over draws, and the range.
+DATA is a folder of public sets: sts/sts-dev.csv, sts/sts-test.csv and
+sts/semeval/YEAR.NAME.test.tsv. Scores are Spearman's correlation × 100 on pairs of STS-B's dev part
+and of STS 2012 that share no sentence with STS-B's test part or with STS 2013 to 2016. Prints a
+line a wording and number of examples: the mean over draws, and the range.
 """
 
 from __future__ import annotations
@@ -124,7 +125,10 @@ def score_template(
     )
     scores: dict[str, float] = {}
     for method, text_vectors in vectors_by_method.items():
-        correlations = [correlation(text_vectors, row_of_text, scored_pairs) for scored_pairs in development.values()]
+        correlations = [
+            correlation(text_vectors, row_of_text, scored_pairs)
+            for scored_pairs in development.values()
+        ]
         scores[method.read] = float(np.mean(correlations))
     return scores
 
@@ -153,11 +157,15 @@ def measure_base(
             cells: list[str] = []
             for scores in scores_by_reading.values():
                 cells.append(f"{np.mean(scores):.1f} ({min(scores):.1f} to {max(scores):.1f})")
-            print(f"| {name} | {wording} | {count} | {draw_count} | {' | '.join(cells)} |", flush=True)
+            print(
+                f"| {name} | {wording} | {count} | {draw_count} | {' | '.join(cells)} |", flush=True
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("data", metavar="DATA", type=Path)
     parser.add_argument("bases", metavar="NAME=FOLDER", nargs="+")
     parser.add_argument(
@@ -170,7 +178,9 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5, help="draws of examples for each number")
     parser.add_argument("--pairs", type=int, default=250, help="pairs of each set")
     run_options = parser.parse_args()
-    print("| base | wording | examples | draws | states | attention outputs |\n|---|---|--:|--:|--:|--:|")
+    print(
+        "| base | wording | examples | draws | states | attention outputs |\n|---|---|--:|--:|--:|--:|"
+    )
     for base_argument in run_options.bases:
         name, _, folder = base_argument.partition("=")
         measure_base(name, folder, run_options)

@@ -3,9 +3,10 @@
 
     python scripts/results/overlap.py DATA
 
-DATA is a folder of public sets, as for results.py. Prints, for each choice and each reported set, how many of its pairs
-(or captions) hold a sentence of the choosing pairs, letter for letter, and in parentheses where case, spaces and
-punctuation are ignored. The status is 1 if a choice that is said to share no sentence has one, letter for letter.
+DATA is a folder of public sets, as for results.py. Prints, for each choice and each reported set,
+how many of its pairs (or captions) hold a sentence of the choosing pairs, letter for letter, and in
+parentheses where case, spaces and punctuation are ignored. The status is 1 if a choice that is said
+to share no sentence has one, letter for letter.
 """
 
 from __future__ import annotations
@@ -81,7 +82,11 @@ def english_choices(folder: Path) -> list[Choice]:
     wording_pairs = development_pairs + read_years(folder, [2014, 2016])
     nosink_sentences = read_task(development_path, limit=NOSINK_PAIRS).texts
     return [
-        Choice("the default: STS-B dev and STS 2012, filtered", sentences_of(unseen_pairs), is_separate=True),
+        Choice(
+            "the default: STS-B dev and STS 2012, filtered",
+            sentences_of(unseen_pairs),
+            is_separate=True,
+        ),
         Choice("NoSink's k: 300 pairs of STS-B dev", list(nosink_sentences)),
         Choice("prompteol-says: pairs of STS-B dev, STS14, STS16", sentences_of(wording_pairs)),
     ]
@@ -103,7 +108,9 @@ def english_reports(folder: Path) -> dict[str, list[Item]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("data", metavar="DATA", type=Path)
     folder = parser.parse_args().data
     reports = english_reports(folder)

@@ -63,9 +63,13 @@ def fill_page(
 ) -> None:
     """Replace the text between ``<!-- place_name -->`` and the next ``<!-- end -->`` of a page, and print it."""
     path = PAGES / page
-    content_before, place, content_after = path.read_text(encoding="utf-8").partition(f"<!-- {place_name} -->\n")
+    content_before, place, content_after = path.read_text(encoding="utf-8").partition(
+        f"<!-- {place_name} -->\n"
+    )
     if not place:
         raise SystemExit(f"{path}: there is no <!-- {place_name} -->.")
     _, end, remaining_content = content_after.partition("<!-- end -->")
-    path.write_text(f"{content_before}{place}\n{text}\n\n{end}{remaining_content}", encoding="utf-8")
+    path.write_text(
+        f"{content_before}{place}\n{text}\n\n{end}{remaining_content}", encoding="utf-8"
+    )
     print(f"{page}, {place_name}\n{text}\n", flush=True)

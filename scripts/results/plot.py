@@ -3,7 +3,8 @@
 
     python scripts/results/plot.py
 
-The work and STS-B columns of SmolLM2's tables are read, for a few rows; MiniLM, which was trained, is a line.
+The work and STS-B columns of SmolLM2's tables are read, for a few rows; MiniLM, which was trained,
+is a line.
 """
 
 from __future__ import annotations
@@ -60,10 +61,19 @@ ROWS = (
     PlottedRow("classical, mean", "the mean of the states"),
     PlottedRow("NoSink: MASK0-BIDIR, k = 9, mean", "NoSink, k chosen by labels"),
     PlottedRow("PromptEOL", "PromptEOL, as published"),
-    PlottedRow("a topic, four examples, attention outputs (the default)", "the default", is_highlighted=True),
+    PlottedRow(
+        "a topic, four examples, attention outputs (the default)",
+        "the default",
+        is_highlighted=True,
+    ),
     PlottedRow("Echo-2, mean", "Echo", label_offset=(12, 1)),
     PlottedRow("ReBA-2, mean", "ReBA", label_offset=(12, 17)),
-    PlottedRow("three questions, attention outputs", "three questions", label_offset=(-12, 5), label_anchor="end"),
+    PlottedRow(
+        "three questions, attention outputs",
+        "three questions",
+        label_offset=(-12, 5),
+        label_anchor="end",
+    ),
 )
 TRAINED_ROW = "all-MiniLM-L6-v2"
 THEMES = {
@@ -106,7 +116,9 @@ def draw_axes(colours: Colours) -> list[str]:
     faint = colours.faint_text
     elements = [
         written_text(LEFT - 40, 32, "Similarity: Spearman × 100 on STSBenchmark", faint),
-        written_text(RIGHT, BOTTOM + 48, "work, relative to the plain model", faint, ' text-anchor="end"'),
+        written_text(
+            RIGHT, BOTTOM + 48, "work, relative to the plain model", faint, ' text-anchor="end"'
+        ),
     ]
     for score in range(40, 90, 10):
         y = vertical_position(score)
@@ -134,7 +146,10 @@ def draw_row(row: PlottedRow, cells: Mapping[str, str], colours: Colours) -> lis
         return [point, written_text(label_x, label_y, row.label, colours.text, anchor)]
     point = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" fill="{colours.highlight}" {outline}/>'
     label = f"{row.label}: {score}"
-    return [point, written_text(label_x + 4, label_y, label, colours.highlight, ' font-weight="600"')]
+    return [
+        point,
+        written_text(label_x + 4, label_y, label, colours.highlight, ' font-weight="600"'),
+    ]
 
 
 def draw_trained(cells: Mapping[str, str], colours: Colours) -> list[str]:

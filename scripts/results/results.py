@@ -2,9 +2,9 @@
 
     python scripts/results/results.py PAGE DATA smollm2=FOLDER gemma3=FOLDER --trained MINILM
 
-PAGE is sentences-en, sentences-zh, captions, chunk, nosink, quantized or words. DATA is a folder of public sets
-(docs/results/sentences-en.md lists them), FOLDER a base. Vectors are cached. A table goes into its page, between
-``<!-- NAME -->`` and ``<!-- end -->``.
+PAGE is sentences-en, sentences-zh, captions, chunk, nosink, quantized or words. DATA is a folder of
+public sets (docs/results/sentences-en.md lists them), FOLDER a base. Vectors are cached. A table
+goes into its page, between ``<!-- NAME -->`` and ``<!-- end -->``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def read_stackoverflow(data_folder: Path) -> Task:
 
 def select_labels(methods: Methods, pattern: str) -> Methods:
     """The methods whose labels match a pattern."""
-    return {row_label: method for row_label, method in methods.items() if re.search(pattern, row_label)}
+    return {
+        row_label: method for row_label, method in methods.items() if re.search(pattern, row_label)
+    }
 
 
 def sentences_en(base: Base, page_options: argparse.Namespace) -> None:
@@ -137,7 +139,9 @@ def add_filtered_rows(
         for scored_task in all_tasks:
             method_vectors = base.vectors([method], scored_task.texts)[method]
             filtered_vectors = fitted_filter.apply(method_vectors).astype(np.float32)
-            score_frame.loc[f"{row_label} + filter", scored_task.name] = score_vectors(scored_task, filtered_vectors)
+            score_frame.loc[f"{row_label} + filter", scored_task.name] = score_vectors(
+                scored_task, filtered_vectors
+            )
 
 
 def relative_work(
@@ -220,7 +224,9 @@ def read_articles(path: Path) -> list[list[str]]:
         words = [line.split()[0] for line in block.splitlines() if line.strip()]
         lines.append(" ".join(words))
     # Before an article come a headline, and then a place and date.
-    starts = [index for index, line in enumerate(lines) if re.fullmatch(r".{2,40} 1996-\d\d-\d\d", line)]
+    starts = [
+        index for index, line in enumerate(lines) if re.fullmatch(r".{2,40} 1996-\d\d-\d\d", line)
+    ]
     articles: list[list[str]] = []
     for start, next_start in zip(starts, [*starts[1:], len(lines) + 1], strict=True):
         sentences = lines[start + 1 : next_start - 1]
@@ -385,9 +391,15 @@ def words(base: Base, page_options: argparse.Namespace) -> None:
             for (method_label, layer), method in methods.items():
                 if method_label == row_label:
                     scores = scores_of_method[str(Method.parse(method))]
-                    score_frame.loc[f"{row_label}, cosine", f"layer {layer}"] = 100 * scores["accuracy cosine"]
-                    score_frame.loc[f"{row_label}, Euclidean", f"layer {layer}"] = 100 * scores["accuracy euclidean"]
-        fill_page("words.md", f"{base.name} {name}", format_table(score_frame, f"{base.name}, {name}"))
+                    score_frame.loc[f"{row_label}, cosine", f"layer {layer}"] = (
+                        100 * scores["accuracy cosine"]
+                    )
+                    score_frame.loc[f"{row_label}, Euclidean", f"layer {layer}"] = (
+                        100 * scores["accuracy euclidean"]
+                    )
+        fill_page(
+            "words.md", f"{base.name} {name}", format_table(score_frame, f"{base.name}, {name}")
+        )
 
 
 FILL_FUNCTIONS: dict[
@@ -418,8 +430,12 @@ def main() -> None:
     parser.add_argument("bases", nargs="*", metavar="NAME=FOLDER", help="bases")
     parser.add_argument("--trained", help="folder of all-MiniLM-L6-v2")
     parser.add_argument("--skip", help="pattern of methods that are left out")
-    parser.add_argument("--only", default="", help="sentences-*: pattern of rows that are run; others stay")
-    parser.add_argument("--whole", action="store_true", help="sentences-en: all pairs of STS13 to STS16")
+    parser.add_argument(
+        "--only", default="", help="sentences-*: pattern of rows that are run; others stay"
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="sentences-en: all pairs of STS13 to STS16"
+    )
     parser.add_argument(
         "--cache",
         type=Path,

@@ -2,13 +2,15 @@
 """What searches find in collections with judged queries: nDCG@10 and recall@100 of methods, by words, vectors and both.
 
     python scripts/results/retrieval.py run smollm2 FOLDER cranfield cisi --results retrieval.jsonl
-    python scripts/results/retrieval.py run smollm2 FOLDER scifact --rows default --results retrieval.jsonl
-    python scripts/results/retrieval.py run MiniLM FOLDER cranfield --rows trained --results retrieval.jsonl
-    python scripts/results/retrieval.py tables retrieval.jsonl --seconds xquad-zh-en
+    python scripts/results/retrieval.py run smollm2 FOLDER scifact --rows default --results
+    retrieval.jsonl python scripts/results/retrieval.py run MiniLM FOLDER cranfield --rows trained
+    --results retrieval.jsonl python scripts/results/retrieval.py tables retrieval.jsonl --seconds
+    xquad-zh-en
 
-`run` takes a name for the table, a folder with the weights, and folders in BEIR's layout (corpus.jsonl, queries.jsonl,
-qrels/test.tsv). Each row is kept in the file when it is done, and is not run again. `tables` prints a table a base,
-with 95 % intervals over queries; with --seconds it adds how long the documents of one collection took to encode.
+`run` takes a name for the table, a folder with the weights, and folders in BEIR's layout
+(corpus.jsonl, queries.jsonl, qrels/test.tsv). Each row is kept in the file when it is done, and is
+not run again. `tables` prints a table a base, with 95 % intervals over queries; with --seconds it
+adds how long the documents of one collection took to encode.
 """
 
 from __future__ import annotations
@@ -205,7 +207,9 @@ def run(options: argparse.Namespace) -> None:
             run_row(row, collection, options, results_file)
 
 
-def run_row(row: str, collection: Collection, options: argparse.Namespace, results_file: ResultsFile) -> None:
+def run_row(
+    row: str, collection: Collection, options: argparse.Namespace, results_file: ResultsFile
+) -> None:
     """Encode a collection once, and search it in all ways of a row."""
     first_name = NAMES.get(row, TUNED)
     if results_file.find(options.base, collection.name, first_name):
@@ -221,8 +225,14 @@ def run_row(row: str, collection: Collection, options: argparse.Namespace, resul
             if is_whitened and mode == "vectors":
                 index.compact(whiten=True)
             ndcgs, recalls = collection.score(index, mode)
-            results_file.add(Result(options.base, collection.name, name, ndcgs, recalls, seconds, options.positions))
-            print(f"{options.base} {collection.name} {name}: {100 * np.mean(ndcgs):.1f}", flush=True)
+            results_file.add(
+                Result(
+                    options.base, collection.name, name, ndcgs, recalls, seconds, options.positions
+                )
+            )
+            print(
+                f"{options.base} {collection.name} {name}: {100 * np.mean(ndcgs):.1f}", flush=True
+            )
             seconds = 0.0
 
 
@@ -283,24 +293,37 @@ def mean_of(values: NDArray[np.float64]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     runner = commands.add_parser("run", help="search collections, and keep what comes out")
     runner.add_argument("base", metavar="NAME", help="name of the base in the table")
-    runner.add_argument("weights", metavar="WEIGHTS", help="folder of the base, or of a saved model")
+    runner.add_argument(
+        "weights", metavar="WEIGHTS", help="folder of the base, or of a saved model"
+    )
     runner.add_argument("folders", metavar="FOLDER", type=Path, nargs="+")
     rows = [*METHODS, "trained", "tuned"]
-    runner.add_argument("--rows", nargs="+", choices=rows, default=list(METHODS), help="default: the six methods")
+    runner.add_argument(
+        "--rows", nargs="+", choices=rows, default=list(METHODS), help="default: the six methods"
+    )
     runner.add_argument("--results", type=Path, required=True, metavar="FILE.jsonl")
     runner.add_argument("--dtype", help="number type of the weights, as bfloat16")
-    runner.add_argument("--positions", type=int, help="positions that are read of a document, in each of its copies")
     runner.add_argument(
-        "--nosink-layers", type=int, metavar="K", help="layers that NoSink converts; row nosink needs it"
+        "--positions", type=int, help="positions that are read of a document, in each of its copies"
+    )
+    runner.add_argument(
+        "--nosink-layers",
+        type=int,
+        metavar="K",
+        help="layers that NoSink converts; row nosink needs it",
     )
     runner.set_defaults(run=run)
     printer = commands.add_parser("tables", help="print what was kept")
     printer.add_argument("results", type=Path, metavar="FILE.jsonl")
-    printer.add_argument("--seconds", metavar="COLLECTION", help="also print how long this one took to encode")
+    printer.add_argument(
+        "--seconds", metavar="COLLECTION", help="also print how long this one took to encode"
+    )
     printer.set_defaults(run=print_tables)
     options = parser.parse_args()
     if "nosink" in getattr(options, "rows", ()) and options.nosink_layers is None:

@@ -1,18 +1,21 @@
 #!/usr/bin/env python
 """Speed and memory beside what one would take instead: the tables of docs/results/speed.md.
 
-    python scripts/results/speed.py STSB BASE BASE=FILE.gguf ... --trained MINILM --llama-python PYTHON
-    python scripts/results/speed.py STSB BASE --only default default-whole --sentences 1000 --passages 0
+    python scripts/results/speed.py STSB BASE BASE=FILE.gguf ... --trained MINILM --llama-python
+    PYTHON python scripts/results/speed.py STSB BASE --only default default-whole --sentences 1000
+    --passages 0
 
-STSB is a file of sentence pairs that `st-reba evaluate` reads, as STSBenchmark's sts-test.csv: its sentences are drawn
-at random, and joined to passages. BASE is a base's folder; behind "=" stands a GGUF file of it, which adds two rows:
-the last state of our default's prompt from that file, and llama.cpp with the same file and the same token ids.
+STSB is a file of sentence pairs that `st-reba evaluate` reads, as STSBenchmark's sts-test.csv: its
+sentences are drawn at random, and joined to passages. BASE is a base's folder; behind "=" stands a
+GGUF file of it, which adds two rows: the last state of our default's prompt from that file, and
+llama.cpp with the same file and the same token ids.
 
-Every row is a process of its own. The rows of a table encode the same texts in turn, in every second round in the
-opposite order. Printed are medians over the rounds, and each row's time as a multiple of the classical mean's in the
-same round: the median, the least and the most. Positions are those that a model computes, padding among them. The
-memory is the most that the process ever held, loading included. All rows of a table are in memory at once: reckon
-with 2 GiB a row of a base of 300 million weights.
+Every row is a process of its own. The rows of a table encode the same texts in turn, in every
+second round in the opposite order. Printed are medians over the rounds, and each row's time as a
+multiple of the classical mean's in the same round: the median, the least and the most. Positions
+are those that a model computes, padding among them. The memory is the most that the process ever
+held, loading included. All rows of a table are in memory at once: reckon with 2 GiB a row of a base
+of 300 million weights.
 
 PYTHON is that of an environment with llama-cpp-python, for example:
 
@@ -97,7 +100,9 @@ CASES = {
     ),
     "trained": Case("a trained model", "trained", model="trained"),
     # An engine gives the last state alone.
-    "gguf": Case("the default's prompt, last state, from a GGUF file", options=DEFAULT_PROMPT, model="gguf"),
+    "gguf": Case(
+        "the default's prompt, last state, from a GGUF file", options=DEFAULT_PROMPT, model="gguf"
+    ),
     "llama.cpp": Case(
         "llama.cpp: the same prompt, state and file",
         "llama.cpp",
@@ -422,7 +427,9 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("pairs", metavar="STSB", type=Path)
     parser.add_argument("bases", metavar="BASE", nargs="+", type=parse_base)
-    parser.add_argument("--trained", metavar="FOLDER", help="a trained model of sentence-transformers")
+    parser.add_argument(
+        "--trained", metavar="FOLDER", help="a trained model of sentence-transformers"
+    )
     parser.add_argument("--llama-python", metavar="PYTHON", help="see above")
     parser.add_argument("--sentences", type=int, default=96, help="how many (default: 96)")
     parser.add_argument("--passages", type=int, default=8, help="how many (default: 8)")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """One row of the tables of speed.py: a process that encodes its texts again whenever it is asked to.
 
-The first line of standard input is the job as JSON; every further line is a command and a kind of texts, which is
-answered by a line of JSON. Files of llama.cpp are run by llama-cpp-python, which may be in an environment of its own:
-nothing else is imported for them.
+The first line of standard input is the job as JSON; every further line is a command and a kind of
+texts, which is answered by a line of JSON. Files of llama.cpp are run by llama-cpp-python, which
+may be in an environment of its own: nothing else is imported for them.
 """
 
 from __future__ import annotations
@@ -204,7 +204,8 @@ RUNNERS: dict[str, Callable[..., Runner]] = {
 def peak_memory() -> float:
     """The most memory of this process so far, in GiB.
 
-    The kernel's own record: ``ru_maxrss`` would begin with the memory of the process that started this one.
+    The kernel's own record: ``ru_maxrss`` would begin with the memory of the process that started
+    this one.
     """
     process_status = Path("/proc/self/status").read_text(encoding="utf-8")
     for status_line in process_status.splitlines():

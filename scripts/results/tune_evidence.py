@@ -3,12 +3,14 @@
     python scripts/results/tune_evidence.py BASE DATA OUT.jsonl --sets STS-B STS13-16 StackOverflow
     python scripts/results/tune_evidence.py BASE DATA OUT.jsonl    # the table of what is there
 
-DATA is a folder of public sets (sts/, clustering/, classification/, ranking/, pairs/). Passes that OUT.jsonl has are
-not run again. Quality is Spearman's correlation (pairs), the share of texts whose nearest centroid is of their class
-(topics), or mean average precision (search), on rows of another split than the texts that views are made of.
+DATA is a folder of public sets (sts/, clustering/, classification/, ranking/, pairs/). Passes that
+OUT.jsonl has are not run again. Quality is Spearman's correlation (pairs), the share of texts whose
+nearest centroid is of their class (topics), or mean average precision (search), on rows of another
+split than the texts that views are made of.
 
-The best of hundreds is partly luck. "By labels" is the best on one half of the rows, compared on the other half (mean
-over 50 splits). "Truth / best": of the luckiest on rows drawn again, what the truly best candidate would have.
+The best of hundreds is partly luck. "By labels" is the best on one half of the rows, compared on
+the other half (mean over 50 splits). "Truth / best": of the luckiest on rows drawn again, what the
+truly best candidate would have.
 """
 
 from __future__ import annotations

@@ -39,11 +39,21 @@ class Api(litserve.LitAPI):
         return output
 
     def encode_response(self, output: Any) -> Any:
-        data = [{"object": "embedding", "index": n, "embedding": row} for n, row in enumerate(output.tolist())]
-        return {"object": "list", "data": data, "model": "model", "usage": {"prompt_tokens": 1, "total_tokens": 1}}
+        data = [
+            {"object": "embedding", "index": n, "embedding": row}
+            for n, row in enumerate(output.tolist())
+        ]
+        return {
+            "object": "list",
+            "data": data,
+            "model": "model",
+            "usage": {"prompt_tokens": 1, "total_tokens": 1},
+        }
 
 
 if __name__ == "__main__":
     api = Api(max_batch_size=32, batch_timeout=0.005, api_path="/v1/embeddings")
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1)
-    server.run(host="127.0.0.1", port=int(sys.argv[3]), log_level="warning", generate_client_file=False)
+    server.run(
+        host="127.0.0.1", port=int(sys.argv[3]), log_level="warning", generate_client_file=False
+    )

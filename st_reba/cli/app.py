@@ -220,7 +220,11 @@ def silence_loading() -> None:
 
 def drop_unset(**options: Any) -> dict[str, Any]:
     """The options that were set: those that are neither None, False nor empty."""
-    return {name: value for name, value in options.items() if value is not None and value is not False and value != {}}
+    return {
+        name: value
+        for name, value in options.items()
+        if value is not None and value is not False and value != {}
+    }
 
 
 def parse_pairs(words: Sequence[str] | None, option_name: str) -> dict[str, str]:

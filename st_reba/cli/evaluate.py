@@ -37,12 +37,16 @@ TaskKind = Annotated[
     str | None,
     Option("--kind", metavar="KIND", help="STS, Classification, … [default: by the columns]"),
 ]
-TrainFile = Annotated[Path | None, Option("--train", metavar="FILE", help="Table that a classifier is trained on.")]
+TrainFile = Annotated[
+    Path | None, Option("--train", metavar="FILE", help="Table that a classifier is trained on.")
+]
 ItemLimit = Annotated[
     int | None,
     Option("--limit", metavar="N", min=1, help="Use N items of a table, drawn at random."),
 ]
-Prompts = Annotated[str | None, Option(metavar="NAME", help="Instructions: nosink, echo, or a YAML file.")]
+Prompts = Annotated[
+    str | None, Option(metavar="NAME", help="Instructions: nosink, echo, or a YAML file.")
+]
 ResultsFile = Annotated[
     Path | None,
     Option("--out", metavar="FILE", help="Append each result to this file, as a JSON line."),
@@ -61,12 +65,16 @@ def compare(
         str,
         Argument(metavar="TABLE", help="Labelled items: a table, a BEIR folder, CoNLL lines, …"),
     ],
-    methods: Annotated[list[str], Argument(metavar="METHOD", help="Short forms, such as echo:pooling=mean.")],
+    methods: Annotated[
+        list[str], Argument(metavar="METHOD", help="Short forms, such as echo:pooling=mean.")
+    ],
     varied_option: Annotated[
         str | None,
         Option("--vary", metavar="X=VALUES", help="Score several values, as layer=1,2,3."),
     ] = None,
-    metric: Annotated[str | None, Option(metavar="NAME", help="paper: that of the papers. [default: by kind]")] = None,
+    metric: Annotated[
+        str | None, Option(metavar="NAME", help="paper: that of the papers. [default: by kind]")
+    ] = None,
     task_kind: TaskKind = None,
     column_pairs: ColumnPairs = None,
     label_pairs: LabelPairs = None,
@@ -83,7 +91,8 @@ def compare(
     """Compare methods on a labelled table, with 95 % intervals, and test which differences are significant.
 
     Methods with the same input and masks share their forward passes.
-    Examples: st-reba compare mini pairs.tsv prompteol reba; st-reba compare mini pairs.tsv echo --vary repeats=2,3,4
+    Examples: st-reba compare mini pairs.tsv prompteol reba; st-reba compare mini pairs.tsv echo
+    --vary repeats=2,3,4
     """
     from ..evaluation import run
     from ..evaluation.results import markdown
@@ -118,7 +127,9 @@ def _parse_varied_option(varied_option: str) -> tuple[str, list[object]]:
 @app.command(cls=CheckedCommand)
 def evaluate(
     model: Model,
-    tasks: Annotated[list[str], Argument(metavar="TASK", help="Files, KIND=FILE, toy, C-MTEB, a task of mteb, …")],
+    tasks: Annotated[
+        list[str], Argument(metavar="TASK", help="Files, KIND=FILE, toy, C-MTEB, a task of mteb, …")
+    ],
     task_kind: TaskKind = None,
     column_pairs: ColumnPairs = None,
     label_pairs: LabelPairs = None,
@@ -135,7 +146,8 @@ def evaluate(
 ) -> None:
     """Score a saved model on tasks.
 
-    Examples: st-reba evaluate my_model pairs.tsv Clustering=topics.csv toy; st-reba evaluate my_model C-MTEB
+    Examples: st-reba evaluate my_model pairs.tsv Clustering=topics.csv toy; st-reba evaluate
+    my_model C-MTEB
     """
     import pandas as pd
 
@@ -191,8 +203,12 @@ def tune(
     task_kind: TaskKind = None,
     column_pairs: ColumnPairs = None,
     label_pairs: LabelPairs = None,
-    sample: Annotated[int, Option(metavar="N", min=50, help="Use N of the texts, drawn at random.")] = 1000,
-    most_cost: Annotated[float | None, Option(metavar="X", help="Highest cost, in passes through the base.")] = None,
+    sample: Annotated[
+        int, Option(metavar="N", min=50, help="Use N of the texts, drawn at random.")
+    ] = 1000,
+    most_cost: Annotated[
+        float | None, Option(metavar="X", help="Highest cost, in passes through the base.")
+    ] = None,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = None,
@@ -201,7 +217,8 @@ def tune(
     """Find the method that suits a base and your texts, with or without labels, and save the model.
 
     If it is stopped, the same command resumes it: finished passes are kept in OUT.
-    Examples: st-reba tune mini texts.txt tuned; st-reba tune mini documents.jsonl tuned --for search
+    Examples: st-reba tune mini texts.txt tuned; st-reba tune mini documents.jsonl tuned --for
+    search
     """
     from ..corpus.source import read_texts
     from ..evaluation.tune import tune as tune_model
@@ -213,7 +230,9 @@ def tune(
         label_values = parse_pairs(label_pairs, "--label")
         options["labels"] = _read_labels(labels_path, purpose, task_kind, columns, label_values)
     elif task_kind or columns or label_pairs:
-        raise ValueError("--kind, --label and --column (but text=…) are about the table of --labels.")
+        raise ValueError(
+            "--kind, --label and --column (but text=…) are about the table of --labels."
+        )
     silence_loading()
     kept_passes = f"Passes that were finished are kept in {out}; the same command goes on."
     with describing_stops(lambda: kept_passes):
@@ -246,7 +265,9 @@ def _read_labels(
     if purpose == "similarity":
         return read_task(path, task_kind, **options)
     if task_kind is not None and task_kind.casefold() != "retrieval":
-        raise ValueError(f"--kind {task_kind}: --for search chooses by the kind Retrieval. Drop it.")
+        raise ValueError(
+            f"--kind {task_kind}: --for search chooses by the kind Retrieval. Drop it."
+        )
     return read_rankings(path, **options)
 
 

@@ -44,12 +44,16 @@ MethodText = Annotated[
     ),
 ]
 PoolingName = Annotated[str | None, Option(metavar="NAME", help=f"{describe_poolings()}.")]
-CopyCount = Annotated[int | None, Option(metavar="N", help="Copies, for echo and reba. [default: 2]")]
+CopyCount = Annotated[
+    int | None, Option(metavar="N", help="Copies, for echo and reba. [default: 2]")
+]
 Templates = Annotated[
     list[str] | None,
     Option(metavar="TEXT", help="Text with {text} slots, or a name. Repeat it for an ensemble."),
 ]
-PromptPairs = Annotated[list[str] | None, Option(metavar="NAME=TEXT", help="Prompt to save. Repeatable.")]
+PromptPairs = Annotated[
+    list[str] | None, Option(metavar="NAME=TEXT", help="Prompt to save. Repeatable.")
+]
 OptionPairs = Annotated[
     list[str] | None,
     Option(
@@ -133,12 +137,16 @@ def build(
     _print_facts(describe_model(str(out), model), as_json)
     if not as_json:
         model_word = quote(str(out))
-        print_next(f"st-reba index TEXTS my_index --model {model_word}    (TEXTS: a file or folder)")
+        print_next(
+            f"st-reba index TEXTS my_index --model {model_word}    (TEXTS: a file or folder)"
+        )
 
 
 @app.command(cls=CheckedCommand)
 def info(
-    model: Annotated[str, Argument(metavar="MODEL", help="Saved model, Hub id, index, recipe.yaml or zoo:NAME.")],
+    model: Annotated[
+        str, Argument(metavar="MODEL", help="Saved model, Hub id, index, recipe.yaml or zoo:NAME.")
+    ],
     revision: Revision = None,
     trust_remote_code: Trust = False,
     as_json: AsJson = False,
@@ -147,7 +155,9 @@ def info(
     _print_facts(_facts_of(model, revision, trust_remote_code, as_json), as_json)
 
 
-def _facts_of(model: str, revision: str | None, trust_remote_code: bool, as_json: bool) -> dict[str, Any]:
+def _facts_of(
+    model: str, revision: str | None, trust_remote_code: bool, as_json: bool
+) -> dict[str, Any]:
     from ..recipe import read_recipe
     from ..recipe import recipe as zoo_recipe
     from ..safety import load
@@ -167,13 +177,17 @@ def _facts_of(model: str, revision: str | None, trust_remote_code: bool, as_json
     silence_loading()
     # It warns that 16 bits are slow on a CPU, but nothing is encoded here.
     logging.getLogger("sentence_transformers.base.model").setLevel(logging.ERROR)
-    loaded_model = load(model, device="cpu", dtype="auto", revision=revision, trust_remote_code=trust_remote_code)
+    loaded_model = load(
+        model, device="cpu", dtype="auto", revision=revision, trust_remote_code=trust_remote_code
+    )
     return describe_model(model, loaded_model)
 
 
 @app.command(cls=CheckedCommand)
 def verify(
-    model: Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id; or an index.")],
+    model: Annotated[
+        str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id; or an index.")
+    ],
     device: Device = None,
     dtype: Dtype = None,
     revision: Revision = None,
@@ -206,13 +220,23 @@ def verify(
 
 @app.command(cls=CheckedCommand)
 def push(
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="A folder that build, tune or onnx wrote.")],
-    repo_id: Annotated[str, Argument(metavar="ORG/NAME", help="Repository on the Hub; created if it is missing.")],
+    folder: Annotated[
+        Path, Argument(metavar="FOLDER", help="A folder that build, tune or onnx wrote.")
+    ],
+    repo_id: Annotated[
+        str, Argument(metavar="ORG/NAME", help="Repository on the Hub; created if it is missing.")
+    ],
     private: Annotated[bool, Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[str | None, Option(metavar="BRANCH", help="Branch to write to. [default: main]")] = None,
-    create_pr: Annotated[bool, Option("--create-pr", help="Open a pull request instead of writing.")] = False,
+    revision: Annotated[
+        str | None, Option(metavar="BRANCH", help="Branch to write to. [default: main]")
+    ] = None,
+    create_pr: Annotated[
+        bool, Option("--create-pr", help="Open a pull request instead of writing.")
+    ] = False,
     message: Annotated[str | None, Option(metavar="TEXT", help="Commit message.")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Verify, list the files, and send nothing.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Verify, list the files, and send nothing.")
+    ] = False,
     trust_remote_code: Trust = False,
 ) -> None:
     """Verify a model, and publish it on the Hub.
@@ -242,7 +266,9 @@ def zoo(as_json: AsJson = False) -> None:
 
     recipes = list(map(zoo_recipe, zoo_names()))
     if as_json:
-        typer.echo(to_json([{"name": recipe.name} | recipe.to_dict() for recipe in recipes], indent=1))
+        typer.echo(
+            to_json([{"name": recipe.name} | recipe.to_dict() for recipe in recipes], indent=1)
+        )
         return
     rows: list[tuple[str, ...]] = [("NAME", "BASE", "SIZE", "LICENCE", "STATUS", "METHOD")]
     for recipe in recipes:
@@ -261,9 +287,13 @@ def onnx(
     out: Out,
     task: Annotated[
         Literal["query", "document", "similarity"] | None,
-        Option(help="Export what embeds queries, documents, or (similarity) all else, if these differ."),
+        Option(
+            help="Export what embeds queries, documents, or (similarity) all else, if these differ."
+        ),
     ] = None,
-    quantize: Annotated[str | None, Option(metavar="TYPE", help="int8: add a graph in 8 bits, and measure it.")] = None,
+    quantize: Annotated[
+        str | None, Option(metavar="TYPE", help="int8: add a graph in 8 bits, and measure it.")
+    ] = None,
     trust_remote_code: Trust = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,

@@ -25,7 +25,9 @@ Dtype = Annotated[
     str | None,
     Option(metavar="TYPE", help="Number type of the weights: float32, bfloat16 or float16."),
 ]
-Revision = Annotated[str | None, Option(metavar="REVISION", help="Branch, tag or commit on the Hub.")]
+Revision = Annotated[
+    str | None, Option(metavar="REVISION", help="Branch, tag or commit on the Hub.")
+]
 Trust = Annotated[bool, Option("--trust-remote-code", help="Run code from the model's repository.")]
 Task = Annotated[
     Literal["query", "document"] | None,

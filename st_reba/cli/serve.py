@@ -13,7 +13,9 @@ from .options import Device, Dtype, Model, Trust
 
 Host = Annotated[
     str,
-    Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is reachable from other machines."),
+    Option(
+        metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is reachable from other machines."
+    ),
 ]
 Port = Annotated[int, Option(metavar="N", min=0, max=65535, help="Port; 0 picks a free one.")]
 
@@ -32,20 +34,25 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8080,
     batch_size: Annotated[int, Option(metavar="N", min=1, help="Most texts to run together.")] = 32,
-    max_body: Annotated[int, Option(metavar="MIB", min=1, help="Largest request body, in MiB (else 413).")] = 4,
+    max_body: Annotated[
+        int, Option(metavar="MIB", min=1, help="Largest request body, in MiB (else 413).")
+    ] = 4,
     max_tokens: Annotated[
         int, Option(metavar="N", min=1, help="Most token positions in a request (else 422).")
     ] = 300_000,
-    queue: Annotated[int, Option(metavar="N", min=1, help="Most texts waiting, over all requests (else 429).")] = 8192,
+    queue: Annotated[
+        int, Option(metavar="N", min=1, help="Most texts waiting, over all requests (else 429).")
+    ] = 8192,
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Trust = False,
 ) -> None:
     """Serve a model to OpenAI's clients: /v1/embeddings, /v1/models, /health, /metrics.
 
-    Clients name the model NAME, or NAME:query and NAME:document to apply its prompts. If the environment variable
-    ST_REBA_API_KEY holds keys, separated by commas, they must send one. SIGTERM stops it after the requests that it
-    has accepted. Example: st-reba serve my_model --index my_index
+    Clients name the model NAME, or NAME:query and NAME:document to apply its prompts. If the
+    environment variable ST_REBA_API_KEY holds keys, separated by commas, they must send one.
+    SIGTERM stops it after the requests that it has accepted. Example: st-reba serve my_model
+    --index my_index
     """
     # The tokenizer's own threads would compete with torch's.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -79,7 +86,9 @@ def explore(
             help="Up to six: saved models, bases, 'BASE METHOD', zoo:NAME or recipe.yaml.",
         ),
     ] = None,
-    index_folder: Annotated[Path | None, Option("--index", metavar="FOLDER", help="Index to search in.")] = None,
+    index_folder: Annotated[
+        Path | None, Option("--index", metavar="FOLDER", help="Index to search in.")
+    ] = None,
     host: Host = "127.0.0.1",
     port: Port = 7860,
     open_browser: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
@@ -89,7 +98,8 @@ def explore(
 ) -> None:
     """Open a page that compares methods on your sentences, looks inside a text, and searches.
 
-    Nothing that you enter leaves this machine. Example: st-reba explore my_model "mini echo:pooling=mean" --open
+    Nothing that you enter leaves this machine. Example: st-reba explore my_model "mini
+    echo:pooling=mean" --open
     """
     from ..explore import DEFAULT_MODELS, launch
 

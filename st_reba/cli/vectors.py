@@ -36,19 +36,35 @@ _STANDARD_INPUT = "standard input"
 MAX_RESULT_LENGTH = 300
 Input = Annotated[str, Argument(metavar="INPUT", help=f"{_INPUT_HELP}.")]
 IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="Folder of the index.")]
-MovedModel = Annotated[str | None, Option(metavar="MODEL", help="Saved model, if it is no longer where it was.")]
-TextColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the text. [default: text, content, …]")]
-IdColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the id; '': none. [default: id, _id, …]")]
-Passages = Annotated[str | None, Option(metavar="N:M", help="Cut texts into passages of N tokens that overlap by M.")]
-Workers = Annotated[int | None, Option(metavar="N", min=1, help="Encode in N workers of Ray. [default: here]")]
-BatchTokens = Annotated[int | None, Option(metavar="N", min=1, help="Most token positions in a forward pass.")]
+MovedModel = Annotated[
+    str | None, Option(metavar="MODEL", help="Saved model, if it is no longer where it was.")
+]
+TextColumn = Annotated[
+    str | None, Option(metavar="NAME", help="Column of the text. [default: text, content, …]")
+]
+IdColumn = Annotated[
+    str | None, Option(metavar="NAME", help="Column of the id; '': none. [default: id, _id, …]")
+]
+Passages = Annotated[
+    str | None, Option(metavar="N:M", help="Cut texts into passages of N tokens that overlap by M.")
+]
+Workers = Annotated[
+    int | None, Option(metavar="N", min=1, help="Encode in N workers of Ray. [default: here]")
+]
+BatchTokens = Annotated[
+    int | None, Option(metavar="N", min=1, help="Most token positions in a forward pass.")
+]
 TextEncoding = Annotated[
     str | None,
-    Option("--encoding", metavar="NAME", help="Encoding of text files and of stdin. [default: UTF-8]"),
+    Option(
+        "--encoding", metavar="NAME", help="Encoding of text files and of stdin. [default: UTF-8]"
+    ),
 ]
 Strict = Annotated[
     bool,
-    Option("--strict", help="Stop at the first invalid record. [default, into a folder: set it aside]"),
+    Option(
+        "--strict", help="Stop at the first invalid record. [default, into a folder: set it aside]"
+    ),
 ]
 
 
@@ -59,7 +75,9 @@ EncodeOut = Annotated[
         help="X.npy; or a folder, for a corpus of any size. [default: JSON lines]",
     ),
 ]
-Word = Annotated[str | None, Option(metavar="WORD", help="Encode this word where it occurs in the texts.")]
+Word = Annotated[
+    str | None, Option(metavar="WORD", help="Encode this word where it occurs in the texts.")
+]
 IsFloat16 = Annotated[bool, Option("--float16", help="Store the corpus in half the space.")]
 
 
@@ -85,7 +103,8 @@ def encode(
 ) -> None:
     """Encode texts into X.npy, into a corpus folder, or as JSON lines.
 
-    If encoding a corpus is stopped, the same command resumes it. st-reba index reads the corpus folder.
+    If encoding a corpus is stopped, the same command resumes it. st-reba index reads the corpus
+    folder.
     Example: st-reba encode my_model corpus.jsonl --out my_corpus
     """
     corpus_folder = None if out is None or out.suffix == ".npy" else out
@@ -101,7 +120,9 @@ def encode(
     from ..safety import load
 
     documents = _read_input(input, text_encoding, text_column=text_column, id_column=id_column)
-    source = open_source(documents, text_column=text_column, id_column=id_column, encoding=text_encoding)
+    source = open_source(
+        documents, text_column=text_column, id_column=id_column, encoding=text_encoding
+    )
     silence_loading()
     print_progress(f"Loading {model}")
     loaded_model = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
@@ -173,7 +194,9 @@ def _write_vectors(
     from ..files import write_npy
 
     with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=None) as progress_bar:
-        vectors = encode_texts(model, texts, task=task, batch_tokens=batch_tokens, progress=progress_bar.update)
+        vectors = encode_texts(
+            model, texts, task=task, batch_tokens=batch_tokens, progress=progress_bar.update
+        )
     if file is not None:
         write_npy(file, vectors)
         print(f"{file}: {len(vectors):,} vectors of {vectors.shape[1]} dimensions")
@@ -206,9 +229,15 @@ IndexInput = Annotated[
     str,
     Argument(metavar="INPUT", help=f"{_INPUT_HELP}; or a corpus that st-reba encode wrote."),
 ]
-NewModel = Annotated[str | None, Option(metavar="MODEL", help="Saved model. An existing index knows its own.")]
-Factory = Annotated[str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, IVF1024,SQ8, …")]
-SearchParameters = Annotated[str | None, Option(metavar="S", help="FAISS search parameters, such as nprobe=32.")]
+NewModel = Annotated[
+    str | None, Option(metavar="MODEL", help="Saved model. An existing index knows its own.")
+]
+Factory = Annotated[
+    str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, IVF1024,SQ8, …")
+]
+SearchParameters = Annotated[
+    str | None, Option(metavar="S", help="FAISS search parameters, such as nprobe=32.")
+]
 Whiten = Annotated[
     bool | None,
     Option(
@@ -216,8 +245,12 @@ Whiten = Annotated[
         help="Fit what vectors need for search. [default: for decoders without training]",
     ),
 ]
-AddsDocuments = Annotated[bool, Option("--add", help="Add the documents that the index does not have.")]
-UpsertsDocuments = Annotated[bool, Option("--upsert", help="Add documents, replacing those with the same ids.")]
+AddsDocuments = Annotated[
+    bool, Option("--add", help="Add the documents that the index does not have.")
+]
+UpsertsDocuments = Annotated[
+    bool, Option("--upsert", help="Add documents, replacing those with the same ids.")
+]
 
 
 @app.command(cls=CheckedCommand)
@@ -245,9 +278,10 @@ def index(
 ) -> int:
     """Build an index, or add to one. If it is stopped, the same command resumes it.
 
-    Long texts, such as whole .md files, need --passages, for a model ignores what is beyond its longest input.
-    Examples: st-reba index corpus.jsonl my_index --model my_model; st-reba index more.jsonl my_index --upsert;
-    st-reba index notes notes_index --model my_model --passages 256:32
+    Long texts, such as whole .md files, need --passages, for a model ignores what is beyond its
+    longest input.
+    Examples: st-reba index corpus.jsonl my_index --model my_model; st-reba index more.jsonl
+    my_index --upsert; st-reba index notes notes_index --model my_model --passages 256:32
     """
     if adds_documents + upserts_documents + overwrite > 1:
         raise ValueError("give one of --add, --upsert and --overwrite")
@@ -255,7 +289,9 @@ def index(
     if is_existing:
         _refuse_index_settings(factory, parameters, passages, whiten)
     elif model is None:
-        raise ValueError("--model is missing: name a saved model, or give --add or --upsert for an index")
+        raise ValueError(
+            "--model is missing: name a saved model, or give --add or --upsert for an index"
+        )
     from ..index import Index
     from ..index.changes import BUILDING
 
@@ -281,7 +317,9 @@ def index(
     return _report_index(opened_index, change, as_json)
 
 
-def _refuse_index_settings(factory: str, parameters: str | None, passages: str | None, whiten: bool | None) -> None:
+def _refuse_index_settings(
+    factory: str, parameters: str | None, passages: str | None, whiten: bool | None
+) -> None:
     changed_factory = factory.replace("auto", "")
     index_settings = {
         "--factory": changed_factory,
@@ -290,7 +328,9 @@ def _refuse_index_settings(factory: str, parameters: str | None, passages: str |
     }
     _refuse("an index that is there, which has its own", index_settings)
     if whiten is not None:
-        raise ValueError("--whiten and --no-whiten do not go with an index that is there: st-reba prune --compact")
+        raise ValueError(
+            "--whiten and --no-whiten do not go with an index that is there: st-reba prune --compact"
+        )
 
 
 def _report_index(index: Index, change: Change | None, as_json: bool) -> int:
@@ -321,14 +361,22 @@ def _report_index(index: Index, change: Change | None, as_json: bool) -> int:
 @app.command(cls=CheckedCommand)
 def search(
     index_folder: IndexFolder,
-    queries: Annotated[list[str] | None, Argument(metavar="QUERY", help="Queries. [default: lines of stdin]")] = None,
-    result_count: Annotated[int, Option("--top", "-k", metavar="N", min=1, help="Results per query.")] = 10,
-    where: Annotated[list[str] | None, Option(metavar="C", help="Condition, as 'year>=2020'. Repeatable.")] = None,
+    queries: Annotated[
+        list[str] | None, Argument(metavar="QUERY", help="Queries. [default: lines of stdin]")
+    ] = None,
+    result_count: Annotated[
+        int, Option("--top", "-k", metavar="N", min=1, help="Results per query.")
+    ] = 10,
+    where: Annotated[
+        list[str] | None, Option(metavar="C", help="Condition, as 'year>=2020'. Repeatable.")
+    ] = None,
     mode: Annotated[
         Literal["hybrid", "vectors", "words"] | None,
         Option(help="What is compared. [default: hybrid, if it has words]"),
     ] = None,
-    explains_scores: Annotated[bool, Option("--explain", help="Also show the scores of vectors and of words.")] = False,
+    explains_scores: Annotated[
+        bool, Option("--explain", help="Also show the scores of vectors and of words.")
+    ] = False,
     model: MovedModel = None,
     text_encoding: TextEncoding = None,
     device: Device = None,
@@ -338,9 +386,9 @@ def search(
 ) -> None:
     """Search an index by words, by vectors, or by both, which is the default.
 
-    A query is words: quotes and operators mean nothing. Hybrid scores go from 0 to 1, and rank the results of one
-    query. Examples: st-reba search my_index 'why do stocks fall' --where 'year>=2020';
-    st-reba search my_index --mode words --explain < queries.txt
+    A query is words: quotes and operators mean nothing. Hybrid scores go from 0 to 1, and rank the
+    results of one query. Examples: st-reba search my_index 'why do stocks fall' --where
+    'year>=2020'; st-reba search my_index --mode words --explain < queries.txt
     """
     from ..index import Index
 
@@ -348,12 +396,16 @@ def search(
         _refuse("queries on the command line", {"--encoding": text_encoding})
     conditions = parse_where(where) if where else None
     silence_loading()
-    opened_index = Index.open(index_folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    opened_index = Index.open(
+        index_folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
+    )
     repeats_query = not queries or len(queries) > 1
     query_count = 0
     for query in queries or _read_queries(text_encoding):
         query_count += 1
-        results = opened_index.search(query, result_count, where=conditions, mode=mode, explain=explains_scores)
+        results = opened_index.search(
+            query, result_count, where=conditions, mode=mode, explain=explains_scores
+        )
         if as_json:
             result_rows = [result.to_json() for result in results]
             print(to_json({"query": query, "results": result_rows}), flush=True)
@@ -372,9 +424,13 @@ def parse_where(condition_texts: Iterable[str]) -> dict[str, Any]:
     """Conditions of a command line, as ``lang=zh`` and ``year>=2020``; values are JSON, or strings."""
     conditions: dict[str, Any] = {}
     for condition_text in condition_texts:
-        match = re.fullmatch(r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", condition_text, re.DOTALL)
+        match = re.fullmatch(
+            r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", condition_text, re.DOTALL
+        )
         if match is None:
-            raise ValueError(f"--where {condition_text!r}: write NAME=VALUE, NAME>=VALUE (or !=, <, <=, >)")
+            raise ValueError(
+                f"--where {condition_text!r}: write NAME=VALUE, NAME>=VALUE (or !=, <, <=, >)"
+            )
         field_name, operator, field_value = match.groups()
         with contextlib.suppress(ValueError):
             field_value = json.loads(field_value)
@@ -410,11 +466,17 @@ def _origin_of(result: SearchResult) -> str:
 @app.command(cls=CheckedCommand)
 def prune(
     index_folder: IndexFolder,
-    ids: Annotated[list[str] | None, Argument(metavar="ID", help="Ids of documents to delete.")] = None,
-    compact: Annotated[bool, Option("--compact", help="Also write all anew without what was deleted.")] = False,
+    ids: Annotated[
+        list[str] | None, Argument(metavar="ID", help="Ids of documents to delete.")
+    ] = None,
+    compact: Annotated[
+        bool, Option("--compact", help="Also write all anew without what was deleted.")
+    ] = False,
     whiten: Annotated[
         bool | None,
-        Option("--whiten/--no-whiten", help="With --compact: fit the whitening anew, or take it away."),
+        Option(
+            "--whiten/--no-whiten", help="With --compact: fit the whitening anew, or take it away."
+        ),
     ] = None,
     model: MovedModel = None,
     device: Device = None,
@@ -432,7 +494,9 @@ def prune(
     from ..index import Index
 
     silence_loading()
-    opened_index = Index.open(index_folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    opened_index = Index.open(
+        index_folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
+    )
     if ids:
         change = opened_index.delete(ids)
         print(f"{index_folder}: {change.deleted:,} deleted; {change.count:,} documents")
@@ -488,7 +552,9 @@ def _read_queries(text_encoding: str | None) -> Iterator[str]:
 
     check_encoding(text_encoding)
     with named_errors(_STANDARD_INPUT):
-        stream = decode_stream(standard_input(), _STANDARD_INPUT, text_encoding, is_interactive=True)
+        stream = decode_stream(
+            standard_input(), _STANDARD_INPUT, text_encoding, is_interactive=True
+        )
         for line_name, row in read_text_lines(stream):
             if isinstance(row, str):
                 raise ValueError(f"{_STANDARD_INPUT}, {line_name}: {row}")

@@ -63,7 +63,9 @@ class CommandWords:
         spellings: dict[str, str] = {}
         flags: set[str] = set()
         for parameter in command.params:
-            long_options = [option_word for option_word in parameter.opts if option_word.startswith("--")]
+            long_options = [
+                option_word for option_word in parameter.opts if option_word.startswith("--")
+            ]
             spelling = long_options[0] if long_options else str(parameter.metavar)
             for option_word in parameter.opts:
                 python_name = option_word.lstrip("-").replace("-", "_")
@@ -94,7 +96,9 @@ class CommandWords:
             message = _NAME_ENCODING.sub("", message)
         any_name = _any_of(self.spellings)
         # A remedy that is given for Python and for the command line.
-        message = re.sub(rf"(?<![\w.:/-])({any_name})=({{[^{{}}]*}}|…) \((--[a-z-]+ [^()]*)\)", r"\3", message)
+        message = re.sub(
+            rf"(?<![\w.:/-])({any_name})=({{[^{{}}]*}}|…) \((--[a-z-]+ [^()]*)\)", r"\3", message
+        )
         for subject in _SUBJECTS & self.spellings.keys():
             message = re.sub(rf"^{subject}: ", f"{self.spellings[subject]}: ", message)
         message = re.sub(
@@ -105,7 +109,9 @@ class CommandWords:
         # A name of one word may be a word of the message, unless "=" or "with" shows what it is.
         long_names = [name for name in self.spellings if "_" in name]
         if long_names:
-            message = re.sub(rf"(?<![\w.:/'-])({_any_of(long_names)})(?![\w='])", self._spell_name, message)
+            message = re.sub(
+                rf"(?<![\w.:/'-])({_any_of(long_names)})(?![\w='])", self._spell_name, message
+            )
         message = _REPEATED_OPTION.sub(r"\1\2", message)
         if self.flags:
             message = re.sub(rf"\bwith ({_any_of(self.flags)})\b", self._spell_flag, message)

@@ -94,15 +94,21 @@ class DelimitedRows:
     def _parse(self, lines: Iterator[str], separator: str | None = None) -> Iterator[list[str]]:
         # strict: a stray quote is an error, not a silent join of lines.
         quoting: Any = csv.QUOTE_MINIMAL if self._has_quotes else csv.QUOTE_NONE
-        return csv.reader(lines, delimiter=separator or self.separator, strict=True, quoting=quoting)
+        return csv.reader(
+            lines, delimiter=separator or self.separator, strict=True, quoting=quoting
+        )
 
     def _read_header(self) -> list[str]:
         try:
             header = next(self._reader, [])
         except csv.Error as error:
-            raise ValueError(f"line 1: a quote opens and is not closed ({error}); {_QUOTE_REMEDY}") from None
+            raise ValueError(
+                f"line 1: a quote opens and is not closed ({error}); {_QUOTE_REMEDY}"
+            ) from None
         if not header:
-            raise ValueError("it is empty, or begins with an empty line; its first line must name the columns")
+            raise ValueError(
+                "it is empty, or begins with an empty line; its first line must name the columns"
+            )
         if len({*header}) < len(header):
             raise ValueError("the first line must name the columns, each once")
         return header

@@ -149,7 +149,9 @@ def _open_target(path: Path) -> Corpus:
         if not is_leftover and file.name not in (LOCK_FILE, "documents", "vectors"):
             is_foreign = True
     if is_foreign:
-        raise FileExistsError(f"{path}: not an encoded corpus, so it is not replaced; give another path")
+        raise FileExistsError(
+            f"{path}: not an encoded corpus, so it is not replaced; give another path"
+        )
     return corpus
 
 

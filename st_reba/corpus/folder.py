@@ -189,7 +189,9 @@ class Corpus:
             header["model"]["vectors"], header["settings"]["part_size"]
             corpus_format = header.get("format")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path}: no header of a corpus, or damaged ({error}); encode the corpus again") from None
+            raise ValueError(
+                f"{path}: no header of a corpus, or damaged ({error}); encode the corpus again"
+            ) from None
         if corpus_format != FORMAT:
             raise ValueError(
                 f"{path}: written by another version (format {corpus_format}, not {FORMAT}); "
@@ -230,7 +232,9 @@ class Corpus:
 
     def pending(self) -> list[int]:
         """The parts without vectors."""
-        return [part_number for part_number in range(self.parts()) if not self.is_encoded(part_number)]
+        return [
+            part_number for part_number in range(self.parts()) if not self.is_encoded(part_number)
+        ]
 
     def is_encoded(self, part_number: int) -> bool:
         """True if the vectors of a part are there."""
@@ -254,7 +258,9 @@ class Corpus:
                 content = parquet.read_schema(path).metadata[b"st_reba"]
                 self._part_infos[part_number] = PartInfo.from_json(content)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}: not the documents of a part, or damaged ({error}); encode again") from None
+                raise ValueError(
+                    f"{path}: not the documents of a part, or damaged ({error}); encode again"
+                ) from None
         return self._part_infos[part_number]
 
     def part(self, part_number: int) -> Part:
@@ -301,7 +307,9 @@ class Corpus:
                 raise ValueError(f"{vectors.dtype} {vectors.shape}")
             return vectors
         except (ValueError, EOFError) as error:
-            raise ValueError(f"{path}: not vectors, or damaged ({error}); remove it and encode again") from None
+            raise ValueError(
+                f"{path}: not vectors, or damaged ({error}); remove it and encode again"
+            ) from None
 
     def _compare_digest(self, part_number: int) -> None:
         if part_number in self._intact_parts:
@@ -412,7 +420,9 @@ class Corpus:
         digests = self.files()
         for name in {**expected_digests, **digests}:
             if expected_digests.get(name) != digests.get(name):
-                raise ValueError(f"{self.path / name}: missing, or not what was written; encode the corpus again")
+                raise ValueError(
+                    f"{self.path / name}: missing, or not what was written; encode the corpus again"
+                )
 
 
 def _vector_fault(vectors: Vectors) -> str | None:

@@ -128,7 +128,9 @@ class _Scanner:
         self.line = 1
 
     def error(self, reason: str) -> ValueError:
-        return ValueError(f"line {self.line}: no JSON: {reason}; mend the file, or write one object a line")
+        return ValueError(
+            f"line {self.line}: no JSON: {reason}; mend the file, or write one object a line"
+        )
 
     def next_character(self) -> str:
         """The next character that is not white space, which stays; "": there is none."""
@@ -168,7 +170,9 @@ class _Scanner:
         if self._is_complete:
             raise self.error(reason)
         if len(self._buffer) - self._position > text_files.MOST_CHARS:
-            raise self.error(f"{reason}, or a value of more than {text_files.MOST_CHARS:,} characters")
+            raise self.error(
+                f"{reason}, or a value of more than {text_files.MOST_CHARS:,} characters"
+            )
 
     def _refill(self, chunk_size: int = 0) -> None:
         next_chunk = self._stream.read(max(_CHUNK, chunk_size))

@@ -37,7 +37,9 @@ class EncodeOptions:
                 continue
             if type(value) is not int or not 1 <= value < 2**31:
                 shown_value = preview(value)
-                raise ValueError(f"{name}={shown_value} must be a whole number from 1 on, below 2³¹")
+                raise ValueError(
+                    f"{name}={shown_value} must be a whole number from 1 on, below 2³¹"
+                )
 
     @property
     def hides_progress_bar(self) -> bool | None:

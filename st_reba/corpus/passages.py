@@ -34,7 +34,9 @@ class PassageSize:
             parsed = cls(int(size), int(overlap))
             if parsed.overlap < parsed.size:
                 return parsed
-        raise ValueError(f"passages={passages!r}: give the tokens of a passage and fewer of the overlap, as '256:32'")
+        raise ValueError(
+            f"passages={passages!r}: give the tokens of a passage and fewer of the overlap, as '256:32'"
+        )
 
     def find_spans(self, token_spans: Sequence[tuple[int, int]], text_length: int) -> Spans:
         """Find passages.
@@ -84,6 +86,9 @@ def make_cutter(model: SentenceTransformer, passages: str | None) -> Cutter:
             verbose=False,
         )
         token_spans = encoding["offset_mapping"]
-        return [passage_size.find_spans(spans, len(text)) for spans, text in zip(token_spans, texts, strict=True)]
+        return [
+            passage_size.find_spans(spans, len(text))
+            for spans, text in zip(token_spans, texts, strict=True)
+        ]
 
     return cut_texts

@@ -47,7 +47,9 @@ def encode_on_ray(
         except ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             summary = lines[0].rstrip(".")
-            raise RuntimeError(f"Ray failed: {summary}; run the same again to go on, finished parts stay") from error
+            raise RuntimeError(
+                f"Ray failed: {summary}; run the same again to go on, finished parts stay"
+            ) from error
     remove_leftovers(corpus.path / "vectors")
 
 
@@ -99,7 +101,9 @@ def _encode_parts(
         threads = 1
         available = f"{gpu_count} GPUs"
     if workers > (gpu_count or core_count):
-        raise ValueError(f"workers={workers}: Ray has {available}, and each worker needs one; give fewer")
+        raise ValueError(
+            f"workers={workers}: Ray has {available}, and each worker needs one; give fewer"
+        )
     own_device = model.device
     try:
         # A tensor on a GPU could be read only where there is one.

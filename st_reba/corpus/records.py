@@ -54,7 +54,9 @@ class Document:
         """A number by which a document without an id is recognized."""
         metadata = self.metadata
         if self.position_keys:
-            metadata = {key: value for key, value in metadata.items() if key not in self.position_keys}
+            metadata = {
+                key: value for key, value in metadata.items() if key not in self.position_keys
+            }
         content = f"{self.text}\0{to_json(metadata)}".encode()
         digest = hashlib.blake2b(content, digest_size=8).digest()
         return int.from_bytes(digest, "big", signed=True)
@@ -125,7 +127,9 @@ def _text_fault(text: object) -> str | None:
         return "no text: it is empty or blank; leave the record out or give it a text"
     length = len(text)
     if length > MAX_CHARACTERS:
-        return f"too long: the text has {length:,} characters, more than {MAX_CHARACTERS:,}; split it"
+        return (
+            f"too long: the text has {length:,} characters, more than {MAX_CHARACTERS:,}; split it"
+        )
     return None
 
 

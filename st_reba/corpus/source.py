@@ -202,9 +202,13 @@ def open_source(
 
 def _check_path(path: str | PathLike[str]) -> None:
     if not str(path).strip():
-        raise ValueError(f"input={str(path)!r} names no file or folder; give one, or a list of texts")
+        raise ValueError(
+            f"input={str(path)!r} names no file or folder; give one, or a list of texts"
+        )
     if is_corpus(path):
-        raise ValueError(f"{path}: an encoded corpus, not texts; an index can be built from it, see st-reba index")
+        raise ValueError(
+            f"{path}: an encoded corpus, not texts; an index can be built from it, see st-reba index"
+        )
 
 
 def read_texts(path: str | PathLike[str], column: str | None = None) -> list[str]:
@@ -280,7 +284,9 @@ def _line_documents(rows: Iterator[PlacedRow], name: str) -> Iterator[PlacedRow]
     for row_place, row in rows:
         if isinstance(row, dict):
             position = _position_of(row_place)
-            row = Document(row["text"], metadata={"file": name, **position}, position_keys=tuple(position))
+            row = Document(
+                row["text"], metadata={"file": name, **position}, position_keys=tuple(position)
+            )
         yield row_place, row
 
 
@@ -310,10 +316,14 @@ def _files_in(folder: Path) -> list[Path]:
             other_suffixes[file.suffix or "without a suffix"] += 1
         else:
             readable_files.append(file)
-    counts = [f"{count:,} {suffix}" for suffix, count in other_suffixes.most_common(_SHOWN_SUFFIXES)]
+    counts = [
+        f"{count:,} {suffix}" for suffix, count in other_suffixes.most_common(_SHOWN_SUFFIXES)
+    ]
     shown_counts = ", ".join(counts) or "no files"
     if not readable_files:
-        raise ValueError(f"{folder}: no texts (there are: {shown_counts}); give files of {SUPPORTED}")
+        raise ValueError(
+            f"{folder}: no texts (there are: {shown_counts}); give files of {SUPPORTED}"
+        )
     if other_suffixes:
         remedy = "convert them to"
         if ONLY_BY_NAME in other_suffixes:
@@ -392,13 +402,17 @@ class _TableReader:
         there = ", ".join(shown_names) or "none"
         for option, column in vars(self._requested_columns).items():
             if column and column not in row:
-                raise ValueError(f"{option}={column!r} is no column; {row_place} has: {there}; name one of these")
+                raise ValueError(
+                    f"{option}={column!r} is no column; {row_place} has: {there}; name one of these"
+                )
         text_column = self._requested_columns.text_column or _usual_name(TEXT_NAMES, row)
         if text_column is None:
             hint = ""
             if len(row) == 1 and not re.fullmatch(r"[\w\s-]*", next(iter(row))):
                 hint = "; columns are separated by ',', ';', '|' or tabs"
-            raise ValueError(f"{row_place}: no column 'text'; there: {there}{hint}; name one with text_column")
+            raise ValueError(
+                f"{row_place}: no column 'text'; there: {there}{hint}; name one with text_column"
+            )
         self.text_column = text_column
         self._id_column = self._find_id_column(row, row_place)
         if self._id_column in row:
@@ -408,7 +422,9 @@ class _TableReader:
     def _find_id_column(self, row: Cells, row_place: str) -> str:
         id_column = self._requested_columns.id_column
         if id_column == self.text_column:
-            raise ValueError(f"{row_place}: {id_column!r} is named as the text and as the id; name another id_column")
+            raise ValueError(
+                f"{row_place}: {id_column!r} is named as the text and as the id; name another id_column"
+            )
         if id_column is not None:
             return id_column
         other_columns = {column: row[column] for column in row if column != self.text_column}

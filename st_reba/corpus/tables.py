@@ -85,7 +85,9 @@ def read_rows(
         file_suffix = path.suffix
         if file_suffix.lower() == ".gz":
             file_suffix = "".join(path.suffixes[-2:])
-        raise ValueError(f"{path}: the suffix {file_suffix!r} is not supported; use one of {SUPPORTED}")
+        raise ValueError(
+            f"{path}: the suffix {file_suffix!r} is not supported; use one of {SUPPORTED}"
+        )
     if suffix == ".parquet":
         return _read_parquet(path, name)
     return _read_text(path, name, encoding, suffix)
@@ -165,7 +167,9 @@ def _read_parquet(path: Path, name: str) -> Iterator[TableRow]:
             batches = file.iter_batches(_BATCH_SIZE, use_threads=False)
             yield from _arrow_rows(batches, file.schema_arrow, name)
     except (OSError, ArrowException, ValueError, KeyError, OverflowError) as error:
-        raise ValueError(f"{path}: not a Parquet file, or damaged ({error}); write it again") from None
+        raise ValueError(
+            f"{path}: not a Parquet file, or damaged ({error}); write it again"
+        ) from None
 
 
 def _arrow_rows(batches: Iterable[Any], schema: Any, name: str) -> Iterator[TableRow]:

@@ -28,7 +28,9 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _UNDECODED = re.compile("[\udc80-\udcff]")
 _ENCODING_REMEDY = "save it as UTF-8, or name its encoding, as encoding='{}'"
 # A wrong one of these would decode most bytes of the other: whoever reads the message must choose.
-_BYTE_ENCODING_REMEDY = f"{_ENCODING_REMEDY.format('gb18030')} (Chinese) or encoding='cp1252' (Western Europe)"
+_BYTE_ENCODING_REMEDY = (
+    f"{_ENCODING_REMEDY.format('gb18030')} (Chinese) or encoding='cp1252' (Western Europe)"
+)
 _WIDE_ENCODING_REMEDY = _ENCODING_REMEDY.format("utf-16-le")
 GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 
@@ -62,7 +64,9 @@ def _open_binary(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def decode_stream(binary: BinaryIO, name: str, encoding: str | None, *, is_interactive: bool = False) -> TextIO:
+def decode_stream(
+    binary: BinaryIO, name: str, encoding: str | None, *, is_interactive: bool = False
+) -> TextIO:
     """Decode a stream of bytes.
 
     A byte that is not of the encoding becomes a lone surrogate, see `decoding_fault`.
@@ -146,7 +150,9 @@ def read_lines(stream: TextIO) -> Iterator[str]:
     while text_line := stream.readline(MOST_CHARS):
         line_number += 1
         if len(text_line) == MOST_CHARS and text_line[-1] != "\n":
-            raise ValueError(f"line {line_number} has more than {MOST_CHARS:,} characters; split its text")
+            raise ValueError(
+                f"line {line_number} has more than {MOST_CHARS:,} characters; split its text"
+            )
         yield text_line
 
 

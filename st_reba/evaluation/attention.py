@@ -35,8 +35,8 @@ class LayerMap:
     Args:
         layer: The layer's index, from the bottom.
         mask: The layer's mask, with m where that is not 1: ``"nosink-bidirectional(3)"``.
-        matrix: [T, T] float32, mean over heads, row = query, column = key. Rows sum to 1, or to less where the
-            architecture lets a part go to no token.
+        matrix: [T, T] float32, mean over heads, row = query, column = key. Rows sum to 1, or to
+            less where the architecture lets a part go to no token.
         run: How often the layer has run by then: more than 1 in INTER, EXTRA and EXTEND.
     """
 
@@ -69,10 +69,12 @@ def attention_maps(
         **kwargs: ``task``, and values of the template's fields.
 
     Returns:
-        Tokens as the model reads them (all copies, template and special tokens) and one [T, T] map a run of a layer.
+        Tokens as the model reads them (all copies, template and special tokens) and one [T, T] map
+        a run of a layer.
 
     Raises:
-        ValueError: The model is not one of this package's, or has several templates, or T is more than 2048.
+        ValueError: The model is not one of this package's, or has several templates, or T is more
+            than 2048.
 
     Source:
         NoSink, section 3.4 and figures 3, 8 and 9.
@@ -85,7 +87,9 @@ def attention_maps(
     """
     transformer = model[0]
     if not isinstance(transformer, RepeatTransformer):
-        raise ValueError(f"Attention maps need a model from st_reba.build, not {type(transformer).__name__}.")
+        raise ValueError(
+            f"Attention maps need a model from st_reba.build, not {type(transformer).__name__}."
+        )
     if transformer.rows > 1:
         raise ValueError(f"Each text is in {transformer.rows} templates. Build with one.")
     if prompt is None:
@@ -93,7 +97,9 @@ def attention_maps(
     features = transformer.preprocess([text], prompt=prompt, **kwargs)
     length = features["spans"][0].total
     if length > MAX_TOKENS:
-        raise ValueError(f"The text takes {length} tokens, all copies together; {MAX_TOKENS} at most are kept.")
+        raise ValueError(
+            f"The text takes {length} tokens, all copies together; {MAX_TOKENS} at most are kept."
+        )
     recorder = AttentionRecorder()
     model.eval()
     with torch.inference_mode():
@@ -191,19 +197,22 @@ def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
     """Measure the sink in each layer, mean over texts, each text counting alike.
 
     Args:
-        texts: The maps of each, from :func:`attention_maps`; a generator needs the memory of one text.
-        m: Number of sink tokens. With one more than a setting hides, a high ``sink`` shows that the next is one now.
+        texts: The maps of each, from :func:`attention_maps`; a generator needs the memory of one
+            text.
+        m: Number of sink tokens. With one more than a setting hides, a high ``sink`` shows that the
+            next is one now.
 
     Returns:
-        A row a map, a mean over heads and the queries from position ``m`` on: ``layer``, ``mask``, ``run``; ``sink``,
-        the share on the first m tokens; ``even``, the same if each query looked evenly at all that it sees;
-        ``itself``, the share on the query's own token.
+        A row a map, a mean over heads and the queries from position ``m`` on: ``layer``, ``mask``,
+        ``run``; ``sink``, the share on the first m tokens; ``even``, the same if each query looked
+        evenly at all that it sees; ``itself``, the share on the query's own token.
 
     Raises:
         ValueError: There is no text, or one of them has no token behind the first ``m``.
 
     Source:
-        NoSink, section 3.4; section 3.5, finding 4 (the second token becomes the sink where the first is hidden).
+        NoSink, section 3.4; section 3.5, finding 4 (the second token becomes the sink where the
+        first is hidden).
 
     Example:
         >>> matrix = np.array([[1.0, 0.0, 0.0], [0.75, 0.25, 0.0], [0.25, 0.5, 0.25]], dtype=np.float32)
@@ -216,13 +225,22 @@ def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
     table_rows: list[dict[str, object]] = []
     for maps in texts:
         if len(maps.tokens) <= m:
-            raise ValueError(f"{' '.join(maps.tokens)!r:.60} has no token behind the first {m}. Take a longer text.")
+            raise ValueError(
+                f"{' '.join(maps.tokens)!r:.60} has no token behind the first {m}. Take a longer text."
+            )
         for order, layer_map in enumerate(maps.layers):
-            run = {"order": order, "layer": layer_map.layer, "mask": layer_map.mask, "run": layer_map.run}
+            run = {
+                "order": order,
+                "layer": layer_map.layer,
+                "mask": layer_map.mask,
+                "run": layer_map.run,
+            }
             table_rows.append(run | _measure_sink(layer_map.matrix[m:].astype(np.float64), m))
     if not table_rows:
         raise ValueError("There is no text to measure.")
-    means = pd.DataFrame(table_rows).groupby(["order", "layer", "mask", "run"], as_index=False).mean()
+    means = (
+        pd.DataFrame(table_rows).groupby(["order", "layer", "mask", "run"], as_index=False).mean()
+    )
     return means.drop(columns="order")
 
 

@@ -63,8 +63,9 @@ def is_beir_folder(folder: Path) -> bool:
 def read_beir(folder: Path) -> BeirFolder:
     """Read a folder in BEIR's layout; the judgements of test, where there are several.
 
-    Judgements of documents or queries that the folder lacks are dropped and counted, as published folders have some
-    (ArguAna). Of rows with the same ``_id`` the last one counts, as in BEIR's own reader.
+    Judgements of documents or queries that the folder lacks are dropped and counted, as published
+    folders have some (ArguAna). Of rows with the same ``_id`` the last one counts, as in BEIR's own
+    reader.
 
     Args:
         folder: The folder.
@@ -123,7 +124,9 @@ def _read_texts(
     for column in ("_id", "text"):
         if column not in table.columns:
             columns = ", ".join(map(str, table.columns))
-            raise ValueError(f"{file_path}: no row has {column!r}, but {columns or 'nothing'}. Rename its column.")
+            raise ValueError(
+                f"{file_path}: no row has {column!r}, but {columns or 'nothing'}. Rename its column."
+            )
     texts: dict[str, str] = {}
     for row_number, row in enumerate(table.fillna("").to_dict("records"), 1):
         row_id = str(row["_id"])
@@ -161,7 +164,9 @@ def _read_judgements(file_path: Path) -> Iterator[Judgement]:
             raise ValueError(f"{file_path}, line {line_number}: {needed}")
         grade = cells[columns.grade]
         if not is_number(grade):
-            raise ValueError(f"{file_path}, line {line_number}: the grade {grade!r:.60} is no number.")
+            raise ValueError(
+                f"{file_path}, line {line_number}: the grade {grade!r:.60} is no number."
+            )
         yield Judgement(cells[columns.query], cells[columns.document], float(grade))
 
 

@@ -50,10 +50,14 @@ def shared_vectors(
             shared_methods[method] = shared_method
             continue
         model = build_on(base_model, method)
-        vectors_by_method[method] = model_vectors(model, task, instructions, batch_tokens, show_progress_bar)
+        vectors_by_method[method] = model_vectors(
+            model, task, instructions, batch_tokens, show_progress_bar
+        )
     passes: list[PlannedPass] = []
     total_positions = 0
-    for pass_method, method_group in group_by_pass(list(shared_methods.values()), depth_of(base_model)).items():
+    for pass_method, method_group in group_by_pass(
+        list(shared_methods.values()), depth_of(base_model)
+    ).items():
         model = build_on(base_model, replace(pass_method, filter=None), check=False)
         has_field = has_instruction_field(model, None)
         for texts, role in _texts_by_role(task):
@@ -143,7 +147,9 @@ def find_token_ranges(base_model: SentenceTransformer, task: Task) -> list[Token
     """The content tokens of each text's word; None: the task is about whole texts."""
     if not task.spans:
         return None
-    all_offsets = transformer_of(base_model).content(list(task.texts), offsets=True)["offset_mapping"]
+    all_offsets = transformer_of(base_model).content(list(task.texts), offsets=True)[
+        "offset_mapping"
+    ]
     token_ranges: list[TokenRange] = []
     for index, offsets in enumerate(all_offsets):
         tokens = tokens_of_span(

@@ -20,7 +20,14 @@ FilePath = str | os.PathLike[str]
 # Bytes of a file's name, on the usual file systems.
 LONGEST_NAME = 255
 # Chinese is drawn with the first of these that is installed.
-FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "WenQuanYi Micro Hei", "Microsoft YaHei", "PingFang SC", "Arial Unicode MS")
+FONTS = (
+    "DejaVu Sans",
+    "Noto Sans CJK SC",
+    "WenQuanYi Micro Hei",
+    "Microsoft YaHei",
+    "PingFang SC",
+    "Arial Unicode MS",
+)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -62,20 +69,28 @@ def check_figure(path: FilePath) -> None:
     # The format pgf needs TeX.
     if suffix not in formats or suffix == "pgf":
         remedy = "End it in .png or .svg."
-        raise ValueError(f"figure (--figure): {str(path)!r} ends in no format that can be drawn. {remedy}")
+        raise ValueError(
+            f"figure (--figure): {str(path)!r} ends in no format that can be drawn. {remedy}"
+        )
 
 
 def check_writable(path: FilePath, option: str) -> None:
     """Refuse a file to write that is a folder or a pipe, or whose folder is not there."""
     file = Path(path)
     if len(os.fsencode(file.name)) > LONGEST_NAME:
-        raise ValueError(f"{option}: the file's name has more than {LONGEST_NAME} bytes. Give a shorter one.")
+        raise ValueError(
+            f"{option}: the file's name has more than {LONGEST_NAME} bytes. Give a shorter one."
+        )
     if not str(path).strip() or file.is_dir():
-        raise ValueError(f"{option}: {str(path)!r} is no file but a folder. Give the name of a file.")
+        raise ValueError(
+            f"{option}: {str(path)!r} is no file but a folder. Give the name of a file."
+        )
     if file.is_fifo():
         raise ValueError(f"{option}: {str(path)!r} is a pipe. Give the name of a file.")
     if not file.parent.is_dir():
-        raise FileNotFoundError(f"{option}: there is no folder {str(file.parent)!r}. Make it first.")
+        raise FileNotFoundError(
+            f"{option}: there is no folder {str(file.parent)!r}. Make it first."
+        )
     changed_path = file if file.exists() else file.parent
     if not os.access(changed_path, os.W_OK):
         raise PermissionError(f"{option}: {str(path)!r} cannot be written. Give another file.")

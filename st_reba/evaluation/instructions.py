@@ -20,9 +20,10 @@ class Instructions:
 
     Args:
         name: Its name in results.
-        tasks: Instructions by the task's name, "*" for all others: of queries and of texts that are neither query nor
-            document; or a mapping with ``query`` and ``document``.
-        query, document: How an instruction is written before such a text, unless the template has a field for it.
+        tasks: Instructions by the task's name, "*" for all others: of queries and of texts that are
+            neither query nor document; or a mapping with ``query`` and ``document``.
+        query, document: How an instruction is written before such a text, unless the template has a
+            field for it.
 
     Raises:
         ValueError: There are no instructions, or no field for them.
@@ -41,9 +42,13 @@ class Instructions:
     def __post_init__(self) -> None:
         for wording in (self.query, self.document):
             if _FIELD not in str(wording):
-                raise ValueError(f"prompts={self.name!r}: query and document are texts with {_FIELD}.")
+                raise ValueError(
+                    f"prompts={self.name!r}: query and document are texts with {_FIELD}."
+                )
         for instruction in self.tasks.values():
-            texts = list(instruction.values()) if isinstance(instruction, Mapping) else [instruction]
+            texts = (
+                list(instruction.values()) if isinstance(instruction, Mapping) else [instruction]
+            )
             if not texts or not all(isinstance(text, str) and text for text in texts):
                 example = "STSB: Retrieve semantically similar text."
                 raise ValueError(f"prompts={self.name!r} must hold tasks and texts, as {example}")
@@ -66,13 +71,16 @@ class Instructions:
         return wording.replace(_FIELD, instruction)
 
 
-def read_instructions(source: Instructions | TaskInstructions | str | os.PathLike[str] | None) -> Instructions:
+def read_instructions(
+    source: Instructions | TaskInstructions | str | os.PathLike[str] | None,
+) -> Instructions:
     """Read instructions.
 
     Args:
-        source: ``"nosink"`` (table 3), ``"echo"`` (table 16), None or ``"none"``; or a YAML file or mapping of tasks
-            and the instructions before their texts, as ``STSB: …`` or ``STSB: {query: …, document: …}``. With the key
-            ``tasks`` for these, ``query`` and ``document`` say how an instruction is written.
+        source: ``"nosink"`` (table 3), ``"echo"`` (table 16), None or ``"none"``; or a YAML file or
+            mapping of tasks and the instructions before their texts, as ``STSB: …`` or ``STSB:
+            {query: …, document: …}``. With the key ``tasks`` for these, ``query`` and ``document``
+            say how an instruction is written.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -88,16 +96,22 @@ def read_instructions(source: Instructions | TaskInstructions | str | os.PathLik
     if source in ("nosink", "echo"):
         path = _FOLDER / f"{source}.yaml"
     if not path.is_file():
-        raise FileNotFoundError(f"prompts={str(source)!r} is neither nosink, echo or none, nor a YAML file.")
+        raise FileNotFoundError(
+            f"prompts={str(source)!r} is neither nosink, echo or none, nor a YAML file."
+        )
     return _parse_instructions(path.stem, read_yaml(path))
 
 
 def _parse_instructions(name: str, content: object) -> Instructions:
     if not isinstance(content, Mapping) or not content:
-        raise ValueError(f"prompts={name!r} must hold tasks and texts, as STSB: Retrieve semantically similar text.")
+        raise ValueError(
+            f"prompts={name!r} must hold tasks and texts, as STSB: Retrieve semantically similar text."
+        )
     if not isinstance(content.get("tasks"), Mapping):
         return Instructions(name, content)
     unknown_keys = content.keys() - {"tasks", "query", "document"}
     if unknown_keys or not content["tasks"]:
-        raise ValueError(f"prompts={name!r}: beside tasks are query and document alone, texts with {_FIELD}.")
+        raise ValueError(
+            f"prompts={name!r}: beside tasks are query and document alone, texts with {_FIELD}."
+        )
     return Instructions(name, **content)

@@ -123,7 +123,11 @@ def _task_prompts(
         *getattr(task.metadata, "tasks", ()),
     ):
         name = subtask.metadata.name
-        for role, prompt_name in ((None, name), ("query", f"{name}-query"), ("document", f"{name}-document")):
+        for role, prompt_name in (
+            (None, name),
+            ("query", f"{name}-query"),
+            ("document", f"{name}-document"),
+        ):
             instruction = instructions.before(name, role, has_instruction_field(model, role))
             if instruction is not None:
                 prompts[prompt_name] = instruction

@@ -29,8 +29,9 @@ def choose_k(
 ) -> tuple[Method, pd.DataFrame]:
     """Choose k and k0 on a labelled table by the paper's rule.
 
-    In turn INPLACE-BIDIR for k = 0 … L, whose best k is k_b; MASK0-BIDIR for k = 1 … L, whose best is k_m; MASK0&BIDIR
-    with k = k_b and k0 = k_m (LAST) or half of it (MID). Among equals the smaller k counts, then the smaller k0.
+    In turn INPLACE-BIDIR for k = 0 … L, whose best k is k_b; MASK0-BIDIR for k = 1 … L, whose best
+    is k_m; MASK0&BIDIR with k = k_b and k0 = k_m (LAST) or half of it (MID). Among equals the
+    smaller k counts, then the smaller k0.
 
     Args:
         base, loading: As for :func:`~st_reba.evaluation.compare`.
@@ -40,7 +41,8 @@ def choose_k(
         **reading_options: Arguments of ``read_task``.
 
     Returns:
-        The best method, and a table: a row for each that was tried, with its setting, k, k0 and score.
+        The best method, and a table: a row for each that was tried, with its setting, k, k0 and
+        score.
 
     Source:
         NoSink, section 3.6 and finding 5.
@@ -63,8 +65,12 @@ def choose_k(
     for k0 in sorted({k_masked, k_masked // 2}):
         if 0 < k0 <= k_bidirectional:
             trial.best_of([trial.make_method("mask0&bidir", k_bidirectional, k0)])
-    table_rows = [(method.setting, method.k or 0, method.k0, score) for method, score in trial.scores.items()]
-    return min(trial.scores, key=trial.rank), pd.DataFrame(table_rows, columns=["setting", "k", "k0", "score"])
+    table_rows = [
+        (method.setting, method.k or 0, method.k0, score) for method, score in trial.scores.items()
+    ]
+    return min(trial.scores, key=trial.rank), pd.DataFrame(
+        table_rows, columns=["setting", "k", "k0", "score"]
+    )
 
 
 @dataclass

@@ -41,7 +41,9 @@ class OutputFiles:
             with open(self.lines, "a", encoding="utf-8") as stream:
                 stream.writelines(lines)
         except OSError as error:
-            raise OSError(f"out (--out): {str(self.lines)!r} cannot be written ({error.strerror}).") from None
+            raise OSError(
+                f"out (--out): {str(self.lines)!r} cannot be written ({error.strerror})."
+            ) from None
 
     def draw(self, results: Sequence[Result]) -> None:
         """Draw all results."""

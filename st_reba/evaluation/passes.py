@@ -10,8 +10,8 @@ from ..prompts import TEMPLATES
 from .shared_pass import Readout
 
 Wording = str | Mapping[str, str]
-# Wordings of PromptEOL in the language of a script. Only labels can judge others than the first: they are better by
-# labels, and not by parts of texts.
+# Wordings of PromptEOL in the language of a script. Only labels can judge others than the first:
+# they are better by labels, and not by parts of texts.
 WORDINGS: Mapping[str, tuple[str, ...]] = {
     "CJK": ("prompteol-zh", "prompteol-example-zh", "prompteol-topic-4-zh"),
     "": ("prompteol", "prompteol-says", "prompteol-example", "prompteol-topic-4"),
@@ -57,7 +57,8 @@ class Pass:
         method: The pass at full depth.
         poolings: Poolings of each layer that is read.
         first_masked_layer: The lowest layer whose mask is changed, from 0; None: none is.
-        first_output_layers: Read the mean of the attention outputs from each of these layers up to the last one.
+        first_output_layers: Read the mean of the attention outputs from each of these layers up to
+            the last one.
     """
 
     method: Method
@@ -126,7 +127,8 @@ def similarity_passes(
 
     Args:
         depth: The base's number of layers L.
-        script_name: Script of the texts, for the wording of PromptEOL; see :func:`~st_reba.evaluation.texts.script_of`.
+        script_name: Script of the texts, for the wording of PromptEOL; see
+            :func:`~st_reba.evaluation.texts.script_of`.
         is_small: The few that cover most, for ``build(base, "auto")``.
         has_labels: Try repeated texts and more wordings too, which parts of texts cannot judge.
     """
@@ -207,7 +209,9 @@ def published_methods(
 ) -> dict[str, Method]:
     """The papers' methods at their published settings; NoSink's k is the better one of two that were scored."""
     once = Method("classical", pooling="mean")
-    masked_methods = [mask_upper_layers(once, first, depth).method for first in (depth // 2, depth // 3)]
+    masked_methods = [
+        mask_upper_layers(once, first, depth).method for first in (depth // 2, depth // 3)
+    ]
     best_masked = max(masked_methods, key=lambda method: scores.get(method, -1.0))
     return {
         "classical, last": Method("classical", pooling="last"),

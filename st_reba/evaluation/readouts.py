@@ -61,13 +61,15 @@ def encode_methods(
 
     Args:
         base_model, methods, texts: A loaded base, the methods, the texts.
-        token_ranges: For vectors of words: the content tokens (first, end) of a word in each text. Mean and last are
-            over its tokens in the last copy, ReBA's mean over their e_i. Only for methods of one template that share
-            passes.
+        token_ranges: For vectors of words: the content tokens (first, end) of a word in each text.
+            Mean and last are over its tokens in the last copy, ReBA's mean over their e_i. Only for
+            methods of one template that share passes.
         batch_tokens: Positions a forward pass.
-        progress: Called after each batch with the number of positions that it computed for its texts.
+        progress: Called after each batch with the number of positions that it computed for its
+            texts.
         check: As for ``build``.
-        **input_options: ``task`` and ``prompt``, as for ``encode``; ``task`` is ``"query"`` or ``"document"``.
+        **input_options: ``task`` and ``prompt``, as for ``encode``; ``task`` is ``"query"`` or
+            ``"document"``.
 
     Returns:
         By method, [N, d] float32, scaled to length 1 where the method normalizes.
@@ -98,7 +100,9 @@ def encode_methods(
             for method, readout in zip(method_group, shared_readouts, strict=True):
                 pooled_vectors[method] = vectors_by_readout[readout]
             continue
-        pooled_vectors[pass_method] = encode_texts(model, texts, batch_tokens=batch_tokens, **input_options)
+        pooled_vectors[pass_method] = encode_texts(
+            model, texts, batch_tokens=batch_tokens, **input_options
+        )
         if progress is not None:
             progress(sum(computed_positions(model[0], texts, input_options)))
     vectors_by_method: dict[Method, Vectors] = {}

@@ -20,7 +20,8 @@ class Result:
         task, kind: The task's.
         model: The base, or the model.
         method: The method, in the short form; empty: a model of another package.
-        metric, score, interval: The metric, its value (more is better) and 95 % interval; None: not known.
+        metric, score, interval: The metric, its value (more is better) and 95 % interval; None: not
+            known.
         scores: All metrics.
         items: How many were scored; None: mteb's.
         seconds: To compute the vectors; methods that share a pass are measured together.
@@ -53,7 +54,13 @@ class Comparison:
         table_rows: dict[str, dict[str, float]] = {}
         for result in self.results:
             low, high = result.interval or (math.nan, math.nan)
-            table_row = {result.metric: result.score, "low": low, "high": high, "better": 0, "worse": 0}
+            table_row = {
+                result.metric: result.score,
+                "low": low,
+                "high": high,
+                "better": 0,
+                "worse": 0,
+            }
             table_rows[result.method] = table_row
         for difference in self.differences:
             if difference.significant:
@@ -78,7 +85,8 @@ class Scorer:
     Args:
         task: The task.
         metric: The metric to compare by; None: the kind's main one; ``"paper"``: the papers'.
-        draws, seed: As for :func:`~st_reba.evaluation.statistics.paired_bootstrap`; 0 draws: no intervals.
+        draws, seed: As for :func:`~st_reba.evaluation.statistics.paired_bootstrap`; 0 draws: no
+            intervals.
 
     Raises:
         ValueError: The kind has no such metric.

@@ -39,8 +39,10 @@ class RetrievalItems(TuningItems):
         queries: The texts of Q queries.
         documents: The texts of D documents.
         grades: For each query, the grade of every relevant document, by its index.
-        query_sample: Sentences of the documents, which stand for queries where their mean is measured.
-        is_labelled: The grades are labels; else the only relevant document is the one that a query was taken from.
+        query_sample: Sentences of the documents, which stand for queries where their mean is
+            measured.
+        is_labelled: The grades are labels; else the only relevant document is the one that a query
+            was taken from.
     """
 
     queries: tuple[str, ...]
@@ -76,8 +78,9 @@ class RetrievalItems(TuningItems):
     def score_similarities(self, similarities: NDArray[np.floating]) -> Scores:
         """Score every query by its similarity to each document.
 
-        With labels the score is nDCG@10. Views, which have one relevant document, score 1 - log(rank) / log(D):
-        1 at rank 1 and 0 at rank D. Documents that are as similar as a relevant one are ranked before it.
+        With labels the score is nDCG@10. Views, which have one relevant document, score 1 -
+        log(rank) / log(D): 1 at rank 1 and 0 at rank D. Documents that are as similar as a relevant
+        one are ranked before it.
 
         Args:
             similarities: [Q, D].
@@ -101,7 +104,9 @@ class RetrievalItems(TuningItems):
         return scores
 
 
-def rank_documents(similarities: NDArray[np.floating], document_indices: Sequence[int]) -> NDArray[np.int64]:
+def rank_documents(
+    similarities: NDArray[np.floating], document_indices: Sequence[int]
+) -> NDArray[np.int64]:
     """Ranks, from 1, of some documents among all that a query is compared with, similarities [D]."""
     lowest_equals = similarities[document_indices] - SAME_COSINE
     is_before = similarities[None] >= lowest_equals[:, None]
@@ -140,7 +145,8 @@ def split_view(
     Args:
         text: The document.
         random_state: Of the draw.
-        shared_sentences: Sentences that other documents have too, so that they ask for none of them.
+        shared_sentences: Sentences that other documents have too, so that they ask for none of
+            them.
     """
     sentences: list[str] = []
     for sentence in split_sentences(text):
@@ -159,8 +165,8 @@ def retrieval_views(texts: Sequence[str], seed: int) -> RetrievalItems:
     """Make a query and a passage of each text: a sentence that is drawn, and the rest.
 
     Source:
-        Lee et al. (2019), Latent Retrieval for Weakly Supervised Open Domain Question Answering (arXiv 1906.00300),
-        section 5: the inverse cloze task, by which retrievers are trained.
+        Lee et al. (2019), Latent Retrieval for Weakly Supervised Open Domain Question Answering
+        (arXiv 1906.00300), section 5: the inverse cloze task, by which retrievers are trained.
 
     Raises:
         ValueError: The texts have too few sentences of their own.
@@ -206,7 +212,9 @@ def draw_documents(
     Raises:
         ValueError: There are fewer than 50.
     """
-    remedy = "For single sentences give purpose='similarity', or queries with their documents as labels."
+    remedy = (
+        "For single sentences give purpose='similarity', or queries with their documents as labels."
+    )
     return draw_usable(
         texts,
         partial(_can_be_split, seed=seed),
@@ -242,7 +250,9 @@ def read_rankings(
     if task.kind == "Reranking":
         task = replace(task, kind="Retrieval")
     if task.kind != "Retrieval" or len(task.items) < FEWEST_QUERIES:
-        raise ValueError(f"labels: {task}. Give {FEWEST_QUERIES} or more queries with their relevant documents.")
+        raise ValueError(
+            f"labels: {task}. Give {FEWEST_QUERIES} or more queries with their relevant documents."
+        )
     return task
 
 

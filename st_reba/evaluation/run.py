@@ -50,8 +50,8 @@ def compare(
     Args:
         base: As for ``build``; or a model of ``readouts.load_base``.
         table: A task, or what :func:`~st_reba.evaluation.tasks.read_task` reads.
-        methods: ``Method`` objects or their short form, such as ``"echo:pooling=mean"``. A word's vector is the mean
-            over its tokens, whatever the pooling.
+        methods: ``Method`` objects or their short form, such as ``"echo:pooling=mean"``. A word's
+            vector is the mean over its tokens, whatever the pooling.
         metric: The metric to compare by; None: the kind's main one; ``"paper"``: the papers'.
         prompts: Instructions, as for :func:`~st_reba.evaluation.instructions.read_instructions`.
         out, figure: Files: a JSON line a method is appended, and the scores are drawn.
@@ -82,9 +82,14 @@ def compare(
     model = open_base(base, loading)
     instructions = read_instructions(prompts)
     start_time = time.perf_counter()
-    vectors = shared_vectors(model, task, parsed_methods, instructions, batch_tokens, show_progress_bar)
+    vectors = shared_vectors(
+        model, task, parsed_methods, instructions, batch_tokens, show_progress_bar
+    )
     seconds = time.perf_counter() - start_time
-    evidences = {str(method): compute_evidence(task, vectors[method], str(method)) for method in parsed_methods}
+    evidences = {
+        str(method): compute_evidence(task, vectors[method], str(method))
+        for method in parsed_methods
+    }
     model_name = str(base) if isinstance(base, (str, os.PathLike)) else name_of(model)
     results, differences = scorer.score(
         evidences,
@@ -119,13 +124,15 @@ def curve(
 
     Args:
         base, table, methods, loading: As for `compare`.
-        option: A field of ``Method``: ``"max_seq_length"`` (token budgets), ``"repeats"``, ``"layer"``, …
+        option: A field of ``Method``: ``"max_seq_length"`` (token budgets), ``"repeats"``,
+            ``"layer"``, …
         values: Its values.
         figure: Draw a line a method to this file.
         **options: Further arguments of `compare`.
 
     Returns:
-        A row a method, a column a value; NaN where a method cannot have it, as a budget smaller than its template.
+        A row a method, a column a value; NaN where a method cannot have it, as a budget smaller
+        than its template.
 
     Source:
         Echo, sections 4.6 and 4.7 (budgets, copies, templates); ReBA and NoSink, figures by layer.
@@ -189,10 +196,11 @@ def evaluate(
 
     Args:
         model: A SentenceTransformer, or the folder or Hub id of one.
-        tasks: One or a list of: tasks, or what ``read_task`` reads (also as ``"KIND=FILE"``); ``"toy"`` (the toy
-            structures); the papers' sets (C-MTEB, MTEB-15, MTEB-MINI, MTEB-56), mteb's tasks or benchmarks by name;
-            mteb's task objects.
-        prompts: Instructions before the texts; None: those of the papers' set, or the model's own prompts.
+        tasks: One or a list of: tasks, or what ``read_task`` reads (also as ``"KIND=FILE"``);
+            ``"toy"`` (the toy structures); the papers' sets (C-MTEB, MTEB-15, MTEB-MINI, MTEB-56),
+            mteb's tasks or benchmarks by name; mteb's task objects.
+        prompts: Instructions before the texts; None: those of the papers' set, or the model's own
+            prompts.
         out: Append a JSON line a task to this file, as soon as it is scored.
         figure, batch_tokens, seed, show_progress_bar: As for `compare`.
         **reading_options: As for `compare`.
@@ -250,7 +258,9 @@ def _score_mteb_task(
     show_progress_bar: bool | None,
 ) -> Result:
     start_time = time.perf_counter()
-    scores = mteb_tasks.scores_of(model, task, instructions, show_progress_bar=bool(show_progress_bar))
+    scores = mteb_tasks.scores_of(
+        model, task, instructions, show_progress_bar=bool(show_progress_bar)
+    )
     return Result(
         task=task.metadata.name,
         kind=task.metadata.type,

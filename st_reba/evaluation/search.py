@@ -31,7 +31,8 @@ class Candidate:
     Args:
         method: Without a filter.
         filter_kind: Kind of the filter behind it; None: there is none.
-        cost: Positions that are computed, times layers, as a multiple of one pass of the text through the whole base.
+        cost: Positions that are computed, times layers, as a multiple of one pass of the text
+            through the whole base.
         evidence: [items] float32.
     """
 
@@ -56,7 +57,9 @@ def select_best(candidates: Sequence[Candidate], most_cost: float | None = None)
     Raises:
         ValueError: Nothing is as cheap.
     """
-    affordable = [candidate for candidate in candidates if most_cost is None or candidate.cost <= most_cost]
+    affordable = [
+        candidate for candidate in candidates if most_cost is None or candidate.cost <= most_cost
+    ]
     if not affordable:
         lowest_cost = min(candidate.cost for candidate in candidates)
         raise ValueError(f"most_cost={most_cost}: the cheapest method costs {lowest_cost:.2f}.")
@@ -95,7 +98,9 @@ class Search:
         path = self.folder / f"{self.pass_key(planned_pass)}.pt"
         if not path.exists():
             candidates = self._run_pass(planned_pass)
-            saved_rows = [{**vars(candidate), "method": str(candidate.method)} for candidate in candidates]
+            saved_rows = [
+                {**vars(candidate), "method": str(candidate.method)} for candidate in candidates
+            ]
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_path(path) as unfinished_path:
                 torch.save(saved_rows, unfinished_path)
@@ -129,7 +134,9 @@ class Search:
                 method = planned_pass.method_of_readout(readout, self.depth)
                 for filter_kind in self.filter_kinds:
                     evidence = encoded.score(filter_kind)
-                    candidates.append(Candidate(method, filter_kind, cost_per_layer * readout.layer, evidence))
+                    candidates.append(
+                        Candidate(method, filter_kind, cost_per_layer * readout.layer, evidence)
+                    )
         return candidates
 
     def pass_key(self, planned_pass: Pass) -> str:

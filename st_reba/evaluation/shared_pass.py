@@ -37,7 +37,8 @@ class Readout(NamedTuple):
     Args:
         layer: 1 to L.
         pooling: One of ``POOLINGS``.
-        first_layer: None: the layer's states. Else the mean of the attention outputs from this layer up to ``layer``.
+        first_layer: None: the layer's states. Else the mean of the attention outputs from this
+            layer up to ``layer``.
     """
 
     layer: int
@@ -67,7 +68,8 @@ def run_pass(
     So states pass the final norm, and ReBA's maxima are those of the layers up to it.
 
     Args:
-        model: From :func:`st_reba.build`, no layer runs twice; its pooling is not used, its PromptEnsemble is.
+        model: From :func:`st_reba.build`, no layer runs twice; its pooling is not used, its
+            PromptEnsemble is.
         readouts: Layers and poolings to read.
         texts, token_ranges, batch_tokens, progress, input_options: As for
             :func:`~st_reba.evaluation.readouts.encode_methods`.
@@ -119,7 +121,9 @@ class SharedPass:
         self.width: int = self.transformer.get_embedding_dimension()
         for readout in readouts:
             if not 1 <= readout.layer <= self.transformer.depth or readout.pooling not in POOLINGS:
-                choices = f"a layer from 1 to {self.transformer.depth}, and one of {', '.join(POOLINGS)}"
+                choices = (
+                    f"a layer from 1 to {self.transformer.depth}, and one of {', '.join(POOLINGS)}"
+                )
                 raise ValueError(f"{readout}: give {choices}.")
         layers: set[int] = set()
         layer_ranges: set[tuple[int, int]] = set()
@@ -160,7 +164,8 @@ class SharedPass:
         whole_lengths = batch_positions(self.transformer, texts, input_options, whole=True)
         reading_count = len(self.layers) + len(self.layer_ranges)
         max_whole_positions = _MAX_NUMBERS // (self.width * reading_count)
-        # Rows that share a prefix hold it all the same, so that they take as much memory as whole rows.
+        # Rows that share a prefix hold it all the same, so that they take as much memory as whole
+        # rows.
         max_positions = max_whole_positions * sum(lengths) // max(1, sum(whole_lengths))
         return token_batches(lengths, max(1, min(batch_tokens, max_positions)))
 
@@ -172,7 +177,9 @@ class SharedPass:
     ) -> dict[Readout, Tensor]:
         """Vectors [B, d] of each readout."""
         transformer = self.transformer
-        features = batch_to_device(transformer.preprocess(texts, **input_options), self.model.device)
+        features = batch_to_device(
+            transformer.preprocess(texts, **input_options), self.model.device
+        )
         weights = TextWeights(transformer, features, token_ranges)
         reader = StackedReader(
             self.layers,
@@ -224,12 +231,16 @@ class TextWeights:
         for (first_token, end_token), span in zip(token_ranges, spans, strict=True):
             if not 0 <= first_token < end_token <= span.length:
                 tokens = f"tokens {first_token} to {end_token}"
-                raise ValueError(f"token_ranges: {tokens} are not among the {span.length} of the text, as cut.")
+                raise ValueError(
+                    f"token_ranges: {tokens} are not among the {span.length} of the text, as cut."
+                )
         ranges = torch.tensor(token_ranges, device=copy_ids.device)
         # First token and end of each range, [B, 1].
         self.first_token, self.end_token = ranges[:, :, None].unbind(dim=1)
         positions = torch.arange(copy_ids.shape[1], device=copy_ids.device)
-        in_range, is_last = self._select_tokens(positions - copy_starts(copy_ids, transformer.copies))
+        in_range, is_last = self._select_tokens(
+            positions - copy_starts(copy_ids, transformer.copies)
+        )
         is_last_copy = copy_ids == transformer.copies
         row_lengths = torch.tensor([[span.total] for span in spans], device=copy_ids.device)
         real_tokens = positions < row_lengths

@@ -53,12 +53,14 @@ def paired_bootstrap(
         evidences: By method, [items, numbers].
         metric: Makes a score of items' evidence.
         groups: A group an item; items of one group are drawn together. Empty: each by itself.
-        recentred: Move the values to the score of all items: of metrics that rise when items are drawn twice.
+        recentred: Move the values to the score of all items: of metrics that rise when items are
+            drawn twice.
         draws, seed: Number of draws, and their seed.
 
     Returns:
-        The 95 % interval of each method's score, and the difference of each pair. Corrected intervals are as many
-        standard errors wide as the largest standardized difference is in 95 % of the draws.
+        The 95 % interval of each method's score, and the difference of each pair. Corrected
+        intervals are as many standard errors wide as the largest standardized difference is in 95 %
+        of the draws.
 
     Source:
         Westfall and Young 1993, Resampling-Based Multiple Testing (single-step max-T).

@@ -99,14 +99,18 @@ class LabelledTable:
 
     def __post_init__(self) -> None:
         if self.frame.empty:
-            raise ValueError(f"{self.name}: there are no rows. Give some, below the names of the columns.")
+            raise ValueError(
+                f"{self.name}: there are no rows. Give some, below the names of the columns."
+            )
         for role, column_name in self.chosen_columns.items():
             if role not in COLUMNS:
                 roles = ", ".join(COLUMNS)
                 raise ValueError(f"columns (--column): {role!r} is no role. The roles are {roles}.")
             if column_name not in self.column_names:
                 names = ", ".join(self.column_names[:20])
-                raise ValueError(f"columns (--column): there is no {column_name!r} in {self.name}, but {names}.")
+                raise ValueError(
+                    f"columns (--column): there is no {column_name!r} in {self.name}, but {names}."
+                )
 
     @cached_property
     def column_names(self) -> list[str]:
@@ -146,11 +150,15 @@ class LabelledTable:
             names = ", ".join(self.column_names[:20])
             first_role = next(iter(readers))
             example = f"columns={{{first_role!r}: …}} (--column {first_role}=…)"
-            raise ValueError(f"{self.name}: the columns {names} are not {', '.join(readers)}: name them, {example}.")
+            raise ValueError(
+                f"{self.name}: the columns {names} are not {', '.join(readers)}: name them, {example}."
+            )
         value_of_label = {str(label): value for label, value in (self.labels or {}).items()}
         value_rows: list[tuple[Any, ...]] = []
         dropped_counts: Counter[str] = Counter()
-        for row_number, cells in enumerate(self.frame[columns].itertuples(index=False, name=None), 1):
+        for row_number, cells in enumerate(
+            self.frame[columns].itertuples(index=False, name=None), 1
+        ):
             if self.labels is not None:
                 *texts, label = cells
                 if str(label) not in value_of_label:
@@ -167,7 +175,9 @@ class LabelledTable:
                 try:
                     value_row.append(read_cell(cell))
                 except ValueError as error:
-                    raise ValueError(f"{self.name}, row {row_number}, column {column_name!r}: {error}") from None
+                    raise ValueError(
+                        f"{self.name}, row {row_number}, column {column_name!r}: {error}"
+                    ) from None
             value_rows.append(tuple(value_row))
         return LabelledRows(value_rows, dict(dropped_counts))
 
@@ -212,7 +222,9 @@ def _read_headerless(
     for line in filter(None, file_lines):
         fields = line.split(file_format.separator)
         if len(fields) < file_format.field_count:
-            needed = f"{file_format.field_count} fields between {file_format.separator!r} are needed"
+            needed = (
+                f"{file_format.field_count} fields between {file_format.separator!r} are needed"
+            )
             raise ValueError(f"{file_path}, line {len(value_rows) + 1}: {needed}.")
         value_rows.append((fields[file_format.score_field], fields[first], fields[second]))
     return pd.DataFrame(value_rows, columns=["score", "text1", "text2"])
@@ -260,5 +272,7 @@ def read_truth(cell: object) -> int:
     label = read_label(cell).lower()
     if label not in _TRUTH_VALUES:
         example = f"labels={{{cell!r}: 1, …}} (--label {cell}=1)"
-        raise ValueError(f"the label {cell!r:.60} is not 0 or 1: say what it stands for, {example}.")
+        raise ValueError(
+            f"the label {cell!r:.60} is not 0 or 1: say what it stands for, {example}."
+        )
     return _TRUTH_VALUES[label]

@@ -28,11 +28,15 @@ class Task:
         name: Its name in tables.
         kind: Name of a :class:`TaskKind`.
         texts: Each once; the queries of a ranking come first. Vectors are a row a text.
-        items: The scored items: indices of texts first, then labels: a score, a class, (documents, grades), …
-        train: Items that a classifier learns from, over the same texts; empty: the items are scored in five folds.
+        items: The scored items: indices of texts first, then labels: a score, a class, (documents,
+            grades), …
+        train: Items that a classifier learns from, over the same texts; empty: the items are scored
+            in five folds.
         queries: How many of the texts are queries.
-        spans: For words: the characters (start, end) of each text that its vector stands for; empty: whole texts.
-        groups: A group an item; items of one group are alike, and are drawn together in a bootstrap.
+        spans: For words: the characters (start, end) of each text that its vector stands for;
+            empty: whole texts.
+        groups: A group an item; items of one group are alike, and are drawn together in a
+            bootstrap.
         dropped: Rows that could not be used, counted by reason.
 
     Raises:
@@ -85,14 +89,16 @@ class TextIndex(Generic[Text]):
 class TaskKind(ABC):
     """A kind of task: how its items are read, and how vectors are scored on them.
 
-    A subclass sets these attributes, and overrides what is different; :func:`declare_kind` makes it known.
+    A subclass sets these attributes, and overrides what is different; :func:`declare_kind` makes it
+    known.
 
     Args:
         name: Its name.
-        column_readers: The reader of each column of its tables, by role: texts by ``read_text``, and last a label.
+        column_readers: The reader of each column of its tables, by role: texts by ``read_text``,
+            and last a label.
         column_names: Usual names of the columns, for roles that ``tables.COLUMNS`` lacks.
-        detection_order: Of several kinds whose columns a table has, the one with the lowest number is read. The
-            package's kinds have 10 to 90.
+        detection_order: Of several kinds whose columns a table has, the one with the lowest number
+            is read. The package's kinds have 10 to 90.
         metrics: Scores by name, each computed from all items' evidence; more is better.
         main_metric: The metric that tables show.
         paper_metric: The one that the papers show, if another.
@@ -100,8 +106,8 @@ class TaskKind(ABC):
         fewest_items: A task needs as many.
         takes_train, needs_train: Whether it may or must have items that a classifier learns from.
         needs_values: Its labels have to differ, and those of ``train`` to be among them.
-        chooses_methods: ``tune`` chooses by its labels: :meth:`score_items` is there, and the last thing of an item is
-            its label.
+        chooses_methods: ``tune`` chooses by its labels: :meth:`score_items` is there, and the last
+            thing of an item is its label.
         item_name: Name of its items in reports.
     """
 
@@ -176,7 +182,9 @@ class TaskKind(ABC):
             values = {item[-1] for item in task.items}
             train_values = {item[-1] for item in task.train}
             if len(values) < 2:
-                raise ValueError(f"{task.name}: all {len(task.items)} items have the value {values.pop()!r}.")
+                raise ValueError(
+                    f"{task.name}: all {len(task.items)} items have the value {values.pop()!r}."
+                )
             if train_values and not values <= train_values:
                 unknown_label = min(values - train_values)
                 raise ValueError(f"{task.name}: no text of train has the label {unknown_label!r}.")

@@ -75,7 +75,9 @@ class TaskSource:
             ValueError: It is no table.
         """
         if self.is_conll or self.is_beir:
-            raise ValueError(f"kind={self.kind!r} is read from a table, and {self.path} is none. Drop it.")
+            raise ValueError(
+                f"kind={self.kind!r} is read from a table, and {self.path} is none. Drop it."
+            )
         return self._open_table(self.location, "the table")
 
     @cached_property

@@ -27,15 +27,18 @@ def read_task(
     """Read a labelled task; docs/how-to/evaluate.md lists the kinds, their columns and scores.
 
     Args:
-        source: A DataFrame; a file or folder of named columns that :func:`st_reba.corpus.tables.read_table` reads;
-            STSBenchmark's and SemEval's tab-separated files without a header; ``id||text1||text2||score`` lines; a
-            BEIR folder; CoNLL lines (kind NER).
+        source: A DataFrame; a file or folder of named columns that
+            :func:`st_reba.corpus.tables.read_table` reads; STSBenchmark's and SemEval's
+            tab-separated files without a header; ``id||text1||text2||score`` lines; a BEIR folder;
+            CoNLL lines (kind NER).
         kind: Name of a kind of ``KINDS``; None: the first by ``detection_order`` whose
             columns are there.
         name: None: the file's name.
         train: Source of the items that a classifier learns from, read alike.
-        columns: The column of a role, such as ``{"text1": "a"}``, where it has another name than usual.
-        labels: Value of each label, such as ``{"entailment": 1, "contradiction": 0}``; other rows are dropped.
+        columns: The column of a role, such as ``{"text1": "a"}``, where it has another name than
+            usual.
+        labels: Value of each label, such as ``{"entailment": 1, "contradiction": 0}``; other rows
+            are dropped.
         limit: Number of items to draw; of a ranking, of queries.
         seed: Seed of that draw.
 

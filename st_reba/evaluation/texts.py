@@ -10,7 +10,8 @@ from random import Random
 
 from ..modules.reversal import _CJK
 
-# Chinese and Japanese have no spaces between words: there a piece is one character, with the punctuation behind it.
+# Chinese and Japanese have no spaces between words: there a piece is one character, with the
+# punctuation behind it.
 _PIECE = re.compile(rf"[{_CJK}][^\w\s]*|[^\s{_CJK}]+")
 # The parts of a shorter text do not differ.
 FEWEST_PIECES = 4

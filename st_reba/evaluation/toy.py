@@ -57,18 +57,21 @@ def toy_tasks(
     """The toy structures as tasks: how often is cos(q, s+) > cos(q, s-)? docs/how-to/evaluate.md describes them.
 
     Args:
-        structures, languages: Some of ``STRUCTURES``, numbered as in the paper's section 3.1, and of ``LANGUAGES``.
-        part: Vector of a sentence: ``"whole"``: its embedding; ``"early"`` or ``"late"``: the words of its part A
-            or B alone. ``"early"`` in S3 shows whether early tokens hold the meaning of later ones: A is the same in
-            all three sentences.
+        structures, languages: Some of ``STRUCTURES``, numbered as in the paper's section 3.1, and
+            of ``LANGUAGES``.
+        part: Vector of a sentence: ``"whole"``: its embedding; ``"early"`` or ``"late"``: the words
+            of its part A or B alone. ``"early"`` in S3 shows whether early tokens hold the meaning
+            of later ones: A is the same in all three sentences.
         limit: Number of triples of each structure and language to draw, of 120.
         seed: Seed of the people and times that go with a topic, and of the limit's draw.
 
     Returns:
-        A task of triples a language and structure. Bootstraps draw topics, whose triples share their wording.
+        A task of triples a language and structure. Bootstraps draw topics, whose triples share
+        their wording.
 
     Source:
-        Echo, section 3.1, figure 2 (``"early"``: its panel C), tables 8 to 10. The sentences are this package's own.
+        Echo, section 3.1, figure 2 (``"early"``: its panel C), tables 8 to 10. The sentences are
+        this package's own.
 
     Example:
         >>> [task.name for task in toy_tasks(["S1", "S3"], ["en"], "early")]
@@ -152,7 +155,9 @@ def _draw_pairs(
 
     def rank(pair: tuple[Words, Words]) -> bytes:
         person, time = pair
-        return hashlib.sha256(f"{seed}:{topic_number}:{person['is']}:{time['is']}".encode()).digest()
+        return hashlib.sha256(
+            f"{seed}:{topic_number}:{person['is']}:{time['is']}".encode()
+        ).digest()
 
     pair_of_person: dict[str, tuple[Words, Words]] = {}
     for person, time in sorted(product(wordings["who"], wordings["when"]), key=rank):

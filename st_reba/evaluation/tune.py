@@ -30,7 +30,13 @@ from .tune_plan import (
 from .tune_report import ReportEntry, TuneReport, write_report
 
 # Arguments for loading the base that a built model keeps.
-_MODEL_OPTIONS = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "model_card_data")
+_MODEL_OPTIONS = (
+    "prompts",
+    "default_prompt_name",
+    "similarity_fn_name",
+    "truncate_dim",
+    "model_card_data",
+)
 
 
 def tune(
@@ -48,25 +54,29 @@ def tune(
 ) -> TuneReport:
     """Find which method suits a base and texts; write its recipe, the model and a report.
 
-    Without labels vectors are good if parts of a text find each other among those of the other texts; for search, if
-    a sentence of a text, encoded as a query, finds the rest of it, encoded as a document. With labels, these choose,
-    and the texts only fit the filter. The same call goes on where it was stopped.
+    Without labels vectors are good if parts of a text find each other among those of the other
+    texts; for search, if a sentence of a text, encoded as a query, finds the rest of it, encoded as
+    a document. With labels, these choose, and the texts only fit the filter. The same call goes on
+    where it was stopped.
 
     Args:
         base: As for :func:`st_reba.build`.
         texts: Texts like those to be embedded; None: those of the labels.
-        out: The folder of ``recipe.yaml`` and its filter, ``model``, ``report.md``, ``report.json``; and ``passes``,
-            which can be deleted.
-        purpose: ``"similarity"``: of vectors that ``encode`` gives, for pairs, clusters and classes. ``"search"``: of
-            those that ``encode_query`` and ``encode_document`` give; the texts are documents of two sentences or more.
-        labels: Pairs, classes or a reranking task: what :func:`~st_reba.evaluation.tasks.read_task` gives or reads.
-            For search: queries with their documents, as
+        out: The folder of ``recipe.yaml`` and its filter, ``model``, ``report.md``,
+            ``report.json``; and ``passes``, which can be deleted.
+        purpose: ``"similarity"``: of vectors that ``encode`` gives, for pairs, clusters and
+            classes. ``"search"``: of those that ``encode_query`` and ``encode_document`` give; the
+            texts are documents of two sentences or more.
+        labels: Pairs, classes or a reranking task: what :func:`~st_reba.evaluation.tasks.read_task`
+            gives or reads. For search: queries with their documents, as
             :func:`~st_reba.evaluation.retrieval_items.read_rankings` reads them.
         sample: Number of texts to draw.
-        most_cost: Highest cost of the method, as a multiple of one pass of the text through the base.
+        most_cost: Highest cost of the method, as a multiple of one pass of the text through the
+            base.
         seed: Seed of all draws.
         say: Gets a line for each step.
-        **loading_options: Further arguments of ``build``, as ``dtype``, ``device`` and ``max_seq_length``.
+        **loading_options: Further arguments of ``build``, as ``dtype``, ``device`` and
+            ``max_seq_length``.
 
     Raises:
         ValueError: Too few texts, or an argument that cannot be.
@@ -78,7 +88,9 @@ def tune(
     if most_cost is not None and not most_cost > 0:
         raise ValueError(f"most_cost={most_cost} (--most-cost) must be a number above 0.")
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"out={str(folder)!r} is no folder. Name one that is new, or that tune wrote.")
+        raise ValueError(
+            f"out={str(folder)!r} is no folder. Name one that is new, or that tune wrote."
+        )
     plan = make_plan(texts, labels, purpose, sample, seed)
     if isinstance(base, (str, os.PathLike)):
         recipe = recipe_for(base, loading_options)

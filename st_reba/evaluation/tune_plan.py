@@ -20,7 +20,13 @@ from .items import TaskItems
 from .kinds.views import views_of
 from .passes import Pass, published_methods, search_passes, similarity_passes
 from .readouts import build_on, depth_of
-from .retrieval_items import RetrievalItems, draw_documents, labelled_items, relevant_documents, retrieval_views
+from .retrieval_items import (
+    RetrievalItems,
+    draw_documents,
+    labelled_items,
+    relevant_documents,
+    retrieval_views,
+)
 from .search import Candidate
 from .task import KINDS, Task, TextIndex
 from .texts import draw_texts, script_of
@@ -44,17 +50,25 @@ _FEWEST_FILTER_TEXTS = 100
 AUTO_SAMPLE = 1000
 AUTO_CHOOSING: Mapping[str, int] = {"similarity": 300, "search": 200}
 
-_VIEWS_NOTE = "A score (0 to 1) says how well parts of a text find each other. It only compares methods."
+_VIEWS_NOTE = (
+    "A score (0 to 1) says how well parts of a text find each other. It only compares methods."
+)
 _SEARCH_VIEWS_NOTE = (
     "A score (0 to 1) says how early a search for a sentence of a document finds the rest of the document, "
     "among those of all others. It only compares methods."
 )
 _SEARCH_LABELS_NOTE = "Scores are nDCG@10 of the labelled queries."
-_WHITENED_NOTE = "Whitened: half-whitened as an index does by default (whiten=True); the choice brings its own filter."
-_NO_FILTER_NOTE = (
-    "No filter was best. An index whitens such a model by default: build it with whiten=False (--no-whiten)."
+_WHITENED_NOTE = (
+    "Whitened: half-whitened as an index does by default (whiten=True); "
+    "the choice brings its own filter."
 )
-_SCRIPTS_NOTE = "The texts are in several scripts. Where languages are not compared, tune on each by itself."
+_NO_FILTER_NOTE = (
+    "No filter was best. An index whitens such a model by default: "
+    "build it with whiten=False (--no-whiten)."
+)
+_SCRIPTS_NOTE = (
+    "The texts are in several scripts. Where languages are not compared, tune on each by itself."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +191,9 @@ class RetrievalPlan:
 
     def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
         """Fit a filter on documents, and on sentences of them in place of queries, for a model without one."""
-        query_vectors = encode_texts(model, sample_sentences(self.documents, QUERY_SAMPLE), task="query")
+        query_vectors = encode_texts(
+            model, sample_sentences(self.documents, QUERY_SAMPLE), task="query"
+        )
         document_vectors = encode_texts(model, self.documents, task="document")
         if filter_kind == "center":
             return Filter.fit(document_vectors, "center", query_vectors=query_vectors, model=model)
@@ -274,7 +290,9 @@ def plan_by_labels(
     """
     if not task.task_kind.chooses_methods or task.train or len(task.items) < FEWEST_LABELS:
         kinds = ", ".join(kind.name for kind in KINDS.values() if kind.chooses_methods)
-        raise ValueError(f"labels: {task}. Give {FEWEST_LABELS} or more items of {kinds}, without train.")
+        raise ValueError(
+            f"labels: {task}. Give {FEWEST_LABELS} or more items of {kinds}, without train."
+        )
     drawn_texts = draw_texts(task.texts if texts is None else texts, sample_size, seed)
     choosing_items, reporting_items = divide(task.items, seed)
     reporting_task = restrict_task(task, reporting_items[:MAX_REPORTING])

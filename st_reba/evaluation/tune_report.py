@@ -26,7 +26,8 @@ _TABLE_HEAD = (
     "|---|--:|--:|--:|--:|--:|",
 )
 _WORK_NOTE = (
-    "\nWork: positions that are computed, times layers, as a multiple of one pass of the text through the whole base."
+    "\nWork: positions that are computed, times layers, as a multiple of one pass of the text "
+    "through the whole base."
 )
 
 
@@ -39,7 +40,8 @@ class TuneRow:
         method: The method, with its filter's file; None: it needs no model.
         score: The mean over the items.
         error: The standard error of the score.
-        cost: Positions that are computed, times layers, as a multiple of one pass of the text through the base.
+        cost: Positions that are computed, times layers, as a multiple of one pass of the text
+            through the base.
         seconds: For 1,000 of the texts that were run, as measured.
         megabytes: Size of the model's weights.
     """

@@ -1,6 +1,7 @@
 """Vectors: their lengths, and filters without the work of fitting whole ones.
 
-:class:`st_reba.Filter` decomposes a matrix of d · d numbers, which is too much for each of hundreds of candidates.
+:class:`st_reba.Filter` decomposes a matrix of d · d numbers, which is too much for each of hundreds
+of candidates.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ class SearchVectors:
         """Cosines [Q, N] of queries and documents.
 
         Args:
-            filter_kind: ``"center"`` takes away the means of documents and of queries, ``"whiten"`` half-whitens what
-                is left; None: there is no filter.
+            filter_kind: ``"center"`` takes away the means of documents and of queries, ``"whiten"``
+                half-whitens what is left; None: there is no filter.
         """
         queries = normalize_rows(self.queries)
         documents = normalize_rows(self.documents)

@@ -37,7 +37,10 @@ class Answers:
     def compare(self, model_names: Sequence[str], entered_text: str) -> str:
         texts = tuple(compute.lines_of(entered_text, least=2, most=compute.MAX_SENTENCES))
         _check_names(model_names)
-        tables = {model_name: self._similarities(self.models[model_name], texts) for model_name in model_names}
+        tables = {
+            model_name: self._similarities(self.models[model_name], texts)
+            for model_name in model_names
+        }
         return draw.draw_comparison(tables, texts, self.words)
 
     def look(

@@ -84,8 +84,8 @@ class Inside:
 
     Args:
         copies: [T] c in copy c, 0 at special and template tokens.
-        rows: [n, T] rows of A^new of the n tokens of copy 1, at content positions from the token on;
-            elsewhere 0.
+        rows: [n, T] rows of A^new of the n tokens of copy 1, at content positions from the token
+            on; elsewhere 0.
         maps: The T tokens, and the attention of every layer.
         sinks: Rows of :func:`st_reba.evaluation.attention.sink_table`.
     """
@@ -176,7 +176,8 @@ def _with_copies(model: SentenceTransformer, repeats: int) -> SentenceTransforme
     transformer = _transformer_of(model)
     method = method_of(model)
     options = {
-        option_name: getattr(method, option_name) for option_name in ("max_seq_length", "setting", "k", "k0", "m")
+        option_name: getattr(method, option_name)
+        for option_name in ("max_seq_length", "setting", "k", "k0", "m")
     }
     changed_method = Method("reba", repeats=repeats, **options)
     return build(

@@ -37,7 +37,9 @@ _FONTS = (
     "sans-serif",
 )
 # The browser refuses whatever is not from this server.
-_CONTENT_POLICY = b"default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; form-action 'self'"
+_CONTENT_POLICY = (
+    b"default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; form-action 'self'"
+)
 
 
 def launch(

@@ -17,9 +17,23 @@ from sentence_transformers.base.modules import Dense, Normalize
 
 from ..methods import Method
 from ..modules import RepeatTransformer
-from .card_base import CARD, BaseDescription, CardFacts, Licence, describe_base, find_licence, training_section
+from .card_base import (
+    CARD,
+    BaseDescription,
+    CardFacts,
+    Licence,
+    describe_base,
+    find_licence,
+    training_section,
+)
 from .card_files import FolderDescription, describe_folder
-from .card_method import InputDescription, MethodDescription, describe_input, describe_method, saved_prompts
+from .card_method import (
+    InputDescription,
+    MethodDescription,
+    describe_input,
+    describe_method,
+    saved_prompts,
+)
 
 TEMPLATE = Path(__file__).with_name("template.md")
 # Name of the repository in the examples until `push` puts in its own.
@@ -113,7 +127,9 @@ def card_values(
     differences = [saved_prompts(model), training, filter_sizes]
     model_name = name or unique_name(base.short_name, method.method, differences)
     return CardValues(
-        card_data=_metadata(model_name, base, method.method, licence, is_trained=training is not None),
+        card_data=_metadata(
+            model_name, base, method.method, licence, is_trained=training is not None
+        ),
         title=f"{base.short_name} with {method.method or 'a pipeline of its own'}",
         repository=PLACEHOLDER,
         base=base,

@@ -17,10 +17,13 @@ from ..modules import RepeatTransformer
 from ..packaged import PACKAGED, PackagedBase
 
 CARD = "README.md"
-# Recorded names of GGUF files: ``organization/repository/file (GGUF, type)``, or of a local file its name alone.
+# Recorded names of GGUF files: ``organization/repository/file (GGUF, type)``, or of a local file
+# its name alone.
 _GGUF_NAME = re.compile(r"^(?:([\w.-]+/[\w.-]+)/)?(.+) \(GGUF.*\)$")
 _HUB_ID = re.compile(r"^([\w.-]+/[\w.-]+)(/.*)?$")
-_TRAINING_SECTION = re.compile(r"^## Training(?: Details)?\n+(.*?)\n+(?=## |\Z)", re.MULTILINE | re.DOTALL)
+_TRAINING_SECTION = re.compile(
+    r"^## Training(?: Details)?\n+(.*?)\n+(?=## |\Z)", re.MULTILINE | re.DOTALL
+)
 # What must be stated by whoever redistributes weights under these licences.
 _NOTICES = {
     "llama2": "Llama 2 is licensed under the LLAMA 2 Community License, Copyright (c) Meta Platforms, Inc. All "
@@ -234,7 +237,9 @@ def _base_metadata(transformer: RepeatTransformer, recorded_name: str) -> dict[s
         if os.path.isdir(weights_source):
             card_path = Path(weights_source, CARD)
         else:
-            cached_path = try_to_load_from_cache(weights_source, CARD, revision=transformer.base_revision)
+            cached_path = try_to_load_from_cache(
+                weights_source, CARD, revision=transformer.base_revision
+            )
             card_path = Path(str(cached_path))
         metadata = metadata_load(card_path) or {}
     except Exception:  # whatever a stranger's card holds, this model gets a card of its own

@@ -13,7 +13,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 
 from ..methods import METHODS, OPTIONS, Method, method_of
-from ..modules import ChunkedReBAPooling, NoSinkTransformer, PromptEnsemble, QueryShift, RepeatTransformer
+from ..modules import (
+    ChunkedReBAPooling,
+    NoSinkTransformer,
+    PromptEnsemble,
+    QueryShift,
+    RepeatTransformer,
+)
 from ..modules.layout import empty_text_token, special_tokens
 from ..modules.masks import MASKS
 from ..poolings import POSITIONS
@@ -43,7 +49,8 @@ class InputDescription:
         templates: The templates of each task, with ``{names}`` where something is put in.
         is_bare: No template stands around the text.
         layout_lines: What stands before, between and behind the copies, in sentences.
-        document_arguments, query_arguments: What ``encode_document`` and ``encode_query`` need for fields, as code.
+        document_arguments, query_arguments: What ``encode_document`` and ``encode_query`` need for
+            fields, as code.
         overhead: Positions beside the text's copies.
         longest_text: Its tokens; None: there is no limit.
         max_positions: Of the input.
@@ -165,7 +172,9 @@ def _written_arguments(field_names: Sequence[str]) -> str:
     return written_arguments
 
 
-def _layout_lines(model: SentenceTransformer, templates: Templates, *, is_bare: bool) -> Iterator[str]:
+def _layout_lines(
+    model: SentenceTransformer, templates: Templates, *, is_bare: bool
+) -> Iterator[str]:
     transformer = cast(RepeatTransformer, model[0])
     if _keeps_its_input(transformer):
         yield "The input is made as the base's own sentence-transformers model makes it."
@@ -371,7 +380,9 @@ def _describe_masks(transformer: RepeatTransformer) -> str:
     return "; ".join(runs)
 
 
-def _describe_mask_names(transformer: RepeatTransformer, mask_names: Sequence[str]) -> dict[str, str]:
+def _describe_mask_names(
+    transformer: RepeatTransformer, mask_names: Sequence[str]
+) -> dict[str, str]:
     sink_length = getattr(transformer, "m", 0)
     return {name: MASKS[name].description.format(m=sink_length) for name in mask_names}
 

@@ -148,7 +148,9 @@ def writers_of(folder: Path) -> str:
     return json.dumps(versions, sort_keys=True)
 
 
-def compare_digests(stored: Mapping[str, str], current: Mapping[str, str], *, has_same_writers: bool) -> FileComparison:
+def compare_digests(
+    stored: Mapping[str, str], current: Mapping[str, str], *, has_same_writers: bool
+) -> FileComparison:
     """Compare a model's digests with those that it had when it was saved.
 
     Args:
@@ -371,7 +373,9 @@ def _is_empty(value: object) -> bool:
 def _read_settings(file: Path) -> dict[str, JsonValue]:
     size = file.stat().st_size
     if size > _MOST_SETTINGS_BYTES:
-        raise ValueError(f"{file.name} has {size:,} bytes, far more than settings or a tokenizer. Remove it.")
+        raise ValueError(
+            f"{file.name} has {size:,} bytes, far more than settings or a tokenizer. Remove it."
+        )
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

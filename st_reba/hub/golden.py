@@ -15,7 +15,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sentence_transformers import SentenceTransformer
 
-from ..comparison import GOLDEN_TEXTS, dtype_name, machine_tolerance, relative_distance, text_distances
+from ..comparison import (
+    GOLDEN_TEXTS,
+    dtype_name,
+    machine_tolerance,
+    relative_distance,
+    text_distances,
+)
 from ..encode import describe_pipeline_fault, unreported_cuts
 from ..modules.layout import empty_text_token
 from ..modules.version import __version__
@@ -41,7 +47,8 @@ class Report:
         foreign: The code is of another version of st_reba, so its difference says nothing.
         graph: The ONNX graph that was run; None: torch ran the model.
         rounded: Of a graph of 8 bits beside it: ``ok`` and its cosines to float32.
-        damage: What differs in weights, tokenizer and settings; None: golden.json has no digests of them.
+        damage: What differs in weights, tokenizer and settings; None: golden.json has no digests of
+            them.
         resaved: What another library version or number type changed in them, which is no damage.
     """
 
@@ -77,7 +84,9 @@ class Report:
             lines.append(f"not what was saved: {damage}")
         furthest = max(self.texts, key=lambda text: self.texts[text])
         shown_text = json.dumps(furthest[:48], ensure_ascii=False)
-        lines.append(f"{len(self.texts)} texts: distance {self.distance:.1e}, allowed {self.tolerance:.1e}")
+        lines.append(
+            f"{len(self.texts)} texts: distance {self.distance:.1e}, allowed {self.tolerance:.1e}"
+        )
         lines.append(f"furthest: {shown_text}, by {self.texts[furthest]:.1e} of its length")
         if self.ran:
             lines.append(f"run by {self.ran}")
@@ -88,7 +97,9 @@ class Report:
         for name, (value_then, value_now) in self.changes.items():
             lines.append(f"changed since: {name} {value_then} -> {value_now}")
         if self.damage is None:
-            lines.append("weights and tokenizer were not compared: golden.json has no digests of them")
+            lines.append(
+                "weights and tokenizer were not compared: golden.json has no digests of them"
+            )
         for change in self.resaved:
             lines.append(f"saved again since, unharmed: {change}")
         lines.append("ok" if self.ok else "FAIL")
@@ -131,14 +142,18 @@ def with_digests(report: Report, stored: Mapping[str, Any], folder: str | PathLi
         return report
     path = Path(folder)
     has_same_writers = stored.get("writers") == writers_of(path)
-    comparison = compare_digests(stored["digests"], digests_of(path), has_same_writers=has_same_writers)
+    comparison = compare_digests(
+        stored["digests"], digests_of(path), has_same_writers=has_same_writers
+    )
     return replace(report, damage=comparison.damage, resaved=comparison.harmless)
 
 
 def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
     """Compare a loaded model with golden vectors that :func:`read_golden` read."""
     if set(stored["fields"]) != {*open_fields(model[0])}:
-        raise ValueError(f"The golden vectors are of a template with the fields {[*stored['fields']]!s:.80}.")
+        raise ValueError(
+            f"The golden vectors are of a template with the fields {[*stored['fields']]!s:.80}."
+        )
     texts = [text["text"] for text in stored["texts"]]
     vectors = encoded(model, texts, stored["fields"])
     # That of the coarser type: then, or now.
@@ -157,7 +172,9 @@ def report(
     current_vectors = np.asarray(vectors, dtype=np.float64)
     if current_vectors.shape != golden_vectors.shape:
         current_dimension, golden_dimension = current_vectors.shape[1], golden_vectors.shape[1]
-        raise ValueError(f"The model gives {current_dimension} dimensions, golden vectors have {golden_dimension}.")
+        raise ValueError(
+            f"The model gives {current_dimension} dimensions, golden vectors have {golden_dimension}."
+        )
     distances = text_distances(golden_vectors, current_vectors)
     distance_of_text: dict[str, float] = {}
     for text, distance in zip(stored["texts"], distances, strict=True):
@@ -181,9 +198,16 @@ def open_fields(first: Any, task: str | None = None) -> list[str]:
     return sorted(field_names)
 
 
-def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]) -> NDArray[np.float32]:
+def encoded(
+    model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]
+) -> NDArray[np.float32]:
     """Vectors [texts, d], each text alone, so that no vector holds what a batch adds to it."""
-    options: dict[str, Any] = {"prompt": "", "show_progress_bar": False, "convert_to_tensor": True, **fields}
+    options: dict[str, Any] = {
+        "prompt": "",
+        "show_progress_bar": False,
+        "convert_to_tensor": True,
+        **fields,
+    }
     encoded_texts: list[NDArray[np.float32]] = []
     try:
         with model.truncate_embeddings(None), unreported_cuts(model):
@@ -196,12 +220,17 @@ def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[st
         fault = describe_pipeline_fault(model, error)
         raise ValueError(f"{fault} Golden vectors need one vector of each text.") from error
     if not np.isfinite(encoded_texts).all():
-        raise ValueError("Golden vectors: the model gives NaN or infinity. Load it in another dtype.")
+        raise ValueError(
+            "Golden vectors: the model gives NaN or infinity. Load it in another dtype."
+        )
     return np.stack(encoded_texts)
 
 
 def write_file(
-    folder: str | PathLike[str], header: Mapping[str, object], texts: Iterable[str], vectors: Iterable[Iterable[float]]
+    folder: str | PathLike[str],
+    header: Mapping[str, object],
+    texts: Iterable[str],
+    vectors: Iterable[Iterable[float]],
 ) -> None:
     """Write golden.json: the header, and a line for each text with its vector [d]."""
     text_lines: list[str] = []
@@ -222,13 +251,19 @@ def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
             raise ValueError(f"{size:,} bytes, where {_MOST_BYTES:,} are enough")
         value: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         vectors = np.array([text["vector"] for text in value["texts"]], dtype=np.float64)
-        if vectors.ndim != 2 or not np.isfinite(vectors).all() or not isinstance(value["made"]["dtype"], str):
+        if (
+            vectors.ndim != 2
+            or not np.isfinite(vectors).all()
+            or not isinstance(value["made"]["dtype"], str)
+        ):
             raise ValueError("a value is of the wrong type")
         _check_header(value)
         if not all(isinstance(digest, str) for digest in value.get("digests", {}).values()):
             raise ValueError("a digest is no text")
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}). Save the model again.") from None
+        raise ValueError(
+            f"{path} is damaged ({type(error).__name__}: {error}). Save the model again."
+        ) from None
     return value
 
 

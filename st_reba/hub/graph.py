@@ -35,9 +35,13 @@ class Runner:
         settings.log_severity_level = 3  # it warns of initializers that it folds
         graph_path = str(Path(folder, graph))
         try:
-            self._session = onnxruntime.InferenceSession(graph_path, settings, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(
+                graph_path, settings, providers=["CPUExecutionProvider"]
+            )
         except Exception as error:  # its own classes share no base but this one
-            raise ValueError(f"{str(folder)!r}: onnxruntime does not read {graph}: {error}") from error
+            raise ValueError(
+                f"{str(folder)!r}: onnxruntime does not read {graph}: {error}"
+            ) from error
         tokenizer_path = Path(folder) / "tokenizer.json"
         self.tokenizer = Tokenizer.from_file(str(tokenizer_path))
 
@@ -63,7 +67,9 @@ class Runner:
     def _encode_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
         encodings = self.tokenizer.encode_batch(texts)
         token_ids = np.array([encoding.ids for encoding in encodings], dtype=np.int64)
-        attention_mask = np.array([encoding.attention_mask for encoding in encodings], dtype=np.int64)
+        attention_mask = np.array(
+            [encoding.attention_mask for encoding in encodings], dtype=np.int64
+        )
         graph_inputs = {"input_ids": token_ids, "attention_mask": attention_mask}
         (hidden_states,) = self._session.run(["last_hidden_state"], graph_inputs)
         position_weights = attention_mask[:, :, None].astype(np.float32)
@@ -87,7 +93,8 @@ def verify_graph(
 ) -> Report:
     """Compare the vectors of an exported model's graph in onnxruntime with its golden ones, which are ``stored``.
 
-    Of a graph of 8 bits beside it the report has the cosines. Arguments as for :func:`st_reba.hub.verify`.
+    Of a graph of 8 bits beside it the report has the cosines. Arguments as for
+    :func:`st_reba.hub.verify`.
 
     Raises:
         ImportError: onnxruntime is missing.
@@ -95,7 +102,9 @@ def verify_graph(
     """
     dtype_name = str(dtype).removeprefix("torch.")
     if device not in (None, "cpu") or dtype_name not in ("None", "float32", "auto"):
-        raise ValueError(f"{folder!r} is a graph, in float32 for a CPU: drop device={device!r}, dtype={dtype!r}.")
+        raise ValueError(
+            f"{folder!r} is a graph, in float32 for a CPU: drop device={device!r}, dtype={dtype!r}."
+        )
     if not os.path.isdir(folder):
         folder = _download_graphs(folder, hub)
     texts = [text["text"] for text in stored["texts"]]
@@ -123,7 +132,9 @@ def _download_graphs(repository: str, hub: Mapping[str, Any]) -> str:
     return str(snapshot_download(repository, allow_patterns=file_names, **hub_options))
 
 
-def cosines(first_vectors: NDArray[np.floating], second_vectors: NDArray[np.floating]) -> dict[str, float | bool]:
+def cosines(
+    first_vectors: NDArray[np.floating], second_vectors: NDArray[np.floating]
+) -> dict[str, float | bool]:
     """The lowest and the mean cosine between rows of [n, d] vectors, and whether they reach ``LEAST``."""
     first = first_vectors.astype(np.float64)
     second = second_vectors.astype(np.float64)

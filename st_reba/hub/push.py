@@ -62,7 +62,8 @@ def push(
         The commit, its page and the files.
 
     Raises:
-        ValueError: The name or the token is missing, or the model is not what it was when it was saved.
+        ValueError: The name or the token is missing, or the model is not what it was when it was
+            saved.
         OSError: The Hub refused, or could not be reached.
 
     Example:
@@ -73,13 +74,17 @@ def push(
         raise ValueError(f"repo_id={repo_id!r}: write organization/name, as org/my-model.")
     for name in ("modules.json", CARD, GOLDEN):
         if not (source / name).is_file():
-            raise ValueError(f"{str(source)!r} holds no {name}, so it is not complete. Build or export it again.")
+            raise ValueError(
+                f"{str(source)!r} holds no {name}, so it is not complete. Build or export it again."
+            )
     token = token or get_token()
     if not (token or dry_run):
         raise ValueError(f"There is no token for the Hub: {_LOGIN}.")
     report = verify(source, trust_remote_code=trust_remote_code)
     if not report.ok or report.code:
-        raise ValueError(f"{str(source)!r} is not what it was when it was saved. {_one_line(report)}. Save it again.")
+        raise ValueError(
+            f"{str(source)!r} is not what it was when it was saved. {_one_line(report)}. Save it again."
+        )
     print(f"Verified. {_one_line(report)}")
     with tempfile.TemporaryDirectory(prefix="st-reba-push-") as temporary:
         staged = Path(temporary, "model")
@@ -114,7 +119,11 @@ def _stage(source: Path, staged: Path, repo_id: str) -> tuple[str, ...]:
     card = (staged / CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
     (staged / CARD).unlink()
     (staged / CARD).write_text(card, encoding="utf-8", newline="\n")
-    paths = {path.relative_to(staged).as_posix(): path for path in sorted(staged.rglob("*")) if path.is_file()}
+    paths = {
+        path.relative_to(staged).as_posix(): path
+        for path in sorted(staged.rglob("*"))
+        if path.is_file()
+    }
     for name, path in paths.items():
         print(f"{path.stat().st_size:>14,}  {name}")
     return tuple(paths)

@@ -29,13 +29,16 @@ def save(
     """Save a model as ``model.save_pretrained(folder)`` does, with golden vectors and a card, whole or not at all.
 
     Args:
-        model: The model. It must not encode meanwhile: its weights get the base's number type for that time.
+        model: The model. It must not encode meanwhile: its weights get the base's number type for
+            that time.
         folder: The folder to make; an empty one may be there.
         overwrite: Replace a saved model that is there, with all its files.
         golden: Write golden.json, which ``st-reba verify`` compares with.
         name: Name of the model in its card; None: its base and method.
-        license: Of the base's weights, as the Hub spells it; None: that of ``about``, or of the card beside the base.
-        about: Facts for the card, as a recipe holds them: language, licence, licence_link, note, scores, measured.
+        license: Of the base's weights, as the Hub spells it; None: that of ``about``, or of the
+            card beside the base.
+        about: Facts for the card, as a recipe holds them: language, licence, licence_link, note,
+            scores, measured.
 
     Raises:
         FileExistsError: Something is there that may not be replaced.
@@ -63,7 +66,9 @@ def save(
         put(new, target)
 
 
-def check_free(folder: str | os.PathLike[str], *, overwrite: bool, kind: str = "saved model") -> None:
+def check_free(
+    folder: str | os.PathLike[str], *, overwrite: bool, kind: str = "saved model"
+) -> None:
     """Refuse a folder that holds something else than a saved model, or one that may not be replaced."""
     target = Path(folder)
     if target.is_dir() and not any(target.iterdir()) or not os.path.lexists(target):
@@ -71,7 +76,9 @@ def check_free(folder: str | os.PathLike[str], *, overwrite: bool, kind: str = "
     if not (target / "modules.json").is_file():
         raise FileExistsError(f"{str(folder)!r} is there, and no {kind}. Name another folder.")
     if not overwrite:
-        raise FileExistsError(f"{str(folder)!r} holds a {kind}. Give overwrite=True (--overwrite), or another folder.")
+        raise FileExistsError(
+            f"{str(folder)!r} holds a {kind}. Give overwrite=True (--overwrite), or another folder."
+        )
 
 
 def put(new: Path, target: Path) -> None:

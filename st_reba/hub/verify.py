@@ -55,7 +55,8 @@ def verify(
         dtype: Of the weights; None: as when the vectors were made.
         trust_remote_code: Run code from the repository, as the base may need.
         report_step: Called before each step that takes a while, with a sentence about it.
-        **hub: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, as ``SentenceTransformer`` has them.
+        **hub: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, as
+            ``SentenceTransformer`` has them.
 
     Returns:
         The distance of the vectors, and what has changed since.
@@ -77,7 +78,9 @@ def verify(
     repository.check_files()
     golden_path = repository.find(FILE)
     if golden_path is None:
-        raise FileNotFoundError(f"{source!r} holds no {FILE}. st-reba build and st_reba.hub.save write one.")
+        raise FileNotFoundError(
+            f"{source!r} holds no {FILE}. st-reba build and st_reba.hub.save write one."
+        )
     stored = read_golden(golden_path)
     text_count = len(stored["texts"])
     announce = report_step or _announce_nothing
@@ -111,7 +114,9 @@ def _compare_files(
     """Add to the report what differs in the files; those of a repository on the Hub are in its snapshot's folder."""
     if not os.path.isdir(source):
         for name in files_of(stored.get("digests", {})):
-            load_file_path(source, name, **hub_options)  # loading the model may not have asked for all
+            load_file_path(
+                source, name, **hub_options
+            )  # loading the model may not have asked for all
     golden_path = load_file_path(source, FILE, **hub_options)
     return with_digests(report, stored, Path(str(golden_path)).parent)
 
@@ -119,7 +124,10 @@ def _compare_files(
 def _compare_code(model: SentenceTransformer, path: str | None) -> CodeDifference:
     """Compare a repository's code with what the installed package writes for this model."""
     if path is None:
-        return {"code": f"There is no {CODE}: only readers with st_reba can load the model", "foreign": True}
+        return {
+            "code": f"There is no {CODE}: only readers with st_reba can load the model",
+            "foreign": True,
+        }
     # As written, whatever a checkout made of the line ends.
     repository_code = Path(path).read_bytes().replace(b"\r\n", b"\n").decode("utf-8", "replace")
     package_code = extensions.code_of(model)

@@ -139,7 +139,9 @@ class IndexWriter:
         for part_number in range(len(part_infos)):
             first_key = self.state.next_key
             is_inserted = self._insert_part(corpus, part_number, first_number, strict)
-            load = partial(_load_vectors, corpus, part_number, is_inserted, self.state.metric, whitening)
+            load = partial(
+                _load_vectors, corpus, part_number, is_inserted, self.state.metric, whitening
+            )
             keys = np.arange(first_key, self.state.next_key)
             segments.append(Segment(keys, load))
         return segments

@@ -35,7 +35,9 @@ def compact(
     with changing(store) as writer:
         deleted_count = writer.state.deleted
         if fitted_state is not None and fitted_state.model != writer.state.model:
-            raise OtherModelError(f"{store.folder}: another model's index has taken its place; compact it again")
+            raise OtherModelError(
+                f"{store.folder}: another model's index has taken its place; compact it again"
+            )
         if whiten is not None:
             writer.whiten(fitted_whitening)
         writer.write_words()

@@ -59,7 +59,9 @@ def _check_target(out: Path, index_folder: Path, overwrite: bool) -> None:
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such folder")
     if out.is_dir() or (out.exists() and not overwrite):
-        raise FileExistsError(f"{out}: already there; give another path, or overwrite=True to replace a file")
+        raise FileExistsError(
+            f"{out}: already there; give another path, or overwrite=True to replace a file"
+        )
     if out.resolve().is_relative_to(index_folder):
         raise ValueError(f"{out}: in the folder of the index; give a path outside of it")
 

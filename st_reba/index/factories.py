@@ -74,7 +74,9 @@ def _check_list_count(factory: str) -> None:
     for digits, unit in re.findall(r"IVF(\d+)([kM]?)", factory):
         list_count = int(digits[:20]) * _LIST_UNITS[unit]
         if not 1 <= list_count <= _MAX_LISTS:
-            raise ValueError(f"{digits}{unit} inverted lists, where 1 to {_MAX_LISTS:,} can be made")
+            raise ValueError(
+                f"{digits}{unit} inverted lists, where 1 to {_MAX_LISTS:,} can be made"
+            )
 
 
 def set_parameters(index: FaissIndex, parameters: str | None) -> None:
@@ -85,7 +87,9 @@ def set_parameters(index: FaissIndex, parameters: str | None) -> None:
         if name.endswith("nprobe"):
             minimum = 1  # a search of no list finds nothing
         if not re.fullmatch(r"\d{1,9}", value) or int(value) < minimum:
-            raise ValueError(f"{name}={value} must be a whole number from {minimum} on, of at most nine digits")
+            raise ValueError(
+                f"{name}={value} must be a whole number from {minimum} on, of at most nine digits"
+            )
     try:
         faiss.ParameterSpace().set_index_parameters(index, parameters)
     except RuntimeError as error:

@@ -147,7 +147,9 @@ class Index:
         build_options = BuildOptions(factory, parameters, whiten, strict)
         read_options = dict(text_column=text_column, id_column=id_column, encoding=encoding)
         store = Store(resolve_folder(path))
-        loaded_model = _build(store, model, loading, input, read_options, encode_options, build_options)
+        loaded_model = _build(
+            store, model, loading, input, read_options, encode_options, build_options
+        )
         return cls(store, loaded_model, {})
 
     @classmethod
@@ -331,7 +333,9 @@ class Index:
             show_progress_bar=show_progress_bar,
         )
         model = self._model.load()
-        return extend_index(self._store, model, source, encode_options, upsert=upsert, strict=strict)
+        return extend_index(
+            self._store, model, source, encode_options, upsert=upsert, strict=strict
+        )
 
     def delete(self, ids: Iterable[str]) -> Change:
         """Delete documents by id: they are no longer found. `compact` removes them from the disk.

@@ -48,11 +48,15 @@ def check_target(store: Store, *, overwrite: bool) -> None:
         file_names = {path.name for path in folder.iterdir()}
     is_index = FILE in file_names or file_names <= {BUILDING, LOCK_FILE}
     if folder.is_file() or not is_index:
-        raise FileExistsError(f"{folder}: not an index, so nothing is written there; give another path")
+        raise FileExistsError(
+            f"{folder}: not an index, so nothing is written there; give another path"
+        )
     with suppress(FileNotFoundError):
         store.state()
         if not overwrite:
-            raise FileExistsError(f"{folder}: already there; give another path, or overwrite=True to replace the index")
+            raise FileExistsError(
+                f"{folder}: already there; give another path, or overwrite=True to replace the index"
+            )
 
 
 def build_index(
@@ -185,7 +189,9 @@ class _NewRecords:
         ids = [document.id for document in documents if document.id is not None]
         content_hashes: list[int] = []
         if not self._upsert:
-            content_hashes = [document.content_hash for document in documents if document.id is None]
+            content_hashes = [
+                document.content_hash for document in documents if document.id is None
+            ]
         known_documents = _KnownDocuments({}, set())
         with self._store.reading() as connection:
             for stored in documents_with(connection, "id", ids):

@@ -52,11 +52,17 @@ def read_queries(
     ready_vectors: Vectors | None,
 ) -> Queries:
     """Check queries; arguments as for ``Index.search``."""
-    if isinstance(given_queries, np.ndarray) and given_queries.dtype.kind in "OTU" and given_queries.ndim == 1:
+    if (
+        isinstance(given_queries, np.ndarray)
+        and given_queries.dtype.kind in "OTU"
+        and given_queries.ndim == 1
+    ):
         given_queries = given_queries.tolist()  # texts, as those of a column
     if isinstance(given_queries, np.ndarray):
         if ready_vectors is not None:
-            raise ValueError("vectors=… belong to texts; give the array alone, or the texts of its queries")
+            raise ValueError(
+                "vectors=… belong to texts; give the array alone, or the texts of its queries"
+            )
         is_single = given_queries.ndim == 1
         return Queries(None, np.atleast_2d(given_queries), is_single)
     query_texts = parse_queries(given_queries)

@@ -58,7 +58,9 @@ def prepare_queries(vectors: NDArray[Any], dimension: int, metric: str) -> Matri
     """Query vectors [queries, d] as FAISS takes them; a ValueError for one that cannot be used."""
     is_matrix = vectors.ndim == 2 and vectors.shape[1] == dimension
     if vectors.dtype.kind != "f" or not is_matrix:
-        raise ValueError(f"the query vectors are {vectors.dtype} {vectors.shape}; give floats [queries, {dimension}]")
+        raise ValueError(
+            f"the query vectors are {vectors.dtype} {vectors.shape}; give floats [queries, {dimension}]"
+        )
     query_vectors = prepare_vectors(vectors, metric)
     is_usable = np.isfinite(query_vectors).all(axis=1)
     if metric == "cosine":

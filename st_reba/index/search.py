@@ -148,7 +148,9 @@ class Snapshot:
         results = []
         for hits in hits_by_query:
             ranked_hits = enumerate(hits, 1)
-            results.append([self._result(rank, hit, documents[hit.key], explain) for rank, hit in ranked_hits])
+            results.append(
+                [self._result(rank, hit, documents[hit.key], explain) for rank, hit in ranked_hits]
+            )
         return results
 
     def _mask(self, connection: sqlite3.Connection, where: Where) -> Mask:
@@ -256,7 +258,9 @@ class _HybridSearch:
         word_scores = self._word_scores(terms)
         listed_keys = best_keys(word_scores, self._list_length).tolist()
         other_keys = [key for key in listed_keys if key not in nearest]
-        nearest = nearest | self._vectors.nearest_vectors(self._connection, query_vector, other_keys)
+        nearest = nearest | self._vectors.nearest_vectors(
+            self._connection, query_vector, other_keys
+        )
         keys = np.array(list(nearest), np.int64)
         vector_scores = np.array([vector.score for vector in nearest.values()])
         scores = fused_scores(word_scores[keys], vector_scores)

@@ -96,7 +96,9 @@ def _parse_state(text: str, digest: str) -> IndexState:
         raise ValueError("its state is not what was written")
     index_format = values.pop("format")
     if index_format != FORMAT:
-        raise _OtherFormatError(f"the index was built by another version (format {index_format}, not {FORMAT})")
+        raise _OtherFormatError(
+            f"the index was built by another version (format {index_format}, not {FORMAT})"
+        )
     state = IndexState(**values)
     if state.vector_file is not None and Path(state.vector_file).name != state.vector_file:
         raise ValueError("its FAISS file is not in the folder")

@@ -107,7 +107,9 @@ class VectorFile:
             return self.path.stat().st_size
         except FileNotFoundError:
             remedy = "restore a copy of the folder, or build the index again"
-            raise FileNotFoundError(f"{self.path}: the file of the vectors is missing; {remedy}") from None
+            raise FileNotFoundError(
+                f"{self.path}: the file of the vectors is missing; {remedy}"
+            ) from None
 
     def _open(self, mmap: bool) -> FaissIndex:
         flags = 0

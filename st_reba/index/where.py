@@ -64,7 +64,9 @@ class Condition:
 def parse_where(where: Where) -> Condition:
     """Conditions that must all hold; see ``Index.search``."""
     if not isinstance(where, Mapping) or len(where) > _MAX_NAMES:
-        raise ValueError(f'where={where!r:.200} must be a dict of at most {_MAX_NAMES} names, as {{"lang": "zh"}}')
+        raise ValueError(
+            f'where={where!r:.200} must be a dict of at most {_MAX_NAMES} names, as {{"lang": "zh"}}'
+        )
     conditions = []
     for name, operands in where.items():
         is_name = isinstance(name, str) and '"' not in name and "\\" not in name

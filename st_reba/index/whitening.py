@@ -109,7 +109,9 @@ class Whitening:
         for start in range(0, len(raw_vectors), _ROWS_AT_A_TIME):
             rows = slice(start, start + _ROWS_AT_A_TIME)
             unit_vectors = prepare_vectors(raw_vectors[rows], self._metric)
-            whitened_vectors[rows] = prepare_vectors(self.linear_filter.apply(unit_vectors, task), self._metric)
+            whitened_vectors[rows] = prepare_vectors(
+                self.linear_filter.apply(unit_vectors, task), self._metric
+            )
         return whitened_vectors
 
     def invert(self, whitened_vectors: Matrix) -> Matrix:
@@ -223,7 +225,9 @@ def tell_what_was_fitted(
     )
 
 
-def read_whitening(connection: sqlite3.Connection, state: IndexState, index_path: Path) -> Whitening | None:
+def read_whitening(
+    connection: sqlite3.Connection, state: IndexState, index_path: Path
+) -> Whitening | None:
     """The whitening of a state; a ValueError where it is not what was written."""
     if state.whitening is None:
         return None
@@ -244,7 +248,9 @@ def read_content(connection: sqlite3.Connection, state: IndexState, index_path: 
     return content
 
 
-def write_whitening(connection: sqlite3.Connection, state: IndexState, whitening: Whitening | None) -> None:
+def write_whitening(
+    connection: sqlite3.Connection, state: IndexState, whitening: Whitening | None
+) -> None:
     """Store a whitening in place of the one before, and name it in the state; None: none."""
     connection.execute("DELETE FROM whitening")
     state.whitening = None

@@ -10,7 +10,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-# The classes that modules.json may name, and their sections: files of this package, or importable modules of others.
+# The classes that modules.json may name, and their sections: files of this package, or importable
+# modules of others.
 MODULES = {
     "RepeatTransformer": "transformer",
     "NoSinkTransformer": "nosink",

@@ -1,6 +1,7 @@
 """The attention function that transformers calls in every layer, registered under a name of ours.
 
-It computes what the model's own attention does, by SDPA where that can, with the masks of the running pass.
+It computes what the model's own attention does, by SDPA where that can, with the masks of the
+running pass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from .extensions import extensions
 from .layout import IS_INSTALLED, decoder_of
 from .passes import current_pass
 
-# A copy of this code, in a repository, has a name of its own: each knows its own forward passes only.
+# A copy of this code, in a repository, has a name of its own: each knows its own forward passes
+# only.
 ATTENTION_NAME = "st_reba" if IS_INSTALLED else __name__.replace(".", "_")
 _SDPA: Any = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
 
@@ -28,11 +30,15 @@ def install_attention(model: PreTrainedModel) -> bool:
         return False
     if decoder.config._attn_implementation == ATTENTION_NAME:
         return True
-    decoder.set_attn_implementation(ATTENTION_NAME)  # which only warns where an architecture ignores the interface
+    decoder.set_attn_implementation(
+        ATTENTION_NAME
+    )  # which only warns where an architecture ignores the interface
     if decoder.config._attn_implementation == ATTENTION_NAME:
         return True
     if not extensions.has("observe_eager_attention"):
-        raise ValueError(f"{type(decoder).__name__} has an attention of its own: pip install st-reba, import it.")
+        raise ValueError(
+            f"{type(decoder).__name__} has an attention of its own: pip install st-reba, import it."
+        )
     extensions.observe_eager_attention(decoder)
     return False
 
@@ -55,12 +61,15 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Attention of one layer, [B, T, H, D'], as transformers calls it.
 
-    An ``attention_mask`` of None means causal if the module is. ``indices`` [B, T, n] are the keys chosen for each
-    query. Of other arguments, those that are known to change the scores are refused.
+    An ``attention_mask`` of None means causal if the module is. ``indices`` [B, T, n] are the keys
+    chosen for each query. Of other arguments, those that are known to change the scores are
+    refused.
     """
     for name in ("block_indices", "sinks"):
         if kwargs.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} passes an unknown {name!r} to its attention. Use Echo.")
+            raise ValueError(
+                f"{type(module).__name__} passes an unknown {name!r} to its attention. Use Echo."
+            )
     state = current_pass()
     masks = None if state is None else state.masks
     reader = None if state is None else state.attention_reader
@@ -69,13 +78,17 @@ def attention(
     mask = _native_mask(attention_mask, key.shape[2])
     if indices is not None:
         if masks is not None:
-            raise ValueError(f"{type(module).__name__} chooses its keys by an indexer, so its masks cannot be changed.")
+            raise ValueError(
+                f"{type(module).__name__} chooses its keys by an indexer, so its masks cannot be changed."
+            )
         mask = extensions.mask_of_chosen_keys(mask, indices, key.shape[2])
     if masks is not None:
         mask, causal, looks_ahead = masks.mask_for_layer(module, mask, causal)
     causal = causal and mask is None
     if reader is None and softcap is None and s_aux is None and position_bias is None:
-        output = _SDPA(module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal)
+        output = _SDPA(
+            module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal
+        )
         return output[0], None
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
@@ -83,9 +96,13 @@ def attention(
     if reader is None:
         return extensions.attend_in_blocks(query, key, value, terms), None
     if looks_ahead and masks is None:
-        raise ValueError(f"{type(module).__name__} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
+        raise ValueError(
+            f"{type(module).__name__} looks both ways: ReBA needs a causal decoder. Use 'classical'."
+        )
     if query.shape[2] != key.shape[2]:
-        raise ValueError(f"{type(module).__name__} attends to more keys than tokens (a cache or a learned prefix).")
+        raise ValueError(
+            f"{type(module).__name__} attends to more keys than tokens (a cache or a learned prefix)."
+        )
     return reader.attend(query, key, value, terms, looks_ahead), None
 
 

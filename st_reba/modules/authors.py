@@ -27,12 +27,14 @@ class AuthorsCapture(Capture):
 class AuthorsReBAPooling(ReBAPooling):
     """ReBA as its authors' code has it.
 
-    All sums run over all real positions, with weights that sum to 1. A text whose states are not finite gets zeros.
+    All sums run over all real positions, with weights that sum to 1. A text whose states are not
+    finite gets zeros.
 
     Args:
         embedding_dimension: Dimension d of the hidden states.
-        pooling: ``"last"``: weights are the row of A^new of the very last position; ``"mean"``: the sum over the first
-            half of the rows of its upper triangle. (Those of a word are the sum of its tokens' rows.)
+        pooling: ``"last"``: weights are the row of A^new of the very last position; ``"mean"``: the
+            sum over the first half of the rows of its upper triangle. (Those of a word are the sum
+            of its tokens' rows.)
 
     Source:
         The code of ReBA's authors.

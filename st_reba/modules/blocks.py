@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from .extensions import extensions
 
-BLOCK = 1 << 20  # probabilities that stay in a processor's cache; a GPU takes 16 times as many at once
+BLOCK = (
+    1 << 20
+)  # probabilities that stay in a processor's cache; a GPU takes 16 times as many at once
 
 
 class ScoreTerms(NamedTuple):
@@ -58,8 +60,8 @@ def attend(
 ) -> Tensor:
     """Attention of one layer, [B, T, H, D'].
 
-    ``observe`` gets the probabilities [b, H, Q, S] of each block, whose texts they are, and the first of its queries.
-    With gradients, which keep all probabilities anyway, a layer is one block.
+    ``observe`` gets the probabilities [b, H, Q, S] of each block, whose texts they are, and the
+    first of its queries. With gradients, which keep all probabilities anyway, a layer is one block.
     """
     batch, heads, length, _ = query.shape
     groups, key_count = key.shape[1:3]
@@ -67,24 +69,38 @@ def attend(
     block_size = length * key_count  # probabilities of a text and head in a block
     if not torch.is_grad_enabled():
         block_size = BLOCK * (1 if query.device.type == "cpu" else 16) // heads
-        text_count = min(batch, max(1, block_size // key_count // 32))  # few long ones: a block has 32 queries
+        text_count = min(
+            batch, max(1, block_size // key_count // 32)
+        )  # few long ones: a block has 32 queries
         block_size //= text_count
     bounds = query_bounds(length, key_count, block_size, terms.causal)
     later = query.new_full((bounds[1], bounds[1]), -torch.inf, dtype=torch.float32).triu(1)
     output = value.new_empty(batch, length, heads, value.shape[3])
     for first_text in range(0, batch, text_count):
         texts = slice(first_text, first_text + text_count)
-        text_keys, text_values = key[texts].contiguous(), value[texts].contiguous()  # else every block copies them
+        text_keys, text_values = (
+            key[texts].contiguous(),
+            value[texts].contiguous(),
+        )  # else every block copies them
         for start, end in pairwise(bounds):
             visible_count = key_count - length + end if terms.causal else key_count
             block_terms = terms.slice_block(texts, slice(start, end), visible_count)
-            block_keys, block_values = text_keys[:, :, :visible_count], text_values[:, :, :visible_count]
-            probabilities = _probabilities(query[texts, :, start:end], block_keys, block_terms, later)
+            block_keys, block_values = (
+                text_keys[:, :, :visible_count],
+                text_values[:, :, :visible_count],
+            )
+            probabilities = _probabilities(
+                query[texts, :, start:end], block_keys, block_terms, later
+            )
             if observe is not None:
                 observe(probabilities, texts, start)
-            weights = nn.functional.dropout(probabilities.to(value.dtype), terms.dropout, training=terms.dropout > 0)
+            weights = nn.functional.dropout(
+                probabilities.to(value.dtype), terms.dropout, training=terms.dropout > 0
+            )
             mixed = weights.reshape(len(weights), groups, -1, visible_count) @ block_values
-            output[texts, start:end] = mixed.view(len(weights), heads, end - start, -1).transpose(1, 2)
+            output[texts, start:end] = mixed.view(len(weights), heads, end - start, -1).transpose(
+                1, 2
+            )
     return output
 
 
@@ -133,7 +149,9 @@ def _probabilities(
     if terms.sinks is not None:
         sink = terms.sinks.to(scores.dtype)[None, :, None, None].expand(batch, -1, query_count, 1)
         scores = torch.cat([scores, sink], dim=-1)
-    return torch.softmax(scores, dim=-1, out=None if torch.is_grad_enabled() else scores)[..., :key_count]
+    return torch.softmax(scores, dim=-1, out=None if torch.is_grad_enabled() else scores)[
+        ..., :key_count
+    ]
 
 
 extensions.score_terms = ScoreTerms

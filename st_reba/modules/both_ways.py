@@ -25,7 +25,9 @@ def head_step(
     max_heads = max(1, max_heads)
     if group_size == 1:
         return min(max_heads, heads)
-    return max(size for size in range(1, group_size + 1) if group_size % size == 0 and size <= max_heads)
+    return max(
+        size for size in range(1, group_size + 1) if group_size % size == 0 and size <= max_heads
+    )
 
 
 def attend_both_ways(
@@ -48,7 +50,9 @@ def attend_both_ways(
         some_heads = slice(first_head, first_head + step)
         some_groups = slice(first_head // group_size, -(-(first_head + step) // group_size))
         head_count = len(query[0, some_heads])
-        probabilities = torch.zeros(batch, head_count, length, length, dtype=precision, device=query.device)
+        probabilities = torch.zeros(
+            batch, head_count, length, length, dtype=precision, device=query.device
+        )
 
         def keep_block(
             block: Tensor,
@@ -59,7 +63,11 @@ def attend_both_ways(
             target[texts, :, start : start + block.shape[2], : block.shape[3]] = block
 
         head_terms = terms_of_heads(terms, some_heads)
-        head_queries, head_keys, head_values = query[:, some_heads], key[:, some_groups], value[:, some_groups]
+        head_queries, head_keys, head_values = (
+            query[:, some_heads],
+            key[:, some_groups],
+            value[:, some_groups],
+        )
         outputs.append(attend(head_queries, head_keys, head_values, head_terms, keep_block))
         backward.update_maxima(sum_rows_and_columns(backward, probabilities))
     return torch.cat(outputs, dim=2)
@@ -94,7 +102,9 @@ def sum_rows_and_columns(
     anchor_rows = probabilities.gather(2, index)
     anchor_columns = probabilities.mT.gather(2, index)
     positions = torch.arange(length, device=anchors.device)
-    largest = torch.where((positions == anchors)[:, None], anchor_rows, anchor_rows + anchor_columns).amax(dim=1)
+    largest = torch.where(
+        (positions == anchors)[:, None], anchor_rows, anchor_rows + anchor_columns
+    ).amax(dim=1)
     if backward.earlier_columns:
         return largest
     return largest.masked_fill(positions < anchors, 0.0)

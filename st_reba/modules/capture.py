@@ -1,9 +1,10 @@
 """Backward attention: rows of A^new, the maximum over layers and heads of (A + Aᵀ) / 2.
 
-A[q, t] is the attention of one layer and head: the weight that position q gives to position t. In a causal layer
-A[q, t] is 0 for t > q, so that row i of A^new, from i on, comes from column i of A alone: it is ½ · max A[t, i] for
-t > i, and max A[i, i] at i itself. So a layer shows columns of A, and the factor ½ is applied at the end. (A layer that
-looks both ways has its row added; see the section both_ways.)
+A[q, t] is the attention of one layer and head: the weight that position q gives to position t. In a
+causal layer A[q, t] is 0 for t > q, so that row i of A^new, from i on, comes from column i of A
+alone: it is ½ · max A[t, i] for t > i, and max A[i, i] at i itself. So a layer shows columns of A,
+and the factor ½ is applied at the end. (A layer that looks both ways has its row added; see the
+section both_ways.)
 """
 
 from __future__ import annotations
@@ -31,25 +32,30 @@ class Capture:
     """Rows of A^new that a pooling asks for; a hook of the passes that it is given to.
 
     Args:
-        anchors: The positions i whose rows are kept: ``"last"``, the last content token of copy 1, or ``"copy"``, every
-            content token of copy 1.
+        anchors: The positions i whose rows are kept: ``"last"``, the last content token of copy 1,
+            or ``"copy"``, every content token of copy 1.
         earlier_columns: Keep the columns t < i too.
         special_columns: Keep those of template and special positions too.
-        pieces: A ChunkPlan; where given, the rows are those of chunks of the text, each repeated by itself.
+        pieces: A ChunkPlan; where given, the rows are those of chunks of the text, each repeated by
+            itself.
     """
 
     anchors: str
     earlier_columns: bool = False
     special_columns: bool = False
     pieces: Any = None
-    zeros: ClassVar[bool] = False  # a text whose states are not finite gets zeros; else it is an error
+    zeros: ClassVar[bool] = (
+        False  # a text whose states are not finite gets zeros; else it is an error
+    )
 
     def before_layers(self, state: ForwardPass) -> None:
         """Keep the rows while the layers of a pass run."""
         if not install_attention(state.model):
             state.model_arguments["output_attentions"] = True
         kept_columns = state.real_tokens if self.special_columns else state.copy_ids > 0
-        backward = BackwardAttention(list(map(self.anchor_range, state.spans)), kept_columns, self.earlier_columns)
+        backward = BackwardAttention(
+            list(map(self.anchor_range, state.spans)), kept_columns, self.earlier_columns
+        )
         state.hook_data[self] = state.attention_reader = backward
 
     def after_layers(
@@ -63,7 +69,9 @@ class Capture:
         second_count = 0 if state.masks is None else len(state.masks.second)
         if backward.layer_count < layer_count + second_count:
             problem = f"but {backward.layer_count} showed theirs"
-            raise ValueError(f"ReBA needs the attention of {layer_count} layers, {problem}. Use Echo.")
+            raise ValueError(
+                f"ReBA needs the attention of {layer_count} layers, {problem}. Use Echo."
+            )
         state.pooling_features["backward_attention"] = backward.rows()
         return hidden_states
 
@@ -77,8 +85,12 @@ class Capture:
 def count_attention_layers(config: PretrainedConfig) -> int:
     """Layers that show their attention; those of linear attention or state spaces have none to show."""
     # Some models name what each layer is.
-    layer_types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
-    is_shown = [name == "hybrid" or ("attention" in name and "linear" not in name) for name in layer_types]
+    layer_types = (
+        getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    )
+    is_shown = [
+        name == "hybrid" or ("attention" in name and "linear" not in name) for name in layer_types
+    ]
     return sum(is_shown) or int(config.num_hidden_layers)
 
 
@@ -102,11 +114,15 @@ class BackwardAttention:
         self.first_anchors = [first for first, _ in anchor_ranges]
         ranges = torch.tensor(anchor_ranges).to(kept_columns.device, non_blocking=True)
         first, count = ranges[:, :, None].unbind(dim=1)
-        offset = torch.arange(max(anchor_count for _, anchor_count in anchor_ranges), device=kept_columns.device)
+        offset = torch.arange(
+            max(anchor_count for _, anchor_count in anchor_ranges), device=kept_columns.device
+        )
         self.anchors = (first + offset).clamp(max=kept_columns.shape[1] - 1)  # [B, R]
         self.valid = offset < count  # [B, R]
         self.layer_count = 0
-        self.maxima: list[Tensor] = []  # [B, R, T] each; more than one only while gradients are wanted
+        self.maxima: list[
+            Tensor
+        ] = []  # [B, R, T] each; more than one only while gradients are wanted
         self._rows: Tensor | None = None
 
     def attend(
@@ -140,13 +156,19 @@ class BackwardAttention:
         """A[q, i] at the anchors i, the maximum over heads, [b, r, Q]: r < R where a block has no more of the keys."""
         key_count, anchors = probabilities.shape[3], self.anchors[texts]
         first_anchor = self.first_anchors[0]
-        if set(self.first_anchors) == {first_anchor}:  # the texts begin together: their anchors are a slice
+        if set(self.first_anchors) == {
+            first_anchor
+        }:  # the texts begin together: their anchors are a slice
             return probabilities[..., first_anchor : first_anchor + anchors.shape[1]].amax(dim=1).mT
         index = anchors.clamp(max=key_count - 1)[:, None]  # [b, 1, R]
         if index.shape[2] == 1:
-            largest = probabilities.gather(3, index[:, None].expand(*probabilities.shape[:3], -1)).amax(dim=1)
+            largest = probabilities.gather(
+                3, index[:, None].expand(*probabilities.shape[:3], -1)
+            ).amax(dim=1)
         else:
-            largest = probabilities.amax(dim=1).gather(2, index.expand(-1, probabilities.shape[2], -1))
+            largest = probabilities.amax(dim=1).gather(
+                2, index.expand(-1, probabilities.shape[2], -1)
+            )
         return largest.masked_fill(anchors[:, None] >= key_count, 0.0).mT
 
     def update_maxima(
@@ -176,7 +198,9 @@ class BackwardAttention:
         at_anchors = largest.gather(1, anchors)
         halves = largest * 0.5 if largest.requires_grad else largest.mul_(0.5)
         rows = halves.scatter_(1, anchors, at_anchors)
-        rows = rows.masked_fill_(~self.kept_columns[:, :, None], 0.0).masked_fill_(~self.valid[:, None], 0.0)
+        rows = rows.masked_fill_(~self.kept_columns[:, :, None], 0.0).masked_fill_(
+            ~self.valid[:, None], 0.0
+        )
         self._rows = rows.mT
         self.maxima = []
         return self._rows

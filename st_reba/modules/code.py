@@ -35,11 +35,17 @@ def _reads(
 def _computes_attention(transformer: RepeatTransformer) -> bool:
     text_config = transformer.config.get_text_config()
     has_soft_cap = getattr(text_config, "attn_logit_softcapping", None) is not None
-    return has_soft_cap or transformer.requested_rows is not None or isinstance(transformer, NoSinkTransformer)
+    return (
+        has_soft_cap
+        or transformer.requested_rows is not None
+        or isinstance(transformer, NoSinkTransformer)
+    )
 
 
 def _reverses_text(transformer: RepeatTransformer) -> bool:
-    return any(reverses_text(template) for row in transformer.templates for template in row.values())
+    return any(
+        reverses_text(template) for row in transformer.templates for template in row.values()
+    )
 
 
 def _captures_both_ways(transformer: RepeatTransformer) -> bool:
@@ -71,7 +77,9 @@ SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
     "templates": lambda transformer: transformer.template is not None,
     "reversal": _reverses_text,
     "attention": _computes_attention,
-    "blocks": lambda transformer: _computes_attention(transformer) and _has_terms(transformer.model),
+    "blocks": lambda transformer: (
+        _computes_attention(transformer) and _has_terms(transformer.model)
+    ),
     "masks": _is_imported,
     "nosink": _is_imported,
     "second": lambda transformer: bool(getattr(transformer, "second", None)),
@@ -195,7 +203,9 @@ def _fold_parameters(match: re.Match[str]) -> str:
     if len(line) <= 120:
         return line
     indent = match[1].partition("def")[0]
-    folded = textwrap.fill(parameters, 120, initial_indent=indent + "    ", subsequent_indent=indent + "    ")
+    folded = textwrap.fill(
+        parameters, 120, initial_indent=indent + "    ", subsequent_indent=indent + "    "
+    )
     return f"{match[1]}\n{folded}\n{indent}{match[3]}"
 
 
@@ -214,7 +224,15 @@ def join_sections(sections: Sequence[str]) -> str:
         contents.append(f"- {source.section}: {source.docstring[0]}")
         import_statements += source.imports
         section_texts.append(source.text())
-    header_lines = [f'"""{heading}', "", *contents, '"""', "", "from __future__ import annotations", ""]
+    header_lines = [
+        f'"""{heading}',
+        "",
+        *contents,
+        '"""',
+        "",
+        "from __future__ import annotations",
+        "",
+    ]
     header = "\n".join(header_lines + merged_imports(import_statements))
     return header + "\n\n" + "\n\n\n".join(section_texts) + "\n"
 
@@ -238,7 +256,9 @@ def merged_imports(statements: Iterable[ast.stmt]) -> list[str]:
 
 def _has_terms(model: nn.Module) -> bool:
     """Whether the code of a model's layers names a term of the scores that SDPA does not take."""
-    module_names = {type(module).__module__ for module in model.modules() if hasattr(module, "layer_idx")}
+    module_names = {
+        type(module).__module__ for module in model.modules() if hasattr(module, "layer_idx")
+    }
     if not module_names:
         return True
     for module_name in module_names:
@@ -259,7 +279,11 @@ def stored_as(
     """Give the weights the base's number type inside the ``with`` block, unless that would round them."""
     weights = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
     dtypes = {weight.dtype for weight in weights}
-    if dtype is None or len(dtypes) != 1 or not all(is_exact_as(weight, dtype) for weight in weights):
+    if (
+        dtype is None
+        or len(dtypes) != 1
+        or not all(is_exact_as(weight, dtype) for weight in weights)
+    ):
         yield
         return
     (loaded_dtype,) = dtypes

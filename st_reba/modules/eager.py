@@ -47,7 +47,9 @@ def observe_output(
     batch, length = state.real_tokens.shape
     values = list(output)
     for index, value in enumerate(values):
-        is_square = isinstance(value, Tensor) and value.ndim == 4 and value.shape[2:] == (length, length)
+        is_square = (
+            isinstance(value, Tensor) and value.ndim == 4 and value.shape[2:] == (length, length)
+        )
         if is_square and len(value) == batch:
             add_probabilities(backward, value)
             values[index] = None
@@ -80,7 +82,9 @@ def mask_of_chosen_keys(
     Such models always make a mask, as their indexer needs one.
     """
     batch, query_count, _ = indices.shape
-    is_chosen = torch.zeros(batch, 1, query_count, key_count, dtype=torch.bool, device=indices.device)
+    is_chosen = torch.zeros(
+        batch, 1, query_count, key_count, dtype=torch.bool, device=indices.device
+    )
     is_chosen.scatter_(3, indices.long()[:, None], True)
     return is_chosen & as_booleans(mask)
 

@@ -17,8 +17,9 @@ from .layout import Features, published
 class PromptEnsemble(Module):
     """Joins the vectors of a text's rows, one for each template of the RepeatTransformer.
 
-    Equal weights are MetaEOL, the average over prompts that ask for different things. A negative weight is contrastive:
-    it takes away what the text's vector shares with that in an auxiliary prompt.
+    Equal weights are MetaEOL, the average over prompts that ask for different things. A negative
+    weight is contrastive: it takes away what the text's vector shares with that in an auxiliary
+    prompt.
 
     Args:
         weights: One for each template.
@@ -46,13 +47,16 @@ class PromptEnsemble(Module):
         """Check that there is a weight for each template."""
         rows = getattr(model[0], "rows", 1)
         if rows != len(self.weights):
-            raise ValueError(f"weights={self.weights} do not fit the {rows} templates of {type(model[0]).__name__}.")
+            raise ValueError(
+                f"weights={self.weights} do not fit the {rows} templates of {type(model[0]).__name__}."
+            )
 
     def forward(self, features: Features, **kwargs: object) -> Features:
         """Join.
 
         Args:
-            features: ``sentence_embedding`` [B·P, d], the P vectors of a text one after another; not changed.
+            features: ``sentence_embedding`` [B·P, d], the P vectors of a text one after another;
+                not changed.
             **kwargs: Ignored.
 
         Returns:
@@ -61,16 +65,22 @@ class PromptEnsemble(Module):
         vectors: Tensor = features["sentence_embedding"]
         template_count = len(self.weights)
         if len(vectors) % template_count:
-            raise ValueError(f"{len(vectors)} vectors for {template_count} templates: a text was split.")
+            raise ValueError(
+                f"{len(vectors)} vectors for {template_count} templates: a text was split."
+            )
         by_template = vectors.view(-1, template_count, vectors.shape[-1])
         has_all = by_template.any(dim=2).all(dim=1, keepdim=True)
         by_template = by_template.to(torch.promote_types(vectors.dtype, torch.float32))
         if self.equal_norms:
             by_template = nn.functional.normalize(by_template, dim=-1)
-        weights = torch.tensor(self.weights, dtype=by_template.dtype).to(vectors.device, non_blocking=True)
+        weights = torch.tensor(self.weights, dtype=by_template.dtype).to(
+            vectors.device, non_blocking=True
+        )
         weighted_sum = torch.einsum("p,bpd->bd", weights, by_template)
         return {"sentence_embedding": weighted_sum.masked_fill(~has_all, 0.0).to(vectors.dtype)}
 
-    def save(self, output_path: str, *args: object, safe_serialization: bool = True, **kwargs: object) -> None:
+    def save(
+        self, output_path: str, *args: object, safe_serialization: bool = True, **kwargs: object
+    ) -> None:
         """Save the configuration; there are no weights."""
         self.save_config(output_path)

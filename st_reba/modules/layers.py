@@ -18,7 +18,9 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == depth and are_numbered(module):
             return module
-    raise ValueError(f"{type(decoder).__name__} has no list of {depth} numbered layers. Use its last layer.")
+    raise ValueError(
+        f"{type(decoder).__name__} has no list of {depth} numbered layers. Use its last layer."
+    )
 
 
 def are_numbered(layers: nn.ModuleList) -> bool:
@@ -44,8 +46,12 @@ class ModuleCall(NamedTuple):
 
     def repeat(self, hidden_states: Tensor) -> Tensor:
         """Run the module with other hidden states: its forward alone, as its hooks would call this again."""
-        other_keywords = {name: value for name, value in self.keywords.items() if name != "hidden_states"}
-        return first_output(self.module.forward(hidden_states, *self.arguments[1:], **other_keywords))
+        other_keywords = {
+            name: value for name, value in self.keywords.items() if name != "hidden_states"
+        }
+        return first_output(
+            self.module.forward(hidden_states, *self.arguments[1:], **other_keywords)
+        )
 
 
 def first_output(module_output: Tensor | tuple[Tensor, ...]) -> Tensor:
@@ -73,11 +79,15 @@ class AfterLayer:
         hidden_states = first_output(layer_output)
         if hidden_states.ndim != 3:
             layer_name = type(layer).__name__
-            raise ValueError(f"{layer_name} hands on {hidden_states.ndim}-dimensional states. Use its last layer.")
+            raise ValueError(
+                f"{layer_name} hands on {hidden_states.ndim}-dimensional states. Use its last layer."
+            )
         layer_call = ModuleCall(layer, arguments, keywords)
         for observer in state.after_layer:
             hidden_states = observer(self.layer_index, layer_call, hidden_states)
-        return (hidden_states, *layer_output[1:]) if isinstance(layer_output, tuple) else hidden_states
+        return (
+            (hidden_states, *layer_output[1:]) if isinstance(layer_output, tuple) else hidden_states
+        )
 
 
 def watch_layers(model: PreTrainedModel) -> None:

@@ -19,7 +19,8 @@ IS_INSTALLED = __name__.startswith("st_reba.")
 TASKS = ("query", "document")
 # The optional third part of a template: for texts that `encode` takes, neither query nor document.
 SIMILARITY = "similarity"
-# Fields of a template that stand for the text: as it is, or its words (in Chinese its characters) in reverse order.
+# Fields of a template that stand for the text: as it is, or its words (in Chinese its characters)
+# in reverse order.
 SLOTS = ("text", "reversed")
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.
@@ -125,7 +126,8 @@ def pooled_positions(
 ) -> Tensor:
     """The positions that a pooling sees, [B, T] bool; ``pooled`` is one of ``POOLED``, of k copies.
 
-    ``real_tokens`` [B, T] are True at ``row_lengths`` [B, 1] tokens, of which ``suffix_length`` special ones end a row.
+    ``real_tokens`` [B, T] are True at ``row_lengths`` [B, 1] tokens, of which ``suffix_length``
+    special ones end a row.
     """
     if pooled == "all":
         return real_tokens
@@ -174,7 +176,8 @@ def tokenize(
 ) -> Features:
     """Token ids of texts, without the tokenizer's own special tokens.
 
-    Names of special tokens are ordinary text unless ``special``; ``offsets``: give each token's characters too.
+    Names of special tokens are ordinary text unless ``special``; ``offsets``: give each token's
+    characters too.
     """
     # Half of a surrogate pair has no UTF-8 form; its length is kept for the offsets.
     clean_texts = [_SURROGATES.sub("\ufffd", text) for text in texts]
@@ -198,12 +201,16 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...],
     for probe in ("a", "0", "the", "中"):
         bare_ids = list(tokenize(tokenizer, [probe])["input_ids"][0])
         with tokenizer_lock:
-            whole_ids = list(tokenizer(probe, padding=False, truncation=False, verbose=False)["input_ids"])
+            whole_ids = list(
+                tokenizer(probe, padding=False, truncation=False, verbose=False)["input_ids"]
+            )
         for start in range(len(whole_ids) - len(bare_ids) + 1):
             end = start + len(bare_ids)
             if bare_ids and whole_ids[start:end] == bare_ids:
                 return tuple(whole_ids[:start]), tuple(whole_ids[end:])
-    raise ValueError(f"{type(tokenizer).__name__} does not put its special tokens around the text. Use another one.")
+    raise ValueError(
+        f"{type(tokenizer).__name__} does not put its special tokens around the text. Use another one."
+    )
 
 
 def empty_text_token(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -212,7 +219,9 @@ def empty_text_token(tokenizer: PreTrainedTokenizerBase) -> int:
         token_id = getattr(tokenizer, f"{name}_token_id", None)
         if token_id is not None:
             return int(token_id)
-    raise ValueError("A text holds no token, and the tokenizer has no special token to stand for it. Drop such texts.")
+    raise ValueError(
+        "A text holds no token, and the tokenizer has no special token to stand for it. Drop such texts."
+    )
 
 
 def make_row_layout(

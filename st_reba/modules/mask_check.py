@@ -1,6 +1,7 @@
 """Check when a model is built: every layer sees what its mask says.
 
-No mask is trusted: one position's input to an attention module is changed at a time, to see which outputs change.
+No mask is trusted: one position's input to an attention module is changed at a time, to see which
+outputs change.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .passes import current_pass
 from .selfcheck import EXACT_DTYPES
 from .transformer import RepeatTransformer
 
-# Masks that differ in longer texts alone are not told apart: the check runs a row for every change of a token.
+# Masks that differ in longer texts alone are not told apart: the check runs a row for every change
+# of a token.
 _MOST_TOKENS = 16
 
 
@@ -30,7 +32,9 @@ def check_masks(transformer: NoSinkTransformer) -> None:
         return
     for module in transformer.model.modules():
         if "indexer" in type(module).__name__.lower():
-            raise ValueError("setting: layers choose their keys by an indexer, so their masks cannot be changed.")
+            raise ValueError(
+                "setting: layers choose their keys by an indexer, so their masks cannot be changed."
+            )
     probe = MaskProbe(transformer)
     probe.run()
     probe.check_runs()
@@ -69,7 +73,8 @@ class MaskProbe:
         self.transformer = transformer
         length = length_to_tell_masks_apart(transformer.m)
         token_ids = torch.arange(1, length + 1, device=transformer.model.device)
-        # One text in every row: each row but the first gets one position changed, one way or the other.
+        # One text in every row: each row but the first gets one position changed, one way or the
+        # other.
         self.token_ids = token_ids.expand(2 * length + 1, -1)
         # What a module sees by itself, [T, T].
         self.native_masks: dict[nn.Module, Tensor] = {}
@@ -93,7 +98,9 @@ class MaskProbe:
             try:
                 RepeatTransformer.forward(transformer, features)
             except RuntimeError as error:
-                raise ValueError(f"setting: {type(decoder).__name__} cannot run it: {error}.") from error
+                raise ValueError(
+                    f"setting: {type(decoder).__name__} cannot run it: {error}."
+                ) from error
 
     def on_forward(
         self,
@@ -109,7 +116,11 @@ class MaskProbe:
             # Whole layers know their index too, and may pass on several streams at once.
             has_input = bool(arguments) or "hidden_states" in keywords
             output_states = first_output(module_output)
-            if has_input and self.is_stream(module_call.hidden_states) and self.is_stream(output_states):
+            if (
+                has_input
+                and self.is_stream(module_call.hidden_states)
+                and self.is_stream(output_states)
+            ):
                 self.native_masks[module] = measure_visibility(module_call)
         elif isinstance(state.masks, LayerMasks) and state.masks.last_attention is not None:
             attention_module, mask_name = state.masks.last_attention
@@ -130,7 +141,9 @@ class MaskProbe:
     ) -> None:
         """Compare what an attention module sees in our pass with its mask."""
         if mask_name != "forward" and has_position_biases(added_mask):
-            raise ValueError("setting: the model adds position biases to its masks, so these cannot be changed.")
+            raise ValueError(
+                "setting: the model adds position biases to its masks, so these cannot be changed."
+            )
         attention_module = module_call.module
         layer_index = int(attention_module.layer_idx)  # type: ignore[arg-type]
         self.run_counts[layer_index, mask_name] += 1
@@ -152,7 +165,9 @@ class MaskProbe:
         for (layer_index, mask_name), expected_count in expected_counts.items():
             run_count = self.run_counts[layer_index, mask_name]
             # Some models run a layer several times by themselves.
-            is_wrong = run_count == 0 or (bool(self.transformer.second) and run_count != expected_count)
+            is_wrong = run_count == 0 or (
+                bool(self.transformer.second) and run_count != expected_count
+            )
             if mask_name != "forward" and is_wrong:
                 run = f"layer {layer_index} ran as {mask_name} {run_count} times, not {expected_count}"
                 raise ValueError(f"setting: {run}. Convert others.")

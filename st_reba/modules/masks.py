@@ -1,6 +1,7 @@
 """The masks that a layer may have in place of its own: each is declared once, here, without torch.
 
-All that depends on a mask follows from its declaration: settings, options, self-check, the card, the ONNX graph.
+All that depends on a mask follows from its declaration: settings, options, self-check, the card,
+the ONNX graph.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ if TYPE_CHECKING:
 class AttentionView(NamedTuple):
     """What masks are made of, for one layer; in [T, T], a row is a query and a column a key."""
 
-    native_mask: Tensor  # [B or 1, 1, T, T] bool, what the layer sees by itself; it holds the layer's window
+    native_mask: (
+        Tensor  # [B or 1, 1, T, T] bool, what the layer sees by itself; it holds the layer's window
+    )
     positions: Tensor  # [T], 0 to T − 1
-    sink_for_others: Tensor  # [T, T], where the key is one of the first m tokens, and the query is not
+    sink_for_others: (
+        Tensor  # [T, T], where the key is one of the first m tokens, and the query is not
+    )
     last_token: Tensor  # [B or 1, 1, 1, T], where the key is the text's last token
 
 
@@ -27,7 +32,9 @@ class AttentionMask:
     """Declaration of a mask."""
 
     name: str  # as layer_masks has it
-    inplace_setting: str  # the value of the option setting that gives this mask to the k converted layers
+    inplace_setting: (
+        str  # the value of the option setting that gives this mask to the k converted layers
+    )
     description: str  # what token i sees, for cards; {m} stands for the number of sink tokens
     visible_tokens: Callable[[AttentionView], Tensor]  # to [B or 1, 1, T, T] bool
     is_causal: bool = False  # a token sees no later one, unless the layer itself lets it

@@ -1,6 +1,7 @@
 """NoSinkTransformer: replaces the attention masks of selected layers.
 
-Every mask follows from the layer's own, which transformers made and which holds its window, by mirroring or by hiding.
+Every mask follows from the layer's own, which transformers made and which holds its window, by
+mirroring or by hiding.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ class LayerMasks:
     """The masks of one forward pass of a NoSinkTransformer; a hook of that pass."""
 
     def __init__(self, transformer: NoSinkTransformer) -> None:
-        self.layer_masks, self.second, self.m = transformer.layer_masks, transformer.second, transformer.m
+        self.layer_masks, self.second, self.m = (
+            transformer.layer_masks,
+            transformer.second,
+            transformer.m,
+        )
         # The mask of a layer's second run, while it lasts.
         self.rerun_mask: str | None = None
         # For checks: the attention module that ran last with its mask's name, and its native mask.
@@ -55,7 +60,9 @@ class LayerMasks:
     ) -> Tensor:
         """Refuse a pass in which no attention asked for a mask."""
         if self.last_attention is None:
-            raise ValueError("The masks were not used: the attention implementation was changed. Build the model anew.")
+            raise ValueError(
+                "The masks were not used: the attention implementation was changed. Build the model anew."
+            )
         return hidden_states
 
     def name_of_mask(self, module: nn.Module) -> str:
@@ -64,7 +71,9 @@ class LayerMasks:
         if self.rerun_mask is not None:
             return self.rerun_mask
         if not isinstance(layer_index, int) or not 0 <= layer_index < len(self.layer_masks):
-            raise ValueError(f"{type(module).__name__} says layer_idx={layer_index!r}, so its mask cannot be changed.")
+            raise ValueError(
+                f"{type(module).__name__} says layer_idx={layer_index!r}, so its mask cannot be changed."
+            )
         return self.layer_masks[layer_index]
 
     def mask_for_layer(
@@ -93,11 +102,15 @@ class LayerMasks:
         """A layer's native mask, [B or 1, 1, T, T] bool."""
         length = self.real_tokens.shape[1]
         if native_mask is None:
-            everything = torch.ones(1, 1, length, length, dtype=torch.bool, device=self.real_tokens.device)
+            everything = torch.ones(
+                1, 1, length, length, dtype=torch.bool, device=self.real_tokens.device
+            )
             return everything.tril() if is_causal else everything
         if native_mask.shape[-2:] != (length, length):
             shape = tuple(native_mask.shape)
-            raise ValueError(f"A layer's mask of shape {shape} for {length} tokens cannot be changed.")
+            raise ValueError(
+                f"A layer's mask of shape {shape} for {length} tokens cannot be changed."
+            )
         return as_booleans(native_mask)
 
 
@@ -137,9 +150,11 @@ class NoSinkTransformer(RepeatTransformer):
     """RepeatTransformer whose layers see what their masks say.
 
     Args:
-        layer_masks: A name of ``MASKS`` for each layer, from the bottom; see ``st_reba.modules.settings``.
+        layer_masks: A name of ``MASKS`` for each layer, from the bottom; see
+            ``st_reba.modules.settings``.
         second: Layers that run a second time, each with its mask, in order.
-        architecture: How the second runs join: ``"inter"``, ``"extra"``, ``"extend"``; ``"inplace"``: there are none.
+        architecture: How the second runs join: ``"inter"``, ``"extra"``, ``"extend"``;
+            ``"inplace"``: there are none.
         m: Number of sink tokens that nosink masks hide.
         implementation: Of inter and extra: the paper's, or that of its authors' code.
         own_input: Keep the input of a sentence-transformers model as it is: no copies, no template.
@@ -176,17 +191,30 @@ class NoSinkTransformer(RepeatTransformer):
         super().__init__(model_name_or_path, **kwargs)
         self.layer_masks = list(layer_masks)
         self.second: list[tuple[int, str]] = [(layer, mask_name) for layer, mask_name in second]
-        self.architecture, self.m, self.implementation, self.own_input = architecture, m, implementation, own_input
+        self.architecture, self.m, self.implementation, self.own_input = (
+            architecture,
+            m,
+            implementation,
+            own_input,
+        )
         unknown_names = self.mask_names() - MASKS.keys()
         if unknown_names:
-            raise ValueError(f"layer_masks: {min(unknown_names)!r} is not known. Choose from {', '.join(MASKS)}.")
+            raise ValueError(
+                f"layer_masks: {min(unknown_names)!r} is not known. Choose from {', '.join(MASKS)}."
+            )
         are_layers = all(0 <= layer < self.depth for layer, _ in self.second)
         if len(self.layer_masks) != self.depth or m < 0 or not are_layers:
-            raise ValueError(f"layer_masks={len(self.layer_masks)} names, second={second}: {self.depth} layers; m={m}.")
-        self.repeated_layers: PassHook | None = extensions.repeated_layers(self) if self.second else None
+            raise ValueError(
+                f"layer_masks={len(self.layer_masks)} names, second={second}: {self.depth} layers; m={m}."
+            )
+        self.repeated_layers: PassHook | None = (
+            extensions.repeated_layers(self) if self.second else None
+        )
         self.changes_masks = bool(self.second) or set(self.layer_masks) != {"forward"}
         if self.changes_masks and not install_attention(self.model):
-            raise ValueError(f"{type(self.model).__name__} does not call transformers' attention interface: no masks.")
+            raise ValueError(
+                f"{type(self.model).__name__} does not call transformers' attention interface: no masks."
+            )
 
     def mask_names(self) -> set[str]:
         """The masks of all runs of all layers."""

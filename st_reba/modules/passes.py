@@ -64,7 +64,9 @@ class ForwardPass:
         features: Features,
     ) -> None:
         self.model = model
-        self.spans: list[Span] = features["spans"]  # on the host, so that no layer waits for the device
+        self.spans: list[Span] = features[
+            "spans"
+        ]  # on the host, so that no layer waits for the device
         self.real_tokens: Tensor = features["attention_mask"].bool()  # [B, T]
         self.copy_ids: Tensor = features["copy_ids"]  # [B, T]
         row_length = self.real_tokens.shape[1]
@@ -73,7 +75,8 @@ class ForwardPass:
         self.model_arguments: dict[str, object] = {}
         self.masks: MaskSource | None = None
         self.attention_reader: AttentionReader | None = None
-        # Called after every layer: its index, its call, the states that it hands on; returns these, changed or not.
+        # Called after every layer: its index, its call, the states that it hands on; returns these,
+        # changed or not.
         self.after_layer: list[Callable[[int, Any, Tensor], Tensor]] = []
         # Called after every layer's attention: its index, its output.
         self.after_attention: list[Callable[[int, Tensor], object]] = []

@@ -50,7 +50,10 @@ class ChunkPlan:
         chunks: list[Chunk] = []
         for row, span in enumerate(spans):
             bounds = list(pairwise(chunk_bounds(span.length, self.chunk)))
-            chunks += [Chunk(row, start, end - start) for start, end in bounds[-1 if self.last_only else 0 :]]
+            chunks += [
+                Chunk(row, start, end - start)
+                for start, end in bounds[-1 if self.last_only else 0 :]
+            ]
         chunks.sort(key=lambda chunk: -chunk.length)
         overhead = max(span.total - span.length for span in spans)
         limit = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -81,7 +84,9 @@ class ChunkPlan:
         chunk_features = pad(rows)
         for name in ("input_ids", "copy_ids", "attention_mask"):
             chunk_features[name] = chunk_features[name].to(token_ids.device, non_blocking=True)
-        text_rows = torch.tensor([[chunk.row] for chunk in chunks]).to(token_ids.device, non_blocking=True)
+        text_rows = torch.tensor([[chunk.row] for chunk in chunks]).to(
+            token_ids.device, non_blocking=True
+        )
         chunk_features["input_ids"] = token_ids[text_rows, chunk_features["input_ids"]]
         return chunk_features
 
@@ -90,17 +95,20 @@ class ChunkPlan:
 class ChunkedReBAPooling(ReBAPooling):
     """ReBA for long texts: the text runs once, and only its chunks are repeated.
 
-    v_t are the hidden states of the text's own run. Each chunk runs ``repeats`` times in a row, which gives A^new and
-    the hidden states v'_t:
+    v_t are the hidden states of the text's own run. Each chunk runs ``repeats`` times in a row,
+    which gives A^new and the hidden states v'_t:
 
-        e_i = A^new[i, i] · v_i + Σ_t A^new[i, t] · v'_t over the content positions t > i of the chunk's run.
+        e_i = A^new[i, i] · v_i + Σ_t A^new[i, t] · v'_t over the content positions t > i of the
+        chunk's run.
 
-    A text of n tokens makes P = ⌈n / chunk⌉ chunks; chunk p = 0 … P − 1 begins at token ⌊p · n / P⌋.
+    A text of n tokens makes P = ⌈n / chunk⌉ chunks; chunk p = 0 … P − 1 begins at token ⌊p · n /
+    P⌋.
 
     Args:
         embedding_dimension: Dimension d of the hidden states.
         chunk: Content tokens that a chunk holds at most.
-        pooling: ``"last"``: e_n, for which only the last chunk runs; ``"mean"``: the mean of e_1 … e_n.
+        pooling: ``"last"``: e_n, for which only the last chunk runs; ``"mean"``: the mean of e_1 …
+            e_n.
         repeats: Copies of each chunk.
         include_special: Sum over template and special positions of the chunk's run too.
         normalize_weights: Divide the weights of each e_i by their sum.
@@ -130,7 +138,9 @@ class ChunkedReBAPooling(ReBAPooling):
         self.chunk = chunk
         self.repeats = repeats
         if chunk < 1 or repeats not in range(1, 65):
-            raise ValueError(f"chunk={chunk}, repeats={repeats}: give 1 or more, and at most 64 copies.")
+            raise ValueError(
+                f"chunk={chunk}, repeats={repeats}: give 1 or more, and at most 64 copies."
+            )
 
     @property
     def capture(self) -> Capture:
@@ -148,7 +158,9 @@ class ChunkedReBAPooling(ReBAPooling):
         """Check that the text runs once."""
         super().on_model_ready(model)
         if model[0].copies != 1 or model[0].rows != 1:
-            raise ValueError(f"chunk={self.chunk}: the text itself runs once. Give RepeatTransformer repeats=1.")
+            raise ValueError(
+                f"chunk={self.chunk}: the text itself runs once. Give RepeatTransformer repeats=1."
+            )
 
     def token_vectors(
         self,
@@ -164,7 +176,9 @@ class ChunkedReBAPooling(ReBAPooling):
         precision = torch.promote_types(text_states.dtype, torch.float32)
         for chunks, output in features["pieces"]:
             chunk_weights = self._weights(output, normalize).to(precision)
-            for chunk, weights, chunk_states in zip(chunks, chunk_weights, output["token_embeddings"], strict=True):
+            for chunk, weights, chunk_states in zip(
+                chunks, chunk_weights, output["token_embeddings"], strict=True
+            ):
                 # The rows are those of the chunk's tokens in copy 1, or of the last of them.
                 row_count = 1 if last_only else chunk.length
                 copy_end = spans[chunk.row].start + chunk.length
@@ -174,9 +188,13 @@ class ChunkedReBAPooling(ReBAPooling):
                 diagonal.zero_()
                 text_end = copy_end + chunk.start
                 own_states = text_states[chunk.row, text_end - row_count : text_end].to(precision)
-                token_sums = own_weights[:, None] * own_states + later_weights @ chunk_states.to(precision)
+                token_sums = own_weights[:, None] * own_states + later_weights @ chunk_states.to(
+                    precision
+                )
                 first_row = 0 if last_only else chunk.start
-                vectors[chunk.row, first_row : first_row + row_count] = token_sums.to(text_states.dtype)
+                vectors[chunk.row, first_row : first_row + row_count] = token_sums.to(
+                    text_states.dtype
+                )
         return vectors
 
 

@@ -54,7 +54,9 @@ class ReBAPooling(Module):
     @property
     def capture(self) -> Capture:
         """The rows of A^new that the sentence vector needs."""
-        return Capture("last" if self.pooling == "last" else "copy", special_columns=self.include_special)
+        return Capture(
+            "last" if self.pooling == "last" else "copy", special_columns=self.include_special
+        )
 
     @property
     def token_capture(self) -> Capture:
@@ -64,16 +66,18 @@ class ReBAPooling(Module):
     def on_model_ready(self, model: Any) -> None:
         """Ask the first module for the rows."""
         if not isinstance(model[0], RepeatTransformer):
-            raise ValueError(f"ReBAPooling follows a st_reba.RepeatTransformer, not a {type(model[0]).__name__}.")
+            raise ValueError(
+                f"ReBAPooling follows a st_reba.RepeatTransformer, not a {type(model[0]).__name__}."
+            )
         model[0].requested_rows = self.capture
 
     def forward(self, features: Features, **kwargs: object) -> Features:
         """Pool what RepeatTransformer gives.
 
         Returns:
-            ``features`` with ``sentence_embedding`` [B, d]. With ``mean``, ``token_embeddings`` [B, n, d] are the e_i,
-            and ``attention_mask`` is theirs; otherwise they stay the hidden states, and ``st_reba.encode_tokens``
-            gives the e_i.
+            ``features`` with ``sentence_embedding`` [B, d]. With ``mean``, ``token_embeddings`` [B,
+            n, d] are the e_i, and ``attention_mask`` is theirs; otherwise they stay the hidden
+            states, and ``st_reba.encode_tokens`` gives the e_i.
         """
         self._check(features)
         vectors = self.token_vectors(features)  # [B, R, d]
@@ -102,13 +106,17 @@ class ReBAPooling(Module):
     def _check(self, features: Features) -> None:
         """Refuse other rows than were asked for, as where two pipelines share a transformer."""
         if features.get("captured") != self.capture:
-            raise ValueError("ReBAPooling did not get its rows. Give each pipeline a RepeatTransformer of its own.")
+            raise ValueError(
+                "ReBAPooling did not get its rows. Give each pipeline a RepeatTransformer of its own."
+            )
 
     def get_embedding_dimension(self) -> int:
         """Dimension d of the vectors."""
         return self.embedding_dimension
 
-    def save(self, output_path: str, *args: object, safe_serialization: bool = True, **kwargs: object) -> None:
+    def save(
+        self, output_path: str, *args: object, safe_serialization: bool = True, **kwargs: object
+    ) -> None:
         """Save the configuration; there are no weights."""
         self.save_config(output_path)
 

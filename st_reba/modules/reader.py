@@ -38,7 +38,9 @@ class LayerReader:
     ) -> None:
         depth = transformer.depth
         if join not in ("mean", "concat") or not 0 <= first_layer <= last_layer <= depth:
-            raise ValueError(f"join={join!r} of layers {first_layer} to {last_layer}: mean or concat, of 0 to {depth}.")
+            raise ValueError(
+                f"join={join!r} of layers {first_layer} to {last_layer}: mean or concat, of 0 to {depth}."
+            )
         self.first_layer = first_layer
         self.last_layer = last_layer
         self.join = join

@@ -41,6 +41,8 @@ def _register(base_model: ModuleType) -> None:
     """
     known_classes = getattr(base_model.BaseModel, "_module_classes", None)
     if not isinstance(known_classes, Mapping):
-        raise RuntimeError("This sentence-transformers has no table of classes: load with trust_remote_code=True.")
+        raise RuntimeError(
+            "This sentence-transformers has no table of classes: load with trust_remote_code=True."
+        )
     if not isinstance(known_classes, KnownClasses):
         base_model.BaseModel._module_classes = KnownClasses(known_classes)

@@ -18,20 +18,28 @@ if TYPE_CHECKING:
 class RepeatedLayers:
     """The layers of a NoSinkTransformer that run twice; a hook of its passes.
 
-    - INTER sums both runs of every converted layer. By its authors' code, a second stream of states begins before the
+    - INTER sums both runs of every converted layer. By its authors' code, a second stream of states
+      begins before the
       first converted layer, runs through all layers above, and is added before the final norm.
-    - EXTRA has such a second stream from the embeddings on, through the converted layers alone. By the paper each
-      stream passes the final norm by itself, and the results are added; by its authors' code they are added before it.
+    - EXTRA has such a second stream from the embeddings on, through the converted layers alone. By
+      the paper each
+      stream passes the final norm by itself, and the results are added; by its authors' code they
+      are added before it.
     - EXTEND runs the last layer again, on top.
     """
 
     def __init__(self, transformer: NoSinkTransformer) -> None:
         if getattr(transformer.config.get_text_config(), "num_kv_shared_layers", 0):
-            raise ValueError("Layers share keys and values, which a second run would replace. Use 'inplace-…'.")
+            raise ValueError(
+                "Layers share keys and values, which a second run would replace. Use 'inplace-…'."
+            )
         watch_layers(transformer.model)
         self.depth = transformer.depth
         self.is_extended = transformer.architecture == "extend"
-        is_authors, is_extra = transformer.implementation == "authors", transformer.architecture == "extra"
+        is_authors, is_extra = (
+            transformer.implementation == "authors",
+            transformer.architecture == "extra",
+        )
         # The layer before which the second stream begins; None: there is none.
         self.stream_start_layer: int | None = 0 if is_extra else None
         if is_authors and not is_extra and not self.is_extended:
@@ -51,7 +59,9 @@ class RepeatedLayers:
             nonlocal second_stream
             if layer_index == self.stream_start_layer:
                 second_stream = layer_call.hidden_states
-            for mask_name in [mask_name for layer, mask_name in masks.second if layer == layer_index]:
+            for mask_name in [
+                mask_name for layer, mask_name in masks.second if layer == layer_index
+            ]:
                 masks.rerun_mask = mask_name
                 if self.is_extended:
                     hidden_states = layer_call.repeat(hidden_states)

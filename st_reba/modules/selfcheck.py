@@ -72,7 +72,9 @@ def check_capture(
         states_before_end = hidden_states(transformer, other_end=True, capture=capture)[:, :-1]
         tolerance = 1e-3 * float(plain_states.abs().max())
         if not torch.allclose(states_before_end, captured_states[:, :-1], atol=tolerance, rtol=0):
-            raise ValueError(f"{model_name} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
+            raise ValueError(
+                f"{model_name} looks both ways: ReBA needs a causal decoder. Use 'classical'."
+            )
     difference = relative_difference(captured_states, plain_states, transformer.model.dtype)
     if not difference <= (1e-3 if is_exact(transformer.model) else 1e-2):
         problem = f"hidden states change by {difference:.1%} when attention is captured"
@@ -87,8 +89,11 @@ def relative_difference(
     """How far states are from what they should be; in 16 bits, by what their directions differ."""
     if dtype in EXACT_DTYPES:
         return float((states - expected).abs().max() / expected.abs().max())
-    # Rounding moves single numbers by a tenth where layers are many; another attention turns the vectors.
-    return 1 - float(torch.cosine_similarity(states.flatten().float(), expected.flatten().float(), dim=0))
+    # Rounding moves single numbers by a tenth where layers are many; another attention turns the
+    # vectors.
+    return 1 - float(
+        torch.cosine_similarity(states.flatten().float(), expected.flatten().float(), dim=0)
+    )
 
 
 def check_padding(
@@ -123,13 +128,14 @@ def states_of_text(
 def can_share_prefix(transformer: RepeatTransformer) -> bool:
     """Whether rows that share what they begin with have the states of whole rows; tried on two questions of two texts.
 
-    A model is not asked what its layers keep: one that keeps more than keys and values, or counts positions by the
-    tokens that it sees, fails here.
+    A model is not asked what its layers keep: one that keeps more than keys and values, or counts
+    positions by the tokens that it sees, fails here.
     """
     transformer.shares_prefix = True  # for the trial
     if not transformer.eval().can_share():
         return False
-    # Padding's own id is among these: models that count no position for it count otherwise behind a cache.
+    # Padding's own id is among these: models that count no position for it count otherwise behind a
+    # cache.
     prefix = (1, 2, 3, 4)
     questions = [RowLayout((prefix, None, (5, 6))), RowLayout((prefix, None, (7,)))]
     rows = [question.build_row(text) for text in ([8, 9], [10, 11, 12]) for question in questions]
@@ -143,15 +149,25 @@ def can_share_prefix(transformer: RepeatTransformer) -> bool:
         try:
             shared_rows = staged_batch.run()
         except Exception as error:  # whatever a model says to a cache that it does not know
-            logger.info("%s: prompts run with every text, as layers keep other states: %s", model_name, error)
+            logger.info(
+                "%s: prompts run with every text, as layers keep other states: %s",
+                model_name,
+                error,
+            )
             return False
     if shared_rows is None:
         return False
     real_tokens = batch["attention_mask"].bool().to(whole_rows.device)
-    difference = relative_difference(shared_rows[real_tokens], whole_rows[real_tokens], transformer.model.dtype)
+    difference = relative_difference(
+        shared_rows[real_tokens], whole_rows[real_tokens], transformer.model.dtype
+    )
     is_same = difference <= (1e-5 if is_exact(transformer.model) else 1e-2)
     if not is_same:
-        logger.info("%s: prompts run with every text, as sharing changes states by %.0e", model_name, difference)
+        logger.info(
+            "%s: prompts run with every text, as sharing changes states by %.0e",
+            model_name,
+            difference,
+        )
     return is_same
 
 

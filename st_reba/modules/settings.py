@@ -20,7 +20,8 @@ class Setting:
         architecture: ``"inplace"``, or how the second runs of layers join: see NoSinkTransformer.
         mask: Of the converted layers.
         other_masks: Of the other layers.
-        top_count: The topmost of the converted layers that have ``top_mask`` instead; None: the option k0 says.
+        top_count: The topmost of the converted layers that have ``top_mask`` instead; None: the
+            option k0 says.
         top_mask: Their mask.
     """
 
@@ -96,9 +97,10 @@ def plan_layers(
 ) -> LayerPlan:
     """Plan the layers of a model by a setting of the paper.
 
-    ``mask0-1`` to ``mask0-3`` are ``mask0&bidir`` with k0 = 1 to 3. ``mask0-last`` and ``mask0-mid`` take as k0 the
-    best k of MASK0-BIDIR, and use it, or half of it (at least 1). Where ``depth``, the number of layers, is None, k and
-    k0 are not compared with it; the options are those of :class:`st_reba.Method`.
+    ``mask0-1`` to ``mask0-3`` are ``mask0&bidir`` with k0 = 1 to 3. ``mask0-last`` and
+    ``mask0-mid`` take as k0 the best k of MASK0-BIDIR, and use it, or half of it (at least 1).
+    Where ``depth``, the number of layers, is None, k and k0 are not compared with it; the options
+    are those of :class:`st_reba.Method`.
 
     Source:
         NoSink, sections 3.1, 3.5 and 3.6, figures 2 and 4 to 6.
@@ -114,7 +116,9 @@ def plan_layers(
         top_count //= 2
     converted = _converted_layers(k, depth, is_extended=declared.architecture == "extend")
     if top_count > len(converted):
-        raise ValueError(f"k0={top_count} is more than k={k!r}: of the converted layers, k0 hide the sink.")
+        raise ValueError(
+            f"k0={top_count} is more than k={k!r}: of the converted layers, k0 hide the sink."
+        )
     lower_count = len(converted) - top_count
     converted_masks = [declared.mask] * lower_count
     converted_masks += [declared.top_mask] * top_count
@@ -136,10 +140,14 @@ def _check_options(
     m: int,
 ) -> None:
     if (k is None) != (setting == "baseline"):
-        raise ValueError(f"setting={setting!r}, k={k!r}: baseline takes no k, all others need it, layers from the top.")
+        raise ValueError(
+            f"setting={setting!r}, k={k!r}: baseline takes no k, all others need it, layers from the top."
+        )
     if (k0 is None) != (SETTINGS[setting].top_count is not None):
         with_k0 = [name for name in SETTINGS if SETTINGS[name].top_count is None]
-        raise ValueError(f"setting={setting!r}, k0={k0!r}: k0, topmost layers, belongs to {', '.join(with_k0)}.")
+        raise ValueError(
+            f"setting={setting!r}, k0={k0!r}: k0, topmost layers, belongs to {', '.join(with_k0)}."
+        )
     if m != 1 and not SETTINGS[setting].hides_sink:
         raise ValueError(f"m={m}: setting={setting!r} hides no sink. Drop m.")
 

@@ -1,10 +1,11 @@
 """What the rows of a batch begin with runs once.
 
-A row is p · x · s: prefix (special tokens, and what a template puts before the text), content, and the rest. Where
-every layer is causal, keys and values of p depend on p alone, so p runs as one row, and all rows go on from there.
-Each stage is a pass of its own, and begins at one position in all of its rows, so no padding lies between tokens.
-Rows run whole where that is not exact, or no faster: layers that look both ways, or whose masks were changed; other
-states than keys and values; captured attention; gradients, training, tracing; few positions in common.
+A row is p · x · s: prefix (special tokens, and what a template puts before the text), content, and
+the rest. Where every layer is causal, keys and values of p depend on p alone, so p runs as one row,
+and all rows go on from there. Each stage is a pass of its own, and begins at one position in all of
+its rows, so no padding lies between tokens. Rows run whole where that is not exact, or no faster:
+layers that look both ways, or whose masks were changed; other states than keys and values; captured
+attention; gradients, training, tracing; few positions in common.
 """
 
 from __future__ import annotations
@@ -113,7 +114,9 @@ def run_stage(
         arguments["past_key_values"] = cache  # as older releases of transformers call it
     stage_states: Tensor = transformer.run_pass(features, hooks, arguments)
     if not cache.layers:
-        raise ValueError(f"{type(transformer.model).__name__} hides the cache of its layers. Set shares_prefix=False.")
+        raise ValueError(
+            f"{type(transformer.model).__name__} hides the cache of its layers. Set shares_prefix=False."
+        )
     return stage_states
 
 
@@ -153,7 +156,11 @@ def run_prefix(
     key = token_ids.cpu().numpy().tobytes()
     current_state = weights_state(transformer, token_ids)
     memory = _memories.get(transformer)
-    if memory is not None and (memory.token_ids, memory.hooks, memory.weights_state) == (key, hooks, current_state):
+    if memory is not None and (memory.token_ids, memory.hooks, memory.weights_state) == (
+        key,
+        hooks,
+        current_state,
+    ):
         return memory.cache, memory.hidden_states
     prefix_cache = DynamicCache()
     prefix_states = run_stage(transformer, prefix_features, hooks, prefix_cache)

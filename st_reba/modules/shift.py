@@ -15,12 +15,13 @@ from .layout import published
 class QueryShift(Module):
     """Adds one vector to what ``encode_query`` gives; other vectors stay as they are.
 
-    Short queries and long documents have different means. What is common to all queries says nothing of any of them,
-    so the difference of the two means is added to each query.
+    Short queries and long documents have different means. What is common to all queries says
+    nothing of any of them, so the difference of the two means is added to each query.
 
     Args:
         in_features: Dimension d of the vectors.
-        shift: Mean of the documents' vectors minus mean of the queries', [d]; None: zeros, until weights are loaded.
+        shift: Mean of the documents' vectors minus mean of the queries', [d]; None: zeros, until
+            weights are loaded.
 
     Example:
         >>> import torch

@@ -15,7 +15,9 @@ def parse_template(template: str) -> Template:
     try:
         parsed_fields = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise ValueError(f"template={template!r} is malformed ({error}). Double a literal brace: {{{{.") from error
+        raise ValueError(
+            f"template={template!r} is malformed ({error}). Double a literal brace: {{{{."
+        ) from error
     parsed_template = tuple((literal, name) for literal, name, _, _ in parsed_fields)
     for _, name, format_spec, conversion in parsed_fields:
         if name is not None and (not name.isidentifier() or format_spec or conversion):
@@ -25,7 +27,9 @@ def parse_template(template: str) -> Template:
     if not slot_names:
         raise ValueError(f"template={template!r} has no {{text}} slot.")
     if len(slot_names) > 1:
-        raise ValueError(f"template={template!r} mixes {{text}} and {{reversed}}: give each a template of its own.")
+        raise ValueError(
+            f"template={template!r} mixes {{text}} and {{reversed}}: give each a template of its own."
+        )
     return parsed_template
 
 
@@ -40,7 +44,9 @@ def parse_templates(template: Any) -> list[dict[str, Template]]:
             row.setdefault(SIMILARITY, row["document"])
     copy_counts = {copies_of(parsed_template) for row in rows for parsed_template in row.values()}
     if len(copy_counts) != 1:
-        raise ValueError(f"template={template!r}: every template needs the same number of {{text}} slots.")
+        raise ValueError(
+            f"template={template!r}: every template needs the same number of {{text}} slots."
+        )
     return rows
 
 

@@ -50,7 +50,8 @@ TEXT_ONLY: dict[str, Any] = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": "token_embeddings",
 }
-# What stands between them in a card is of the folder that it was published in, and of no copy of the model.
+# What stands between them in a card is of the folder that it was published in, and of no copy of
+# the model.
 CARD_MARKS = ("<!-- st_reba: this folder -->", "<!-- st_reba: end of this folder -->")
 REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
 # Modules that make no vector of a text's tokens.
@@ -61,25 +62,32 @@ _NO_POOLING = {"Dense", "Dropout", "LayerNorm", "Normalize", "PromptEnsemble", "
 class RepeatTransformer(Transformer):
     """Decoder that reads a text several times.
 
-    A text is tokenized once (names of special tokens in it are ordinary text), cut to the budget, and placed in every
-    copy; the tokenizer's own special tokens stand once, around the whole. One copy is the classical input.
+    A text is tokenized once (names of special tokens in it are ordinary text), cut to the budget,
+    and placed in every copy; the tokenizer's own special tokens stand once, around the whole. One
+    copy is the classical input.
 
     Args:
-        model_name_or_path: Folder or Hub id of the decoder; or a Transformer that is loaded, whose model is shared.
-        template: Text with a ``{text}`` slot for each copy (or ``{reversed}``, see :func:`reverse_words`), a mapping of
-            ``query``, ``document`` and, for what ``encode`` takes, ``similarity`` (by default as a document) to such
-            texts, or a list of these, one row of the batch each (see PromptEnsemble). None: the bare text.
+        model_name_or_path: Folder or Hub id of the decoder; or a Transformer that is loaded, whose
+            model is shared.
+        template: Text with a ``{text}`` slot for each copy (or ``{reversed}``, see
+            :func:`reverse_words`), a mapping of ``query``, ``document`` and, for what ``encode``
+            takes, ``similarity`` (by default as a document) to such texts, or a list of these, one
+            row of the batch each (see PromptEnsemble). None: the bare text.
         repeats: Number of copies where there is no template.
         instruction: Value of the template's ``{instruction}`` where no prompt is given.
-        pooled: Positions that a following ``Pooling`` sees: the content of the last copy, of copies 2 to k
-            (``"repeats"``), of the last copy and the special tokens after it, the very last (``"end"``), or all.
+        pooled: Positions that a following ``Pooling`` sees: the content of the last copy, of copies
+            2 to k (``"repeats"``), of the last copy and the special tokens after it, the very last
+            (``"end"``), or all.
         compute_matched: Halve the budget, so that two copies cost what one did.
-        reading: What is read in place of the last layer's states: ``of`` (``"states"`` or ``"attention"``), and the
-            arguments of LayerReader or OutputReader. None: the last layer's states, after the final norm.
-        causal: True if hidden states never depend on later tokens; None: as the model's modules say.
+        reading: What is read in place of the last layer's states: ``of`` (``"states"`` or
+            ``"attention"``), and the arguments of LayerReader or OutputReader. None: the last
+            layer's states, after the final norm.
+        causal: True if hidden states never depend on later tokens; None: as the model's modules
+            say.
         shares_prefix: True if rows may share what they begin with: tried when the model was built.
         recipe, base_model, base_revision: How the pipeline was built, for the record.
-        **kwargs: As for ``Transformer``. Without a ``dtype``, weights are float32 on a machine without a GPU.
+        **kwargs: As for ``Transformer``. Without a ``dtype``, weights are float32 on a machine
+            without a GPU.
 
     Source:
         ReBA, section 3.2 (repetition); Echo, sections 4.2 and 4.4 (templates).
@@ -93,7 +101,16 @@ class RepeatTransformer(Transformer):
 
     config_keys = [
         *Transformer.config_keys,
-        *("template", "repeats", "instruction", "pooled", "compute_matched", "reading", "causal", "shares_prefix"),
+        *(
+            "template",
+            "repeats",
+            "instruction",
+            "pooled",
+            "compute_matched",
+            "reading",
+            "causal",
+            "shares_prefix",
+        ),
         *("recipe", "base_model", "base_revision"),
     ]
     # The rows of A^new that the pooling module asks for; None if it needs none.
@@ -127,31 +144,48 @@ class RepeatTransformer(Transformer):
             if not {"dtype", "torch_dtype"} & set(model_kwargs):
                 # Faster and more exact on a CPU than 16 bits.
                 model_kwargs["dtype"] = torch.float32 if get_device_name() == "cpu" else "auto"
-            super().__init__(model_name_or_path, **{**TEXT_ONLY, **kwargs, "model_kwargs": model_kwargs})
+            super().__init__(
+                model_name_or_path, **{**TEXT_ONLY, **kwargs, "model_kwargs": model_kwargs}
+            )
         if pooled not in POOLED or repeats not in range(1, 65):
-            raise ValueError(f"pooled={pooled!r} must be one of {', '.join(POOLED)}, repeats={repeats!r} 1 to 64.")
+            raise ValueError(
+                f"pooled={pooled!r} must be one of {', '.join(POOLED)}, repeats={repeats!r} 1 to 64."
+            )
         self.template, self.repeats, self.instruction = template, repeats, instruction
         self.pooled, self.compute_matched, self.reading = pooled, compute_matched, reading
         self.recipe, self.base_model, self.base_revision = recipe, base_model, base_revision
         self.shares_prefix = shares_prefix
         # By row of the batch and by task.
-        self.templates: list[dict[str, Template]] = [dict.fromkeys(TASKS, (("", "text"),) * repeats)]
+        self.templates: list[dict[str, Template]] = [
+            dict.fromkeys(TASKS, (("", "text"),) * repeats)
+        ]
         if template is not None:
             self.templates = extensions.parse_templates(template)
         # Rows that a text makes, and copies in each of them.
         self.rows = len(self.templates)
         self.copies = copies_of(self.templates[0]["document"])
         if self.tokenizer is None:
-            raise ValueError(f"{type(self.processor).__name__} holds no tokenizer. Put its files beside the model.")
-        if "model_max_length" not in (kwargs.get("processor_kwargs") or {}) and self.position_count > 0:
-            self.tokenizer.model_max_length = min(self.tokenizer.model_max_length, self.position_count)
-        text_config: Any = self.config.get_text_config()  # of the decoder, beside which there may be towers
+            raise ValueError(
+                f"{type(self.processor).__name__} holds no tokenizer. Put its files beside the model."
+            )
+        if (
+            "model_max_length" not in (kwargs.get("processor_kwargs") or {})
+            and self.position_count > 0
+        ):
+            self.tokenizer.model_max_length = min(
+                self.tokenizer.model_max_length, self.position_count
+            )
+        text_config: Any = (
+            self.config.get_text_config()
+        )  # of the decoder, beside which there may be towers
         self.config.use_cache = text_config.use_cache = False
         if getattr(text_config, "attn_logit_softcapping", None):
             # SDPA refuses soft caps, or drops them in some versions.
             extensions.install_attention(self.model)
         modules = decoder_of(self.model).modules()
-        causal_flags = [bool(module.is_causal) for module in modules if hasattr(module, "is_causal")]
+        causal_flags = [
+            bool(module.is_causal) for module in modules if hasattr(module, "is_causal")
+        ]
         self.causal = bool(causal_flags and all(causal_flags)) if causal is None else causal
         self.reader: Any = None if reading is None else self._make_reader(dict(reading))
         self.has_reported_cut = False
@@ -204,9 +238,10 @@ class RepeatTransformer(Transformer):
         """Token ids around the copies, a layout for each row of a text.
 
         Args:
-            prompt: Value of ``{instruction}`` where a template has that field, else literal text before it.
-            task: ``"query"``, ``"document"`` or ``"similarity"``; None: see `default_task`, but ``"query"`` if only its
-                template has a place for the prompt and the fields.
+            prompt: Value of ``{instruction}`` where a template has that field, else literal text
+                before it.
+            task: ``"query"``, ``"document"`` or ``"similarity"``; None: see `default_task`, but
+                ``"query"`` if only its template has a place for the prompt and the fields.
             **fields: Values of the templates' fields.
         """
         if task is None:
@@ -214,19 +249,26 @@ class RepeatTransformer(Transformer):
             query_fields = self.fields("query") - self.fields()
             task = "query" if given_fields & query_fields else self.default_task
         if task not in self.templates[0]:
-            raise ValueError(f"task={task!r} is not known. Choose from {', '.join(self.templates[0])}.")
+            raise ValueError(
+                f"task={task!r} is not known. Choose from {', '.join(self.templates[0])}."
+            )
         known_fields = self.fields(task)
         for name in sorted(set(fields) - known_fields):
-            raise ValueError(f"{name}={fields[name]!r}: the template has only {sorted(known_fields)}.")
+            raise ValueError(
+                f"{name}={fields[name]!r}: the template has only {sorted(known_fields)}."
+            )
         values = {"instruction": prompt or self.instruction, **fields}
         for name in sorted(known_fields):
             if not values.get(name) or not isinstance(values[name], str):
-                raise ValueError(f"The template's {{{name}}} needs one text: encode(…, {name}='…').")
+                raise ValueError(
+                    f"The template's {{{name}}} needs one text: encode(…, {name}='…')."
+                )
         # Made anew each time, as parts of a tokenizer can be replaced without a sign of it.
         special = special_tokens(self.text_tokenizer)
         templates = [by_task[task] for by_task in self.templates]
         return tuple(
-            make_row_layout(self.text_tokenizer, template, special, prompt or "", values) for template in templates
+            make_row_layout(self.text_tokenizer, template, special, prompt or "", values)
+            for template in templates
         )
 
     def budget(
@@ -246,7 +288,9 @@ class RepeatTransformer(Transformer):
         layouts = self.row_layouts(prompt, task, **fields)
         room = int(min((limit - layout.overhead) // layout.copies for layout in layouts))
         if room < 1:
-            raise ValueError(f"max_seq_length={limit} leaves no room for {self.copies} copies of a text. Raise it.")
+            raise ValueError(
+                f"max_seq_length={limit} leaves no room for {self.copies} copies of a text. Raise it."
+            )
         return max(1, room // 2) if self.compute_matched else room
 
     def content(
@@ -262,13 +306,18 @@ class RepeatTransformer(Transformer):
         return tokenize(self.text_tokenizer, texts, offsets=offsets)
 
     def preprocess(  # type: ignore[override]
-        self, inputs: Sequence[Any], prompt: str | None = None, *, task: str | None = None, **fields: Any
+        self,
+        inputs: Sequence[Any],
+        prompt: str | None = None,
+        *,
+        task: str | None = None,
+        **fields: Any,
     ) -> Features:
         """Tokenize each text once and place its copies; ``prompt``, ``task`` and ``fields`` as for `row_layouts`.
 
         Returns:
-            ``input_ids``, ``attention_mask``, ``copy_ids`` [B, T] int64, padded on the right, and ``spans``, a list of
-            B; with P templates B·P rows, those of a text one after another.
+            ``input_ids``, ``attention_mask``, ``copy_ids`` [B, T] int64, padded on the right, and
+            ``spans``, a list of B; with P templates B·P rows, those of a text one after another.
         """
         fields = {name: value for name, value in fields.items() if value is not None}
         layouts = self.row_layouts(prompt, task, **fields)
@@ -276,16 +325,24 @@ class RepeatTransformer(Transformer):
         contents = self.content(inputs)["input_ids"]
         reversed_contents = contents
         if any(layout.is_reversed for layout in layouts):
-            reversed_contents = self.content(list(map(extensions.reverse_words, inputs)))["input_ids"]
+            reversed_contents = self.content(list(map(extensions.reverse_words, inputs)))[
+                "input_ids"
+            ]
         longest = max(map(len, contents), default=0)
         if budget is not None and longest > budget and not self.has_reported_cut:
             self.has_reported_cut = True
-            logger.warning("A text of %d tokens was cut to %d a copy. Further cuts are not reported.", longest, budget)
+            logger.warning(
+                "A text of %d tokens was cut to %d a copy. Further cuts are not reported.",
+                longest,
+                budget,
+            )
         rows = []
         for token_ids, reversed_ids in zip(contents, reversed_contents, strict=True):
             for layout in layouts:
                 # The text's end is cut, which is the beginning of the reversed text.
-                content = reversed_ids[-(budget or 0) :] if layout.is_reversed else token_ids[:budget]
+                content = (
+                    reversed_ids[-(budget or 0) :] if layout.is_reversed else token_ids[:budget]
+                )
                 rows.append(layout.build_row(content or [empty_text_token(self.text_tokenizer)]))
         features = pad(rows)
         self._check_embeddings(features["input_ids"])
@@ -298,8 +355,12 @@ class RepeatTransformer(Transformer):
             return
         highest = int(token_ids.max())
         if highest >= count:
-            remedy = "Call model[0].model.resize_token_embeddings(len(model.tokenizer)), and train it"
-            raise ValueError(f"The tokenizer has token {highest}, but the model only {count} embeddings. {remedy}.")
+            remedy = (
+                "Call model[0].model.resize_token_embeddings(len(model.tokenizer)), and train it"
+            )
+            raise ValueError(
+                f"The tokenizer has token {highest}, but the model only {count} embeddings. {remedy}."
+            )
 
     def forward(
         self,
@@ -315,8 +376,9 @@ class RepeatTransformer(Transformer):
             **kwargs: Ignored.
 
         Returns:
-            The features with ``token_embeddings`` [B, T, d], zero at padding; ``attention_mask``, the positions that
-            are pooled; and ``backward_attention`` [B, R, T] if rows are captured.
+            The features with ``token_embeddings`` [B, T, d], zero at padding; ``attention_mask``,
+            the positions that are pooled; and ``backward_attention`` [B, R, T] if rows are
+            captured.
         """
         capture = capture or self.requested_rows
         if len(features.get("spans") or ()) != len(features["attention_mask"]):
@@ -342,7 +404,11 @@ class RepeatTransformer(Transformer):
         """Whether rows may share what they begin with, as `build` tried, where ``hooks`` act in a pass."""
         if hooks is None:
             hooks = self.pass_hooks(self.requested_rows)
-        return self.causal and self.shares_prefix and all(getattr(hook, "by_position", False) for hook in hooks)
+        return (
+            self.causal
+            and self.shares_prefix
+            and all(getattr(hook, "by_position", False) for hook in hooks)
+        )
 
     def run_pass(
         self,
@@ -355,8 +421,12 @@ class RepeatTransformer(Transformer):
         for hook in hooks:
             hook.before_layers(state)
         mask = features["attention_mask"]
-        # In a causal model, padding after a text affects no real token, and attention without a mask is fastest.
-        inputs = {"input_ids": features["input_ids"], "attention_mask": torch.ones_like(mask) if self.causal else mask}
+        # In a causal model, padding after a text affects no real token, and attention without a
+        # mask is fastest.
+        inputs = {
+            "input_ids": features["input_ids"],
+            "attention_mask": torch.ones_like(mask) if self.causal else mask,
+        }
         with running(state):
             output = super().forward({**inputs, **state.model_arguments, **arguments})
         hidden_states: Tensor = output["token_embeddings"]
@@ -404,15 +474,21 @@ class RepeatTransformer(Transformer):
             row = int(bad_rows[0])
             token_ids = features["input_ids"][row][features["copy_ids"][row] == 1].tolist()
             text = self.text_tokenizer.decode(token_ids)[:80]
-            raise ValueError(f"The model gave NaN or infinity for the text {text!r}. Load it in float32 or bfloat16.")
+            raise ValueError(
+                f"The model gave NaN or infinity for the text {text!r}. Load it in float32 or bfloat16."
+            )
 
     def _pooled_positions(self, features: Features) -> Tensor:
         """The positions that are pooled, [B, T] bool."""
         real_tokens = features["attention_mask"].bool()
         row_lengths = torch.tensor([[span.total] for span in features["spans"]])
         row_lengths = row_lengths.to(real_tokens.device, non_blocking=True)
-        suffix_length = len(special_tokens(self.text_tokenizer)[1]) if self.pooled == "last_copy_and_end" else 0
-        return pooled_positions(self.pooled, self.copies, features["copy_ids"], real_tokens, row_lengths, suffix_length)
+        suffix_length = (
+            len(special_tokens(self.text_tokenizer)[1]) if self.pooled == "last_copy_and_end" else 0
+        )
+        return pooled_positions(
+            self.pooled, self.copies, features["copy_ids"], real_tokens, row_lengths, suffix_length
+        )
 
     def get_embedding_dimension(self) -> int:
         """Dimension d of the hidden states; of joined layers that of all."""
@@ -426,10 +502,15 @@ class RepeatTransformer(Transformer):
         is_embedder = model[0] is self and hasattr(model, "encode_query")
         if is_embedder and _NO_POOLING.issuperset(class_names[1:]):
             first_name = class_names[0]
-            raise ValueError(f"modules.json: no pooling follows {first_name}. Copy all files of the model, or add one.")
+            raise ValueError(
+                f"modules.json: no pooling follows {first_name}. Copy all files of the model, or add one."
+            )
         if self.rows > 1 and "PromptEnsemble" not in class_names:
-            raise ValueError(f"A text has {self.rows} templates, so PromptEnsemble must follow the pooling.")
-        # Private in sentence-transformers: the card of the folder, which it writes into every folder to come.
+            raise ValueError(
+                f"A text has {self.rows} templates, so PromptEnsemble must follow the pooling."
+            )
+        # Private in sentence-transformers: the card of the folder, which it writes into every
+        # folder to come.
         card_text = getattr(model, "_model_card_text", None) or ""
         before_folder, _, from_folder = card_text.partition(CARD_MARKS[0])
         after_folder = from_folder.partition(CARD_MARKS[1])[2]
@@ -444,7 +525,9 @@ class RepeatTransformer(Transformer):
         """The stored configuration; an error where it is incomplete."""
         config: dict[str, Any] = super().load_config(model_name_or_path, *args, **kwargs)
         for key in sorted(set(cls.config_keys) - set(Transformer.config_keys) - set(config)):
-            raise ValueError(f"sentence_bert_config.json is missing or lacks {key}. Copy all files.")
+            raise ValueError(
+                f"sentence_bert_config.json is missing or lacks {key}. Copy all files."
+            )
         return config
 
     @classmethod
@@ -457,12 +540,15 @@ class RepeatTransformer(Transformer):
                 # Some versions of transformers drop an adapter's weights, and make new ones.
                 if not has_adapter or "lora_" in weight_name:
                     problem = f"{report}: {weight_name}"
-                    raise ValueError(f"The weights do not fit config.json: {problem}. Copy all files of the model.")
+                    raise ValueError(
+                        f"The weights do not fit config.json: {problem}. Copy all files of the model."
+                    )
         return loaded
 
     def _load_model(self, *args: Any, **kwargs: Any) -> Any:
         _, _, config, backend, *_ = args
-        # Private in sentence-transformers: the one place to hear how weights are stored, and which are missing.
+        # Private in sentence-transformers: the one place to hear how weights are stored, and which
+        # are missing.
         text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.stored_dtype = getattr(text_config, "dtype", None) or getattr(config, "dtype", None)
         if backend == "torch":
@@ -472,7 +558,8 @@ class RepeatTransformer(Transformer):
             model, self.loading = model
         for module in model.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):
-                # bitsandbytes packs 4-bit weights for such CPUs, and breaks them when they are saved then.
+                # bitsandbytes packs 4-bit weights for such CPUs, and breaks them when they are
+                # saved then.
                 module.support_avx512bf16_for_cpu = False
         return model
 
@@ -496,4 +583,6 @@ class RepeatTransformer(Transformer):
         config["requirements"] = dict(REQUIREMENTS)
         if "bitsandbytes" in str(getattr(self.config, "quantization_config", "")):
             config["requirements"]["bitsandbytes"] = ">=0.45"
-        (root / config_name).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+        (root / config_name).write_text(
+            json.dumps(config, indent=2, sort_keys=True), encoding="utf-8"
+        )

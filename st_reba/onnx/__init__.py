@@ -25,8 +25,8 @@ from .tracing import export_graph
 
 __all__ = ["export", "verify_graph"]
 
-# Largest distance between torch and onnxruntime, which sum in another order, as `relative_distance` gives
-# it.
+# Largest distance between torch and onnxruntime, which sum in another order, as `relative_distance`
+# gives it.
 TOLERANCE = 1e-4
 
 
@@ -48,8 +48,8 @@ def export(
     Args:
         model: A model that st_reba built, in float32, on a CPU.
         folder: The folder to make.
-        quantize: ``"int8"``: also write a graph in 8 bits, and its loss on the golden texts; refused
-            if it loses too much.
+        quantize: ``"int8"``: also write a graph in 8 bits, and its loss on the golden texts;
+            refused if it loses too much.
         overwrite: Replace an exported model that is there.
         task: Whose template, prompt and shift the graph holds: ``"query"``, ``"document"``, or
             ``"similarity"`` for what ``encode`` gives; None: all are the same.
@@ -77,7 +77,9 @@ def export(
     graph = EmbeddingGraph(model, task)
     target = Path(os.path.realpath(folder))
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary_folder:
+    with tempfile.TemporaryDirectory(
+        prefix=f".{target.name}.", dir=target.parent
+    ) as temporary_folder:
         new_folder = Path(temporary_folder, "new")
         new_folder.mkdir()
         write_folder(model, graph, new_folder)

@@ -48,7 +48,9 @@ class GraphMasks(LayerMasks):
         """Name of the mask of the layer that runs now."""
         return super().name_of_mask(module) if self.layer_masks else "forward"
 
-    def mask_for_layer(self, module: nn.Module, native_mask: Tensor | None, is_causal: bool) -> LayerMask:
+    def mask_for_layer(
+        self, module: nn.Module, native_mask: Tensor | None, is_causal: bool
+    ) -> LayerMask:
         """Mask [B or 1, 1, T, T] of the layer that runs now, added to its scores; see LayerMasks."""
         mask_name = self.name_of_mask(module)
         self.last_attention = (module, mask_name)
@@ -65,7 +67,9 @@ class GraphMasks(LayerMasks):
             visible_tokens = apply_mask(mask_name, boolean_mask, self.real_tokens, self.m)
             return torch.where(visible_tokens, 0.0, _HIDDEN)
         if mask_name != "forward":
-            raise ValueError("The model adds position biases to its masks, so these cannot be changed.")
+            raise ValueError(
+                "The model adds position biases to its masks, so these cannot be changed."
+            )
         return native_mask.clamp(min=_HIDDEN)  # it may hold position biases
 
 
@@ -130,7 +134,9 @@ def attend(
     """Attention of one layer in the traced pass; arguments as in `st_reba.modules.attention`."""
     for name in _UNSUPPORTED_TERMS:
         if terms.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} passes {name!r} to its attention, which no graph is made for.")
+            raise ValueError(
+                f"{type(module).__name__} passes {name!r} to its attention, which no graph is made for."
+            )
     state: Any = current_pass()
     is_causal = terms.get("is_causal")
     if is_causal is None:

@@ -117,7 +117,9 @@ def write_tokenizer(graph: EmbeddingGraph, folder: Path) -> int:
     """
     tokenizer: Any = graph.transformer.text_tokenizer
     if not tokenizer.is_fast:
-        raise ValueError(f"{type(tokenizer).__name__} has no tokenizer.json, which readers of a graph need.")
+        raise ValueError(
+            f"{type(tokenizer).__name__} has no tokenizer.json, which readers of a graph need."
+        )
     values: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
     added_tokens: list[dict[str, Any]] = values["added_tokens"]
     vocabulary = values["model"]["vocab"]
@@ -168,7 +170,9 @@ def _check_tokenizer(graph: EmbeddingGraph, folder: Path, added_tokens: list[str
     saved_tokenizer.no_padding()
     prefix, suffix = special_tokens(transformer.text_tokenizer)
     contents = transformer.content(texts)["input_ids"]
-    for text, content, encoding in zip(texts, contents, saved_tokenizer.encode_batch(texts), strict=True):
+    for text, content, encoding in zip(
+        texts, contents, saved_tokenizer.encode_batch(texts), strict=True
+    ):
         expected_ids = [*prefix, *content[: graph.budget], *suffix]
         if encoding.ids != expected_ids:
             raise ValueError(

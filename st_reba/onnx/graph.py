@@ -78,7 +78,9 @@ class EmbeddingGraph(nn.Module):
         self.dimension = model.get_embedding_dimension()
         self.model = transformer.model
         if self.task != "query":
-            modules_behind = [module for module in modules_behind if not isinstance(module, QueryShift)]
+            modules_behind = [
+                module for module in modules_behind if not isinstance(module, QueryShift)
+            ]
         self.filter_modules = nn.ModuleList(modules_behind)
         self._model_arguments = set(signature(self.model.forward).parameters)
         literals = torch.tensor(literal_ids(self.layout, self.empty_text_id or 0))
@@ -139,7 +141,9 @@ class EmbeddingGraph(nn.Module):
         }
         state: Any = ForwardPass(self.model, features)
         GraphMasks(self.transformer).before_layers(state)
-        hooks = [hook for hook in self.transformer.pass_hooks(None) if not isinstance(hook, LayerMasks)]
+        hooks = [
+            hook for hook in self.transformer.pass_hooks(None) if not isinstance(hook, LayerMasks)
+        ]
         for hook in hooks:
             hook.before_layers(state)
         if self.capture is not None:
@@ -171,7 +175,9 @@ class EmbeddingGraph(nn.Module):
         sentence_vectors: Tensor = self.pooling(features)["sentence_embedding"]
         return sentence_vectors
 
-    def _pool_by_attention(self, hidden_states: Tensor, attention_rows: Tensor, rows: PlacedRows) -> Tensor:
+    def _pool_by_attention(
+        self, hidden_states: Tensor, attention_rows: Tensor, rows: PlacedRows
+    ) -> Tensor:
         features = {
             "backward_attention": attention_rows,
             "captured": self.capture,
@@ -193,7 +199,9 @@ def _check_model(model: SentenceTransformer, task: GraphTask) -> None:
         raise ValueError(f"{name} keeps the base's own input: no graph. Build with pooling=….")
     pooling = model[1] if len(model) > 1 else None
     if pooling is None or not is_exportable(pooling):
-        raise ValueError(f"{pooling} cannot be exported. Build without chunk, with pooling last, mean or cls.")
+        raise ValueError(
+            f"{pooling} cannot be exported. Build without chunk, with pooling last, mean or cls."
+        )
     for reason in _reasons_against(model, transformer, task):
         name = type(transformer.model).__name__
         raise ValueError(f"{name} cannot be exported, as it {reason}.")
@@ -205,7 +213,9 @@ def _check_model(model: SentenceTransformer, task: GraphTask) -> None:
             )
 
 
-def _reasons_against(model: SentenceTransformer, transformer: RepeatTransformer, task: GraphTask) -> Iterator[str]:
+def _reasons_against(
+    model: SentenceTransformer, transformer: RepeatTransformer, task: GraphTask
+) -> Iterator[str]:
     """Why no graph can hold a model, each with a remedy."""
     base = transformer.model
     if transformer.rows > 1:
@@ -213,7 +223,9 @@ def _reasons_against(model: SentenceTransformer, transformer: RepeatTransformer,
     if any(map(reverses_text, transformer.templates[0].values())):
         yield "reverses a text's words before they are tokenized, which no graph can. Give a template with {text}"
     if decoder_of(base) is not base:
-        yield ("has towers beside its decoder, and a graph holds text only. Save its text decoder alone, and use that")
+        yield (
+            "has towers beside its decoder, and a graph holds text only. Save its text decoder alone, and use that"
+        )
     rope_parameters = str(getattr(transformer.config.get_text_config(), "rope_parameters", None))
     if "dynamic" in rope_parameters or "longrope" in rope_parameters:
         yield "has rotary embeddings that depend on the sequence's length, which a graph fixes"

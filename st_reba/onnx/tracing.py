@@ -30,12 +30,16 @@ def export_graph(graph: EmbeddingGraph, file: Path) -> None:
     changes_masks = getattr(graph.transformer, "changes_masks", False)
     with torch.no_grad(), graph_attention(graph.model) as is_ours:
         if not is_ours and (graph.capture is not None or changes_masks):
-            raise ValueError(f"{name} has an attention of its own: export 'echo' or 'classical', without a setting.")
+            raise ValueError(
+                f"{name} has an attention of its own: export 'echo' or 'classical', without a setting."
+            )
         try:
             traced_model = _trace(graph.eval())
         except Exception as error:
             reason = _describe_cause(error)
-            raise ValueError(f"{name} cannot be exported, as torch cannot trace a part of it: {reason}") from error
+            raise ValueError(
+                f"{name} cannot be exported, as torch cannot trace a part of it: {reason}"
+            ) from error
     file.parent.mkdir()
     weights = traced_model.graph.initializers.values()
     byte_count = sum(weight.const_value.nbytes for weight in weights)

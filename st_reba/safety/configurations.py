@@ -164,7 +164,9 @@ def _check_padding(settings: Configuration) -> None:
 def _longest_input(settings: Configuration) -> float:
     """Tokens that the tokenizer beside a file of settings takes."""
     folder = os.path.dirname(settings.file_name)
-    tokenizer_config = settings.repository.configuration(os.path.join(folder, "tokenizer_config.json"))
+    tokenizer_config = settings.repository.configuration(
+        os.path.join(folder, "tokenizer_config.json")
+    )
     longest: float = tokenizer_config.values.get("model_max_length", math.inf)
     return longest
 

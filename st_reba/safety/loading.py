@@ -65,7 +65,9 @@ def load(
     try:
         folders = check_repository(path, trust_remote_code=trust_remote_code, **hub_options)
         with limit_numbers(path, folders, **hub_options), panics_as_errors():
-            return SentenceTransformer(path, device=device, trust_remote_code=trust_remote_code, **kwargs)
+            return SentenceTransformer(
+                path, device=device, trust_remote_code=trust_remote_code, **kwargs
+            )
     except RepositoryRefused:
         raise
     except Exception as error:

@@ -322,7 +322,9 @@ def _check_static(stored_module: StoredModule) -> None:
         row_size = max(embeddings.shape[-1:], default=1)
         if token_mapping.size * row_size > 8 * embeddings.size + _LARGEST_NUMBER:
             weights_file = stored_module.path_of("model.safetensors")
-            reason = f"mapping: {token_mapping.size:,} tokens do not fit its embeddings. {COPY_AGAIN}"
+            reason = (
+                f"mapping: {token_mapping.size:,} tokens do not fit its embeddings. {COPY_AGAIN}"
+            )
             raise stored_module.repository.refusal(weights_file, reason)
     check_processors(stored_module.repository, stored_module.folder)
 

@@ -125,8 +125,8 @@ PROCESSOR_FILES = (
     "tokenizer_config.json",
     "video_preprocessor_config.json",
 )
-# Adapters whose sizes follow from ranks and from the model's own, and those of prompts, which `build`
-# refuses with a reason of its own.
+# Adapters whose sizes follow from ranks and from the model's own, and those of prompts, which
+# `build` refuses with a reason of its own.
 ADAPTER_TYPES = {
     "ADALORA",
     "ADAPTION_PROMPT",

@@ -31,7 +31,9 @@ class NumberLimit:
     made several times, and stored once (T5's embeddings). With memory, each is counted once.
     """
 
-    def __init__(self, repository: Repository, stored_numbers: float, stored_tensors: float) -> None:
+    def __init__(
+        self, repository: Repository, stored_numbers: float, stored_tensors: float
+    ) -> None:
         self.repository = repository
         self.stored_numbers = stored_numbers
         self.meta_budget = 3 * stored_numbers + _FREE_NUMBERS
@@ -72,12 +74,16 @@ class NumberLimit:
 
     def _refuse_beyond(self, budget: float) -> None:
         if budget < 0:
-            reason = f"it asks for far more than the {self.stored_numbers:,} numbers of the weights."
+            reason = (
+                f"it asks for far more than the {self.stored_numbers:,} numbers of the weights."
+            )
             raise self.repository.refusal("config.json", reason)
 
 
 @contextmanager
-def limit_numbers(path: str, folders: Sequence[str] = ("",), **hub_options: JsonValue) -> Iterator[None]:
+def limit_numbers(
+    path: str, folders: Sequence[str] = ("",), **hub_options: JsonValue
+) -> Iterator[None]:
     """Inside the ``with`` block, refuse a model that is larger than its stored weights.
 
     Args:

@@ -17,7 +17,8 @@ from sentence_transformers.util import load_file_path
 # What JSON holds; nothing is known of it before it is checked.
 JsonValue: TypeAlias = Any
 JsonObject: TypeAlias = dict[str, JsonValue]
-# How sentence-transformers finds a model on the Hub: revision, token, cache_folder, local_files_only.
+# How sentence-transformers finds a model on the Hub: revision, token, cache_folder,
+# local_files_only.
 HubOptions: TypeAlias = Mapping[str, JsonValue]
 
 COPY_AGAIN = "Copy all files of the model, or build it again."
@@ -68,7 +69,9 @@ class Repository:
             raise self.refusal(file_name, f"{folder!r:.80} is no name of a folder. {COPY_AGAIN}")
         path = PureWindowsPath(folder)
         if path.anchor or ".." in path.parts or "\0" in folder:
-            raise self.refusal(file_name, f"{folder!r:.80} leads out of the model's folder. Remove it.")
+            raise self.refusal(
+                file_name, f"{folder!r:.80} leads out of the model's folder. Remove it."
+            )
         return folder
 
     def check_files(self, folder: str = "") -> None:
@@ -127,14 +130,18 @@ class Repository:
         value = self._read_json(file_name, max_bytes, default={})
         if isinstance(value, dict):
             return value
-        raise self.refusal(file_name, f"it holds a {type(value).__name__}, not an object. {COPY_AGAIN}")
+        raise self.refusal(
+            file_name, f"it holds a {type(value).__name__}, not an object. {COPY_AGAIN}"
+        )
 
     def read_list(self, file_name: str) -> list[JsonValue]:
         """Values of a JSON file that holds a list; empty if there is no such file."""
         value = self._read_json(file_name, _MAX_CONFIGURATION_BYTES, default=[])
         if isinstance(value, list):
             return value
-        raise self.refusal(file_name, f"it holds a {type(value).__name__}, not a list. {COPY_AGAIN}")
+        raise self.refusal(
+            file_name, f"it holds a {type(value).__name__}, not a list. {COPY_AGAIN}"
+        )
 
     def _read_json(self, file_name: str, max_bytes: int, default: JsonValue) -> JsonValue:
         path = self.find(file_name)

@@ -134,7 +134,9 @@ def check_number_types(repository: Repository, folder: str, tensors: StoredTenso
         raise repository.refusal(file_name, f"{reason} {COPY_AGAIN}")
 
 
-def check_half_type(repository: Repository, folder: str, tensors: StoredTensors, dtype: str) -> None:
+def check_half_type(
+    repository: Repository, folder: str, tensors: StoredTensors, dtype: str
+) -> None:
     """Refuse weights of the one type of 16 bits whose bits are numbers of the other.
 
     Args:
@@ -157,7 +159,9 @@ def check_half_type(repository: Repository, folder: str, tensors: StoredTensors,
     with safe_open(tensor.path, framework="pt") as stored:
         sample = stored.get_slice(name)[:_SAMPLED_ROWS]
     if not _are_usual_weights(sample) and _are_usual_weights(sample.view(named_type)):
-        reason = f"{name} is stored as {tensor.dtype}, but its numbers are {dtype}, as config.json says."
+        reason = (
+            f"{name} is stored as {tensor.dtype}, but its numbers are {dtype}, as config.json says."
+        )
         file_name = os.path.join(folder, os.path.basename(tensor.path))
         raise repository.refusal(file_name, f"{reason} {COPY_AGAIN}")
 
@@ -169,7 +173,10 @@ def _are_usual_weights(sample: torch.Tensor) -> bool:
 
 
 def check_shapes(
-    repository: Repository, folder: str, tensors: StoredTensors, expected: Mapping[str, torch.Tensor]
+    repository: Repository,
+    folder: str,
+    tensors: StoredTensors,
+    expected: Mapping[str, torch.Tensor],
 ) -> None:
     """Refuse a module's weights if they are not those that its configuration asks for."""
     file_name = os.path.join(folder, "model.safetensors")

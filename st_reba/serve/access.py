@@ -18,7 +18,8 @@ def read_keys(value: str | None) -> list[str]:
         The keys; without any, the server asks for none.
 
     Raises:
-        ValueError: A key is empty: a variable that was meant to hold a key must not open the server.
+        ValueError: A key is empty: a variable that was meant to hold a key must not open the
+            server.
 
     Example:
         >>> read_keys("first, second")

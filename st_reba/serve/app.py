@@ -59,7 +59,9 @@ class Metrics:
             ["path", "status"],
             registry=registry,
         )
-        self.tokens = prometheus.Counter("st_reba_tokens", "Token positions encoded.", registry=registry)
+        self.tokens = prometheus.Counter(
+            "st_reba_tokens", "Token positions encoded.", registry=registry
+        )
         self.truncated_texts = prometheus.Counter(
             "st_reba_cut_texts",
             "Texts longer than the model reads, whose end was cut.",
@@ -258,7 +260,9 @@ class EmbeddingServer(Starlette):
                 explain=search_request.explain,
                 vectors=vectors,
             )
-        except ValueError as error:  # of a condition, or of an index that another model's has replaced
+        except (
+            ValueError
+        ) as error:  # of a condition, or of an index that another model's has replaced
             raise Refusal(400, str(error)) from error
         results = [[result.to_json() for result in result_list] for result_list in result_lists]
         answer = {
@@ -314,6 +318,7 @@ def embeddings_json(vectors: Vectors, dimensions: int, as_base64: bool) -> str:
         encoded_rows = [base64.b64encode(vector.astype("<f4").tobytes()) for vector in vectors]
         vector_rows = [encoded_row.decode("ascii") for encoded_row in encoded_rows]
     embedding_objects = [
-        {"object": "embedding", "index": index, "embedding": vector_row} for index, vector_row in enumerate(vector_rows)
+        {"object": "embedding", "index": index, "embedding": vector_row}
+        for index, vector_row in enumerate(vector_rows)
     ]
     return json.dumps(embedding_objects, allow_nan=False, separators=(",", ":"))

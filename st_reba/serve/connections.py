@@ -21,8 +21,9 @@ _UNFINISHED = (h11.IDLE, h11.SEND_BODY)
 class PatientProtocol(H11Protocol):
     """uvicorn's protocol, with a time limit for each request, and connections that are closed gently.
 
-    uvicorn waits for the rest of a request for ever. And it closes a connection right after an answer
-    that comes before the end of the body: the client, still sending, sees a reset connection instead.
+    uvicorn waits for the rest of a request for ever. And it closes a connection right after an
+    answer that comes before the end of the body: the client, still sending, sees a reset connection
+    instead.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

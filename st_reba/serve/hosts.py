@@ -22,7 +22,9 @@ def bind_socket(host: str, port: int) -> socket.socket:
     """Take an address before a model is loaded; an error names the remedy."""
     if not host.strip():
         # To the system, an empty address is every interface, which nobody means by it.
-        raise ValueError(f"host={host!r} (--host) is empty. Give 127.0.0.1, or 0.0.0.0 for every interface.")
+        raise ValueError(
+            f"host={host!r} (--host) is empty. Give 127.0.0.1, or 0.0.0.0 for every interface."
+        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         bound_socket = socket.create_server((host, port), family=family)

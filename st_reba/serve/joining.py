@@ -67,7 +67,9 @@ class RequestJoiner:
         tasks: tuple[Task | None, ...] = (None, "query", "document")
         for task in tasks:
             run_batch = partial(self._run_batch, task)
-            self._processors[task] = AsyncBatchProcessor(run_batch, batch_size=batch_size, timeout_ms=DELAY)
+            self._processors[task] = AsyncBatchProcessor(
+                run_batch, batch_size=batch_size, timeout_ms=DELAY
+            )
 
     async def encode(
         self,
@@ -138,7 +140,9 @@ class RequestJoiner:
     async def _run_batch(self, task: Task | None, texts: list[str]) -> list[Vectors | Exception]:
         self.report_batch(len(texts))
         event_loop = asyncio.get_running_loop()
-        return await event_loop.run_in_executor(self._encoding_thread, self._try_encode, texts, task)
+        return await event_loop.run_in_executor(
+            self._encoding_thread, self._try_encode, texts, task
+        )
 
     def _try_encode(self, texts: list[str], task: Task | None) -> list[Vectors | Exception]:
         """A vector for each text, or its exception: it never fails another caller's request."""

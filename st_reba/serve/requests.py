@@ -65,14 +65,18 @@ async def as_openai(request: Request, error: Exception) -> Response:
 def _describe_paths(request: Request) -> str:
     """Where a client that asked for a path of another API finds what it wants."""
     paths = ", ".join(route.path for route in request.app.routes)
-    return f"There is no {request.url.path!r:.200} here, but {paths}. A client's base URL ends in /v1."
+    return (
+        f"There is no {request.url.path!r:.200} here, but {paths}. A client's base URL ends in /v1."
+    )
 
 
 def _as_list(value: object) -> object:
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value and all(isinstance(item, (int, list)) for item in value):
-        raise ValueError("token ids are another tokenizer's: send texts (LangChain: check_embedding_ctx_length=False)")
+        raise ValueError(
+            "token ids are another tokenizer's: send texts (LangChain: check_embedding_ctx_length=False)"
+        )
     return value
 
 
@@ -129,7 +133,9 @@ def _may_truncate(value: bool | str) -> bool:
     if isinstance(value, bool):
         return value
     if value.upper() not in ("END", "NONE"):
-        raise ValueError(f"{value!r:.60} is not supported; texts are cut at their 'END', or refused with 'NONE'")
+        raise ValueError(
+            f"{value!r:.60} is not supported; texts are cut at their 'END', or refused with 'NONE'"
+        )
     return value.upper() == "END"
 
 
@@ -139,8 +145,8 @@ _Truncation = Annotated[bool | str, AfterValidator(_may_truncate)] | None
 class EmbeddingRequest(_Body):
     """Body of ``/v1/embeddings``: OpenAI's fields, and those that other widely used clients send beside them.
 
-    A field is here for one of three reasons: it changes the answer as the client expects; it can only
-    ask for what is done anyway; or it concerns the caller and not the vectors.
+    A field is here for one of three reasons: it changes the answer as the client expects; it can
+    only ask for what is done anyway; or it concerns the caller and not the vectors.
     """
 
     input: Annotated[list[str], BeforeValidator(_as_list), _TextCount]
@@ -173,8 +179,8 @@ class EmbeddingRequest(_Body):
         """The prompt that the model's name or ``input_type`` asks for.
 
         Raises:
-            Refusal: The model's name is not ``served_name`` with or without a task, or the two ask for
-                different prompts.
+            Refusal: The model's name is not ``served_name`` with or without a task, or the two ask
+                for different prompts.
         """
         requested_name = served_name if self.model is None else self.model
         names = model_names(served_name)

@@ -31,8 +31,9 @@ def serve(
     """Serve a saved model to OpenAI's clients.
 
     SIGTERM and Ctrl+C answer the accepted requests, then end it.
-    If the environment variable ST_REBA_API_KEY is set, clients must send one of its keys (separated by
-    commas). OMP_NUM_THREADS is the number of torch's threads; without it, all processors but one.
+    If the environment variable ST_REBA_API_KEY is set, clients must send one of its keys (separated
+    by commas). OMP_NUM_THREADS is the number of torch's threads; without it, all processors but
+    one.
 
     Args:
         model: Folder or Hub id.
@@ -66,7 +67,9 @@ def serve(
     is_local = host in LOOPBACK
     with bind_socket(host, port) as bound_socket:
         if not is_local and not keys:
-            warning = f"anybody who reaches {host} can use it. Set {API_KEY_VARIABLE} to ask for a key."
+            warning = (
+                f"anybody who reaches {host} can use it. Set {API_KEY_VARIABLE} to ask for a key."
+            )
             print(f"Warning: {warning}", file=sys.stderr)
         import torch
 

@@ -21,7 +21,9 @@ from st_reba.comparison import GOLDEN_TEXTS
 from st_reba.onnx import export
 
 PAGE_FILE = Path(__file__).parents[2] / "examples" / "browser" / "index.html"
-CDN_ADDRESS = re.compile(r"https://cdn\.jsdelivr\.net/npm/(@huggingface/transformers|onnxruntime-web)@([^/]+)(/.*)?")
+CDN_ADDRESS = re.compile(
+    r"https://cdn\.jsdelivr\.net/npm/(@huggingface/transformers|onnxruntime-web)@([^/]+)(/.*)?"
+)
 ALLOW_ALL_ORIGINS = {"Access-Control-Allow-Origin": "*"}
 # Texts that spell special tokens.
 SPELLED_TOKENS = ["<s>", "a</s>b", "The <pad> runs.", "银行<s><s> 关门"]
@@ -58,7 +60,9 @@ def embedding_model() -> SentenceTransformer:
 
 
 @pytest.fixture(scope="module")
-def server_address(embedding_model: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server_address(
+    embedding_model: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """The folder of the example as its first lines make it."""
     folder = tmp_path_factory.mktemp("browser")
     shutil.copy(PAGE_FILE, folder)
@@ -103,7 +107,9 @@ def browser_page(browser: Browser, server_address: str) -> Iterator[Page]:
     assert not script_errors
 
 
-def test_the_page_computes_the_models_vectors(browser_page: Page, embedding_model: SentenceTransformer) -> None:
+def test_the_page_computes_the_models_vectors(
+    browser_page: Page, embedding_model: SentenceTransformer
+) -> None:
     texts = [text for text in GOLDEN_TEXTS if text] + SPELLED_TOKENS
     vectors: list[list[float]] = []
     for text in texts:
@@ -118,7 +124,9 @@ def test_the_page_fits_a_narrow_screen(browser_page: Page) -> None:
     assert browser_page.evaluate("document.documentElement.scrollWidth") == 390
 
 
-def assert_ranked(browser_page: Page, model: SentenceTransformer, query: str, texts: list[str]) -> None:
+def assert_ranked(
+    browser_page: Page, model: SentenceTransformer, query: str, texts: list[str]
+) -> None:
     """The page lists the texts by their cosines with the query."""
     scores = model.encode(texts) @ model.encode(query)
     order = np.argsort(-scores)

@@ -117,7 +117,9 @@ def test_main_prepares_streams_and_silences_bitsandbytes(
     assert not logging.getLogger("bitsandbytes").isEnabledFor(logging.ERROR)
 
 
-@pytest.mark.parametrize("error_class", [ValueError, OSError, ImportError, RuntimeError, MemoryError])
+@pytest.mark.parametrize(
+    "error_class", [ValueError, OSError, ImportError, RuntimeError, MemoryError]
+)
 def test_expected_errors_are_one_line(
     error_class: type[Exception],
     monkeypatch: pytest.MonkeyPatch,
@@ -342,7 +344,9 @@ def test_explore_hands_on_its_options(server_calls: Mock) -> None:
         ("onnx a b --task c", "st-reba onnx"),
     ],
 )
-def test_wrong_usage_names_the_help(command: str, help_command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_names_the_help(
+    command: str, help_command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(command.split()) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -53,7 +53,9 @@ def compare_words(pairs_file: Path) -> list[str]:
     ]
 
 
-def test_compare_prints_a_table_and_writes_files(compare_words: list[str], tmp_path: Path, capsys: Capture) -> None:
+def test_compare_prints_a_table_and_writes_files(
+    compare_words: list[str], tmp_path: Path, capsys: Capture
+) -> None:
     results_file = tmp_path / "r.jsonl"
     figure_file = tmp_path / "f.png"
     files = ["--out", str(results_file), "--figure", str(figure_file)]
@@ -79,8 +81,12 @@ def test_compare_varies_an_option(compare_words: list[str], capsys: Capture) -> 
     assert capsys.readouterr().out.splitlines()[0] == "|  | 2 | 3 |"
 
 
-@pytest.mark.parametrize(("option", "value"), [("--vary", "layer"), ("--column", "text1"), ("--kind", "Pairs")])
-def test_compare_names_a_wrong_option(option: str, value: str, compare_words: list[str], capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    ("option", "value"), [("--vary", "layer"), ("--column", "text1"), ("--kind", "Pairs")]
+)
+def test_compare_names_a_wrong_option(
+    option: str, value: str, compare_words: list[str], capsys: Capture
+) -> None:
     assert main([*compare_words, option, value]) == 2
     error = capsys.readouterr().err
     assert error.startswith("st-reba: ")

@@ -74,7 +74,9 @@ def test_verify_accepts_a_saved_model(saved_folder: Path, capsys: Capture) -> No
     assert json.loads(capsys.readouterr().out)["ok"] is True
 
 
-def test_verify_and_push_refuse_other_code(saved_folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_verify_and_push_refuse_other_code(
+    saved_folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
     changed_folder = tmp_path / "model"
     shutil.copytree(saved_folder, changed_folder)
     (changed_folder / "st_reba.py").write_text("# other\n", encoding="utf-8")
@@ -142,7 +144,9 @@ def build_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mock:
         ),
     ],
 )
-def test_build_hands_on_its_options(words: str, method: str | None, options: dict[str, Any], build_call: Mock) -> None:
+def test_build_hands_on_its_options(
+    words: str, method: str | None, options: dict[str, Any], build_call: Mock
+) -> None:
     assert main(["build", "mini", "out", *words.split()]) == 1
     assert build_call.mock_calls == [call("mini", method, **options)]
 
@@ -151,7 +155,9 @@ def test_build_hands_on_its_options(words: str, method: str | None, options: dic
     ("words", "exit_status"),
     [(["out", "--set", "m"], 2), (["out", "--prompt", "=a"], 2), (["texts.txt"], 1)],
 )
-def test_build_refuses_before_it_builds(words: list[str], exit_status: int, build_call: Mock) -> None:
+def test_build_refuses_before_it_builds(
+    words: list[str], exit_status: int, build_call: Mock
+) -> None:
     assert main(["build", "mini", *words]) == exit_status
     assert not build_call.called
 
@@ -204,7 +210,9 @@ def read_card(folder: Path) -> str:
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
-def test_onnx_hands_on_its_options(saved_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_onnx_hands_on_its_options(
+    saved_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     pytest.importorskip("onnxscript")
 
     def fake_export(model: object, folder: Path, **options: object) -> dict[str, object]:

@@ -52,7 +52,9 @@ def test_a_closed_pipe_is_quiet(
     assert capsys.readouterr().err == ""
 
 
-def test_closed_streams_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_closed_streams_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["encode", "model", "-"]) == main(["index", "-", "out", "--model", "model"]) == 1
     monkeypatch.setattr(sys, "stdout", None)
@@ -132,7 +134,9 @@ def test_standard_input_is_decoded_as_files_are(
 
 def test_an_unknown_encoding_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["encode", "model", "-", "--encoding", "nonsense"]) == 2
-    assert capsys.readouterr().err.startswith("st-reba: --encoding 'nonsense' is not known; name one of text, as")
+    assert capsys.readouterr().err.startswith(
+        "st-reba: --encoding 'nonsense' is not known; name one of text, as"
+    )
 
 
 def test_a_stopped_index_describes_what_is_kept(
@@ -150,7 +154,10 @@ def test_a_stopped_index_describes_what_is_kept(
     encode_corpus(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], building_folder)
     assert main(command_line) == 130
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error == "st-reba: Stopped. 2 of 2 documents are encoded; the same command goes on from there."
+    assert (
+        error
+        == "st-reba: Stopped. 2 of 2 documents are encoded; the same command goes on from there."
+    )
 
 
 @pytest.mark.parametrize("command", ["index a.txt", "export index", "encode", "info", "build mini"])
@@ -161,7 +168,9 @@ def test_blank_names_are_wrong_usage(command: str, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("command", ["index a.txt", "export index", "encode", "info", "build mini"])
-def test_names_that_are_not_utf8_are_wrong_usage(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_are_not_utf8_are_wrong_usage(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*command.split(), "a\udcff"]) == 2
     assert "is not UTF-8" in capsys.readouterr().err
 
@@ -187,7 +196,9 @@ def test_empty_standard_input_is_named(
         ["build", "mini", "out", "--template", "\udcff"],
     ],
 )
-def test_words_that_are_no_text_are_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_that_are_no_text_are_wrong_usage(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 2
     assert capsys.readouterr().err.startswith("st-reba: Invalid value for ")
 

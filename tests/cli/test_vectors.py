@@ -55,7 +55,9 @@ def index_folder(model_folder: Path, texts_file: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def bread_file(tmp_path: Path) -> Path:
     """A record that the index does not have, and a blank one."""
-    return write_records(tmp_path / "more.jsonl", {"id": "c", "text": "Bread rises."}, {"text": " "})
+    return write_records(
+        tmp_path / "more.jsonl", {"id": "c", "text": "Bread rises."}, {"text": " "}
+    )
 
 
 def invoke(*arguments: object, input: str | None = None) -> Result:
@@ -176,10 +178,12 @@ def test_search_says_that_nothing_was_found(year: int, is_empty: bool, index_fol
 
 
 def test_info_of_an_index_shows_its_bookkeeping_as_json_alone(index_folder: Path) -> None:
-    assert {"filed", "stop"} <= json.loads(run("info", index_folder, "--json")).keys()
+    assert {"indexed_count", "first_pending_key"} <= json.loads(
+        run("info", index_folder, "--json")
+    ).keys()
     facts = run("info", index_folder)
     assert "documents: 2" in facts
-    assert "filed" not in facts
+    assert "indexed_count" not in facts
 
 
 def test_verify_checks_an_index(index_folder: Path) -> None:
@@ -205,7 +209,9 @@ def test_prune_deletes_and_compacts(index_folder: Path, tmp_path: Path) -> None:
         "search INDEX a --where x",
     ],
 )
-def test_commands_refuse_options_that_do_not_fit(words: str, index_folder: Path, bread_file: Path) -> None:
+def test_commands_refuse_options_that_do_not_fit(
+    words: str, index_folder: Path, bread_file: Path
+) -> None:
     paths = {"FILE": bread_file, "INDEX": index_folder}
     with pytest.raises((ValueError, FileNotFoundError)):
         run(*[paths.get(word, word) for word in words.split()])
@@ -219,7 +225,9 @@ def test_commands_refuse_options_that_do_not_fit(words: str, index_folder: Path,
         ("index FILE INDEX --add --passages 256:32", "--passages"),
     ],
 )
-def test_refusals_name_the_option(words: str, option: str, index_folder: Path, bread_file: Path) -> None:
+def test_refusals_name_the_option(
+    words: str, option: str, index_folder: Path, bread_file: Path
+) -> None:
     paths = {"FILE": bread_file, "INDEX": index_folder}
     with pytest.raises(ValueError, match=option):
         run(*[paths.get(word, word) for word in words.split()])
@@ -240,7 +248,9 @@ def test_an_index_is_whitened_and_not(model_folder: Path, tmp_path: Path) -> Non
     assert json.loads(run("info", index_folder, "--json"))["whitening"] == fitted
 
 
-def test_index_reads_a_folder_of_texts(model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_index_reads_a_folder_of_texts(
+    model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     texts_folder = tmp_path / "texts"
     texts_folder.mkdir()
     files = {
@@ -259,7 +269,9 @@ def test_index_reads_a_folder_of_texts(model_folder: Path, tmp_path: Path, caplo
     assert main(["index", str(texts_folder), str(index_folder), "--upsert"]) == 1
 
 
-def test_index_names_the_next_command_and_search_the_file_of_a_row(model_folder: Path, tmp_path: Path) -> None:
+def test_index_names_the_next_command_and_search_the_file_of_a_row(
+    model_folder: Path, tmp_path: Path
+) -> None:
     tables_folder = tmp_path / "tables"
     tables_folder.mkdir()
     table = pd.DataFrame({"text": ["Cats sleep.", "Ships sail."]})

@@ -1,7 +1,7 @@
 """Who publishes models, and who reads them by name, each a process of its own: ``python hub_job.py JOB``.
 
-A job has a ``role``, ``models`` (for each name its base and what ``build`` is given), ``texts``, and ``folder``, for
-what is kept between roles. HF_ENDPOINT says where the Hub is.
+A job has a ``role``, ``models`` (for each name its base and what ``build`` is given), ``texts``,
+and ``folder``, for what is kept between roles. HF_ENDPOINT says where the Hub is.
 """
 
 from __future__ import annotations

@@ -83,7 +83,9 @@ def published_models(
     return play_role("publish")
 
 
-def test_every_model_has_a_repository_of_one_commit(hub: Hub, published_models: dict[str, Any]) -> None:
+def test_every_model_has_a_repository_of_one_commit(
+    hub: Hub, published_models: dict[str, Any]
+) -> None:
     assert set(published_models) == REPOSITORIES
     assert len(hub.repos) == len(REPOSITORIES)
     for name, model in published_models.items():
@@ -92,7 +94,9 @@ def test_every_model_has_a_repository_of_one_commit(hub: Hub, published_models: 
         assert len(repo.commits) == 2, "the one that made the repository, and the push"
 
 
-def test_a_repository_has_weights_and_code_or_a_graph(hub: Hub, published_models: dict[str, Any]) -> None:
+def test_a_repository_has_weights_and_code_or_a_graph(
+    hub: Hub, published_models: dict[str, Any]
+) -> None:
     for name in published_models:
         files = set(hub.repos[f"org/{name}"].files())
         assert {"README.md", "golden.json", "modules.json"} < files

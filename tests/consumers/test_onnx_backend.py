@@ -1,8 +1,10 @@
 """An exported folder in a backend of sentence-transformers, without st_reba, in an environment of its own.
 
-    ST_REBA_ONNX=FOLDER ST_REBA_BACKEND=openvino python -m pytest --noconftest tests/consumers/test_onnx_backend.py
+    ST_REBA_ONNX=FOLDER ST_REBA_BACKEND=openvino python -m pytest --noconftest
+    tests/consumers/test_onnx_backend.py
 
-with what requirements-openvino.txt names; or ``optimum``, the onnx backend of sentence-transformers 5.7.
+with what requirements-openvino.txt names; or ``optimum``, the onnx backend of sentence-transformers
+5.7.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def test_vectors_are_golden_alone_and_in_batches(
 
 
 @pytest.mark.parametrize("padding_side", ["right", "left"])
-def test_what_is_too_long_is_cut_to_the_same_tokens(model: SentenceTransformer, padding_side: str) -> None:
+def test_what_is_too_long_is_cut_to_the_same_tokens(
+    model: SentenceTransformer, padding_side: str
+) -> None:
     settings_file = EXPORTED.path / "sentence_bert_config.json"
     settings = json.loads(settings_file.read_text(encoding="utf-8"))
     limit = settings["max_seq_length"]

@@ -29,13 +29,16 @@ def code_blocks_by_section() -> dict[str, list[str]]:
 
 
 CODE_BLOCKS = code_blocks_by_section()
-# By the copied code where st_reba is not there; sentence-transformers, which loads for all of them, by the plugin too.
+# By the copied code where st_reba is not there; sentence-transformers, which loads for all of them,
+# by the plugin too.
 RUNS = [(section, "copied code") for section in SECTIONS if section != "mteb"]
 RUNS.append(("sentence-transformers and FAISS", "plugin"))
 
 
 def without_trust(code_block: str) -> str:
-    changed_block, change_count = re.subn(r'(trust_remote_code"?(?:=|: ))True', r"\1False", code_block)
+    changed_block, change_count = re.subn(
+        r'(trust_remote_code"?(?:=|: ))True', r"\1False", code_block
+    )
     assert change_count
     return changed_block
 
@@ -60,7 +63,9 @@ def results_of(
         "names": PAGE_NAMES,
         "model_parents": parents,
     }
-    results: dict[str, Any] = run_job("tools_job.py", job, folder, HF_MODULES_CACHE=str(folder / "code"))
+    results: dict[str, Any] = run_job(
+        "tools_job.py", job, folder, HF_MODULES_CACHE=str(folder / "code")
+    )
     return results
 
 
@@ -85,7 +90,9 @@ def test_no_block_is_hidden_by_another_word_after_its_backticks() -> None:
     assert block_languages.count("python") == sum(map(len, CODE_BLOCKS.values()))
 
 
-def test_the_first_section_defines_what_the_others_go_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_section_defines_what_the_others_go_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (code_block,) = CODE_BLOCKS["The model"]
     names: dict[str, Any] = {}

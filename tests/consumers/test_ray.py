@@ -182,7 +182,9 @@ def test_another_worker_takes_the_part_of_a_killed_one_over(
     check_corpus(encode(tmp_path, workers=2, action=die_once))
     killed_process = int((tmp_path / "killed").read_text())
     assert not is_alive(killed_process)
-    first_process, second_process = (process_id for process_id, has_mark in worker_batches(tmp_path) if has_mark)
+    first_process, second_process = (
+        process_id for process_id, has_mark in worker_batches(tmp_path) if has_mark
+    )
     assert first_process == killed_process
     assert second_process != killed_process
 
@@ -206,7 +208,9 @@ def test_an_error_of_a_worker_is_raised_in_its_own_words(
 
 
 @pytest.mark.usefixtures("cluster")
-def test_the_same_call_goes_on_after_an_error(tmp_path: Path, check_corpus: Callable[[Corpus], None]) -> None:
+def test_the_same_call_goes_on_after_an_error(
+    tmp_path: Path, check_corpus: Callable[[Corpus], None]
+) -> None:
     """In this process; what was finished stays."""
     with pytest.raises(ZeroDivisionError):
         encode(tmp_path, workers=1, action=fail)

@@ -45,7 +45,9 @@ def test_several_processes_give_the_vectors_of_one() -> None:
         model.stop_multi_process_pool(pool)
 
 
-def test_a_compiled_model_gives_the_same_vectors(model: SentenceTransformer, expected_vectors: Any) -> None:
+def test_a_compiled_model_gives_the_same_vectors(
+    model: SentenceTransformer, expected_vectors: Any
+) -> None:
     """Traced by torch, without its compiler, which takes minutes."""
     model.compile(backend="eager", dynamic=True)
     assert_allclose(model.encode(TEXTS[:2]), expected_vectors[:2], atol=1e-6)
@@ -60,7 +62,9 @@ def adapted_model(model: SentenceTransformer) -> SentenceTransformer:
     return model
 
 
-def test_a_new_adapter_changes_nothing(adapted_model: SentenceTransformer, expected_vectors: Any) -> None:
+def test_a_new_adapter_changes_nothing(
+    adapted_model: SentenceTransformer, expected_vectors: Any
+) -> None:
     assert_allclose(adapted_model.encode(FEW_TEXTS), expected_vectors[:8], atol=1e-6)
 
 

@@ -32,7 +32,9 @@ def server_address(model_parents: dict[str, Path]) -> Iterator[str]:
         show_progress_bar=False,
     )
     index.close()
-    with server_process(folder, "--index", "my_index", model_name="my_model", ST_REBA_API_KEY=KEY) as (
+    with server_process(
+        folder, "--index", "my_index", model_name="my_model", ST_REBA_API_KEY=KEY
+    ) as (
         _,
         server_address,
     ):
@@ -89,7 +91,9 @@ OF_OPENAI = pytest.mark.parametrize("page_names", ["openai"], indirect=True)
 
 
 @OF_OPENAI
-def test_openai_gets_the_models_vectors(page_names: dict[str, Any], assert_vectors: Callable[[Any, str], None]) -> None:
+def test_openai_gets_the_models_vectors(
+    page_names: dict[str, Any], assert_vectors: Callable[[Any, str], None]
+) -> None:
     assert_vectors(page_names["plain"], "plain")
     assert_vectors(page_names["queries"], "query")
     assert_vectors(page_names["documents"], "document")
@@ -106,9 +110,13 @@ def test_openai_lists_a_model_for_each_task(page_names: dict[str, Any]) -> None:
 
 
 @OF_OPENAI
-def test_openai_gets_numbers_too(page_names: dict[str, Any], assert_vectors: Callable[[Any, str], None]) -> None:
+def test_openai_gets_numbers_too(
+    page_names: dict[str, Any], assert_vectors: Callable[[Any, str], None]
+) -> None:
     """By default it asks for bytes."""
-    answer = page_names["client"].embeddings.create(model_name="my_model", input=TEXTS, encoding_format="float")
+    answer = page_names["client"].embeddings.create(
+        model_name="my_model", input=TEXTS, encoding_format="float"
+    )
     assert_vectors([vector.embedding for vector in answer.data], "plain")
     assert answer.usage.total_tokens > 10
 
@@ -117,7 +125,9 @@ def test_openai_gets_numbers_too(page_names: dict[str, Any], assert_vectors: Cal
 def test_openai_gets_as_few_dimensions_as_it_asks_for(
     page_names: dict[str, Any],
 ) -> None:
-    answer = page_names["client"].embeddings.create(model_name="my_model", input=TEXTS[0], dimensions=7)
+    answer = page_names["client"].embeddings.create(
+        model_name="my_model", input=TEXTS[0], dimensions=7
+    )
     (vector,) = answer.data
     assert len(vector.embedding) == 7
     assert np.linalg.norm(vector.embedding) == pytest.approx(1, abs=1e-6)
@@ -157,7 +167,9 @@ def test_langchain(page_names: dict[str, Any], assert_vectors: Callable[[Any, st
 
 
 @pytest.mark.parametrize("page_names", ["LlamaIndex"], indirect=True)
-def test_llama_index(page_names: dict[str, Any], assert_vectors: Callable[[Any, str], None]) -> None:
+def test_llama_index(
+    page_names: dict[str, Any], assert_vectors: Callable[[Any, str], None]
+) -> None:
     assert_vectors(page_names["documents"].get_text_embedding_batch(TEXTS), "document")
     query_model = page_names["queries"]
     assert_vectors(

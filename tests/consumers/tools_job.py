@@ -1,10 +1,12 @@
 """Sections of docs/how-to/tools.md, run by a reader: ``python tools_job.py JOB``, in a process of its own.
 
-Each function here takes the names that a section's blocks define, and tells what the tool makes of the texts:
+Each function here takes the names that a section's blocks define, and tells what the tool makes of
+the texts:
 
     nearest          the ten texts nearest to each question
     nearest_on_page  what the block itself found for the first question
-    encoded          rows of texts, how the model encodes them ("plain", "query", "document", or a prompt), and the
+    encoded          rows of texts, how the model encodes them ("plain", "query", "document", or a
+    prompt), and the
                      tool's vectors; the first row has all texts, the second all questions
 """
 

@@ -122,7 +122,9 @@ def test_tables_of_a_folder_may_have_different_columns(mixed_folder: Path) -> No
     assert source.columns == {"text_column": None, "id_column": None}
 
 
-@pytest.mark.parametrize(("file_name", "reason"), [("empty", "no texts"), ("corpus", "an encoded corpus")])
+@pytest.mark.parametrize(
+    ("file_name", "reason"), [("empty", "no texts"), ("corpus", "an encoded corpus")]
+)
 def test_folders_without_texts_are_refused(
     mixed_folder: Path,
     file_name: str,

@@ -357,7 +357,9 @@ def unreadable_table(tmp_path: Path) -> Path:
 
 def test_where_nothing_can_be_read_the_first_reasons_are_named(unreadable_table: Path) -> None:
     subject = "all 4 records are set aside"
-    with pytest.raises(ValueError, match=rf"{subject}: a.csv, line 2: .* \| a.csv, line 3: .* \| …"):
+    with pytest.raises(
+        ValueError, match=rf"{subject}: a.csv, line 2: .* \| a.csv, line 3: .* \| …"
+    ):
         read_texts(unreadable_table)
 
 

@@ -22,7 +22,9 @@ def model() -> SentenceTransformer:
     return st_reba.build("mini", "echo", repeats=3)
 
 
-def test_maps_equal_transformers_own(model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_equal_transformers_own(
+    model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Several blocks of queries a layer.
     monkeypatch.setattr("st_reba.modules.blocks.BLOCK", 1)
     maps = attention_maps(model, TEXT)
@@ -80,7 +82,10 @@ def test_maps_name_the_masks_and_show_them() -> None:
         ),
         TEXT,
     )
-    assert list(map(attrgetter("mask"), maps.layers)) == ["forward"] * 4 + ["nosink-bidirectional(2)"] * 2
+    assert (
+        list(map(attrgetter("mask"), maps.layers))
+        == ["forward"] * 4 + ["nosink-bidirectional(2)"] * 2
+    )
     assert not maps.layers[5].matrix[2:, :2].any()
     assert np.triu(maps.layers[5].matrix, 1).any()
     assert not np.triu(maps.layers[3].matrix, 1).any()
@@ -191,13 +196,17 @@ def test_other_models_have_no_maps() -> None:
         attention_maps(SentenceTransformer(modules=[torch.nn.Identity()]), TEXT)
 
 
-def test_a_base_that_shows_no_attention_is_named(model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_that_shows_no_attention_is_named(
+    model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attention, "install_attention", lambda model: False)
     with pytest.raises(ValueError, match="shows no attention"):
         attention_maps(model, TEXT)
 
 
-def test_maps_have_a_largest_length(model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_have_a_largest_length(
+    model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     length = len(attention_maps(model, TEXT).tokens)
     monkeypatch.setattr(attention, "MAX_TOKENS", length)
     assert len(attention_maps(model, TEXT).tokens) == length

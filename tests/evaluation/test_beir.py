@@ -10,7 +10,9 @@ import pytest
 
 from st_reba.evaluation import read_task
 
-CORPUS = '{"_id": "d1", "title": "", "text": "Ships sail."}\n{"_id": "d2", "text": "Trains stop."}\n'
+CORPUS = (
+    '{"_id": "d1", "title": "", "text": "Ships sail."}\n{"_id": "d2", "text": "Trains stop."}\n'
+)
 QUERIES = '{"_id": "q1", "text": "ships"}\n{"_id": "q2", "text": "trains"}\n'
 JUDGEMENTS = "query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td2\t1\n"
 Files = dict[str, str | bytes]
@@ -117,8 +119,14 @@ def test_packed_judgements_are_read(tmp_path: Path) -> None:
 BROKEN_FOLDERS: dict[str, tuple[Files, str]] = {
     "short line": ({"qrels/test.tsv": "q1\td1\t1\nq2\td2\n"}, "line 2: 3 columns"),
     "no grade": ({"qrels/test.tsv": "q1\td1\t1\nq2\td2\tnan"}, "line 2: the grade 'nan'"),
-    "no id column": ({"corpus.jsonl": '{"id": "d1", "text": "a"}'}, "no row has '_id', but id, text"),
-    "no id": ({"corpus.jsonl": '{"_id": "d1", "text": "a"}\n{"text": "b"}'}, "row 2: the _id is missing"),
+    "no id column": (
+        {"corpus.jsonl": '{"id": "d1", "text": "a"}'},
+        "no row has '_id', but id, text",
+    ),
+    "no id": (
+        {"corpus.jsonl": '{"_id": "d1", "text": "a"}\n{"text": "b"}'},
+        "row 2: the _id is missing",
+    ),
     "one document": ({"corpus.jsonl": '{"_id": "d1", "text": "a"}'}, "a ranking of one document"),
     "encoding": ({"qrels/test.tsv": b"\xff\t1\t1"}, "UTF-8"),
 }

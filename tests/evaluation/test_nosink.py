@@ -27,7 +27,9 @@ def tried_methods(monkeypatch: pytest.MonkeyPatch) -> list[Method]:
     """The methods that are compared, which get the scores of the table."""
     methods_so_far: list[Method] = []
 
-    def compare_by_table(model: Any, task: Any, methods: list[Method], **options: Any) -> Comparison:
+    def compare_by_table(
+        model: Any, task: Any, methods: list[Method], **options: Any
+    ) -> Comparison:
         methods_so_far.extend(methods)
         results = []
         for method in methods:

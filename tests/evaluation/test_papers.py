@@ -61,7 +61,10 @@ def test_nosinks_instructions_are_those_of_its_set() -> None:
 def test_instructions_are_written_before_queries_alone() -> None:
     instructions = read_instructions("nosink")
     instruction = instructions.tasks["SciFact"]
-    assert instructions.before("SciFact", "query", has_field=False) == f"Instruct: {instruction}\nQuery: "
+    assert (
+        instructions.before("SciFact", "query", has_field=False)
+        == f"Instruct: {instruction}\nQuery: "
+    )
     assert instructions.before("SciFact", "query", has_field=True) == instruction
     assert instructions.before("SciFact", "document", has_field=False) is None
 
@@ -146,7 +149,9 @@ def prompted_model() -> SentenceTransformer:
     return model
 
 
-def test_mtebs_metrics_are_averaged(fake_mteb: FakeMteb, prompted_model: SentenceTransformer) -> None:
+def test_mtebs_metrics_are_averaged(
+    fake_mteb: FakeMteb, prompted_model: SentenceTransformer
+) -> None:
     (result,) = evaluate(prompted_model, "Mine")
     assert (result.model, result.task, result.kind) == ("me/it", "SciFact", "Retrieval")
     assert (result.metric, result.score) == ("ndcg", 0.5)
@@ -180,19 +185,25 @@ def test_instructions_are_the_prompts_while_mteb_runs(
     assert prompted_model.prompts == model_prompts
 
 
-def test_mteb_without_a_finite_score_is_refused(fake_mteb: FakeMteb, prompted_model: SentenceTransformer) -> None:
+def test_mteb_without_a_finite_score_is_refused(
+    fake_mteb: FakeMteb, prompted_model: SentenceTransformer
+) -> None:
     fake_mteb.task.metadata.main_score = "map"
     with pytest.raises(ValueError, match="'map' is not finite"):
         evaluate(prompted_model, fake_mteb.task)
 
 
-def test_mteb_without_a_result_is_refused(fake_mteb: FakeMteb, prompted_model: SentenceTransformer) -> None:
+def test_mteb_without_a_result_is_refused(
+    fake_mteb: FakeMteb, prompted_model: SentenceTransformer
+) -> None:
     fake_mteb.results.clear()
     with pytest.raises(ValueError, match="mteb gave no result"):
         evaluate(prompted_model, fake_mteb.task)
 
 
-def test_names_that_mteb_lacks_are_refused(fake_mteb: FakeMteb, prompted_model: SentenceTransformer) -> None:
+def test_names_that_mteb_lacks_are_refused(
+    fake_mteb: FakeMteb, prompted_model: SentenceTransformer
+) -> None:
     with pytest.raises(ValueError, match="'STSBx' is neither"):
         evaluate(prompted_model, "STSBx")
 
@@ -307,7 +318,9 @@ def test_mteb_scores_clusters_as_we_do(model: SentenceTransformer, make_rows: An
             "labels": [topics],
         }
     )
-    expected_scores = scores_of(model, make_mteb_task("TwentyNewsgroupsClustering", {"test": split}))
+    expected_scores = scores_of(
+        model, make_mteb_task("TwentyNewsgroupsClustering", {"test": split})
+    )
     result = evaluate_items(model, "Clustering", list(enumerate(topics)))
     assert result.scores["v_measure, one start"] == pytest.approx(
         expected_scores["v_measure"],
@@ -320,14 +333,18 @@ MTEB_RANKINGS = {"Retrieval": "SciFact", "Reranking": "AskUbuntuDupQuestions"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MTEB_RANKINGS)
-def test_mteb_scores_rankings_as_we_do(model: SentenceTransformer, make_rows: Any, kind: str) -> None:
+def test_mteb_scores_rankings_as_we_do(
+    model: SentenceTransformer, make_rows: Any, kind: str
+) -> None:
     items = []
     relevant_documents: dict[str, dict[str, int]] = {}
     for query in range(12):
         documents = (12 + query * 5 % 12, 12 + (query * 7 + 1) % 12, 12 + (query + 3) % 12)
         grades = dict(zip(documents, (2, 1, 0), strict=True))
         items.append((query, tuple(grades), tuple(map(float, grades.values()))))
-        relevant_documents[f"q{query}"] = {f"d{document}": grade for document, grade in grades.items()}
+        relevant_documents[f"q{query}"] = {
+            f"d{document}": grade for document, grade in grades.items()
+        }
     top_ranked = None
     if kind == "Reranking":
         top_ranked = {query: list(grades) for query, grades in relevant_documents.items()}

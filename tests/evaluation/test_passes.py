@@ -62,7 +62,9 @@ def check_readouts(base_folder: str, tried_pass: Pass, layers: set[int], role: R
 
 
 @pytest.mark.parametrize("pass_index", range(15))
-def test_similarity_readouts_are_the_vectors_of_their_methods(base_folder: str, pass_index: int) -> None:
+def test_similarity_readouts_are_the_vectors_of_their_methods(
+    base_folder: str, pass_index: int
+) -> None:
     tried_pass = similarity_passes(6, "LATIN", has_labels=True)[pass_index]
     check_readouts(base_folder, tried_pass, {3, 6}, None)
 
@@ -90,7 +92,9 @@ def test_deep_bases_are_read_at_some_layers() -> None:
 
 def test_prompts_are_read_from_attention_outputs_too() -> None:
     passes = similarity_passes(30, "LATIN", has_labels=True)
-    prompt_passes = [index for index, tried_pass in enumerate(passes) if tried_pass.first_output_layers]
+    prompt_passes = [
+        index for index, tried_pass in enumerate(passes) if tried_pass.first_output_layers
+    ]
     assert prompt_passes == [0, 1, 11, 12, 13, 14, 15, 16]
     assert passes[0].readouts(30)[-1] == Readout(30, "end", 11)
 

@@ -15,11 +15,25 @@ from sentence_transformers import SentenceTransformer
 from st_reba import Method
 from st_reba.encode import computed_positions, encode_texts
 from st_reba.evaluation.encoding import progress_bar
-from st_reba.evaluation.readouts import build_on, depth_of, encode_methods, group_by_pass, load_base, readout_of
+from st_reba.evaluation.readouts import (
+    build_on,
+    depth_of,
+    encode_methods,
+    group_by_pass,
+    load_base,
+    readout_of,
+)
 from st_reba.evaluation.shared_pass import Readout, run_pass, transformer_of
 from st_reba.evaluation.vectors import Vectors, normalize_rows
 
-TEXTS = ["Hello", "你好，世界", "a man plays the guitar on a quiet street", "x", "", "a man plays the guitar"]
+TEXTS = [
+    "Hello",
+    "你好，世界",
+    "a man plays the guitar on a quiet street",
+    "x",
+    "",
+    "a man plays the guitar",
+]
 TWO_TEMPLATES = '"{text} is","{text} means"'
 READ_FROM_A_SHARED_PASS = [
     "echo:pooling=mean",
@@ -82,7 +96,9 @@ def check_vectors(base_model: SentenceTransformer, methods: list[Method]) -> Non
     "architecture",
     slow_but(["llama", "gpt2", "gemma2"], "llama", "gemma2"),
 )
-def test_readouts_are_the_vectors_of_their_models(base: Callable[..., str], architecture: str) -> None:
+def test_readouts_are_the_vectors_of_their_models(
+    base: Callable[..., str], architecture: str
+) -> None:
     methods = parse_methods(READ_FROM_A_SHARED_PASS)
     base_model = load_base(base(architecture))
     assert None not in [readout_of(method, depth_of(base_model)) for method in methods]
@@ -112,7 +128,9 @@ METHODS_WITH_PREFIX = {
 
 
 @pytest.mark.parametrize("name", METHODS_WITH_PREFIX)
-def test_a_shared_prefix_runs_once_a_batch_as_in_the_model(base: Callable[..., str], name: str) -> None:
+def test_a_shared_prefix_runs_once_a_batch_as_in_the_model(
+    base: Callable[..., str], name: str
+) -> None:
     base_model = load_base(base("llama"))
     method = METHODS_WITH_PREFIX[name]
     model = build_on(base_model, method)
@@ -168,18 +186,50 @@ def test_attention_outputs_are_read_from_a_range_of_layers() -> None:
     [
         (READ_FROM_A_SHARED_PASS[:7], 1),
         (["classical", "nosink:setting=baseline", "classical:max_seq_length=32"], 2),
-        (["echo", "echo:repeats=3", "echo:repeats=4", "echo:compute_matched=true", "echo:template=echo"], 5),
+        (
+            [
+                "echo",
+                "echo:repeats=3",
+                "echo:repeats=4",
+                "echo:compute_matched=true",
+                "echo:template=echo",
+            ],
+            5,
+        ),
         (["nosink:setting=mask0-bidir,k=3", "nosink:setting=mask0-bidir,k=2"], 2),
         (["nosink:setting=mask0-bidir,k=3", "nosink:setting=mask0-bidir,k=3,m=2"], 2),
-        (["nosink:setting=mask0-bidir,k=4", "nosink:setting=mask0-bidir,k=2,layer=4", "classical:layer=2"], 1),
-        (["nosink:setting=inplace-bidir,k=3", "nosink:setting=mask0-bidir,k=3", "classical:layer=3"], 2),
+        (
+            [
+                "nosink:setting=mask0-bidir,k=4",
+                "nosink:setting=mask0-bidir,k=2,layer=4",
+                "classical:layer=2",
+            ],
+            1,
+        ),
+        (
+            [
+                "nosink:setting=inplace-bidir,k=3",
+                "nosink:setting=mask0-bidir,k=3",
+                "classical:layer=3",
+            ],
+            2,
+        ),
         (["prompteol", "classical:template=prompteol,layer=3", "classical"], 2),
         (RUN_ALONE[:3], 3),
-        (["prompteol:template=reverseol", "prompteol:template=reverseol,read=attention", "prompteol"], 2),
+        (
+            [
+                "prompteol:template=reverseol",
+                "prompteol:template=reverseol,read=attention",
+                "prompteol",
+            ],
+            2,
+        ),
         (["prompteol:template=contrastive", "prompteol:template=contrastive,weights=[1,0]"], 2),
     ],
 )
-def test_methods_share_a_pass_if_and_only_if_input_and_masks_agree(names: list[str], pass_count: int) -> None:
+def test_methods_share_a_pass_if_and_only_if_input_and_masks_agree(
+    names: list[str], pass_count: int
+) -> None:
     groups = group_by_pass(parse_methods(names), 6)
     assert len(groups) == pass_count
     grouped_names = [str(method) for group in groups.values() for method in group]
@@ -214,7 +264,9 @@ def deep_base(base: Callable[..., str]) -> SentenceTransformer:
 WORD_TEXT = TEXTS[2]
 
 
-def encode_ranges(base_model: SentenceTransformer, name: str, ranges: list[tuple[int, int]]) -> Vectors:
+def encode_ranges(
+    base_model: SentenceTransformer, name: str, ranges: list[tuple[int, int]]
+) -> Vectors:
     """Vectors of ranges of the text's tokens, by a method."""
     method = Method.parse(f"{name},normalize=false")
     return encode_methods(
@@ -243,7 +295,9 @@ def test_mean_and_last_of_one_token_are_equal(deep_base: SentenceTransformer, na
     assert np.abs(means[1] - means[2]).max() > 0.01
 
 
-@pytest.mark.parametrize("name", ["echo:pooling=mean", "echo:pooling=last", "reba:pooling=mean", "reba:pooling=last"])
+@pytest.mark.parametrize(
+    "name", ["echo:pooling=mean", "echo:pooling=last", "reba:pooling=mean", "reba:pooling=last"]
+)
 def test_the_range_of_all_tokens_is_the_text(deep_base: SentenceTransformer, name: str) -> None:
     method = Method.parse(f"{name},normalize=false")
     expected_vectors = encode_methods(deep_base, [method], [WORD_TEXT])[method]
@@ -289,7 +343,9 @@ def test_a_base_stays_as_it_is_and_shares_its_weights(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("method_length", "length"), [(None, 32), (16, 16)])
-def test_the_length_is_the_bases_unless_the_method_has_another(method_length: int | None, length: int) -> None:
+def test_the_length_is_the_bases_unless_the_method_has_another(
+    method_length: int | None, length: int
+) -> None:
     base_model = load_base("mini", max_seq_length=32)
     transformer = transformer_of(build_on(base_model, Method("reba", max_seq_length=method_length)))
     assert transformer.tokenizer.model_max_length == length

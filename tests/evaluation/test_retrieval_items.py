@@ -58,7 +58,9 @@ def test_a_long_sentence_is_taken_out_whole() -> None:
     assert passages == {"The ship left at noon."}
 
 
-@pytest.mark.parametrize("text", ["The ship left at noon.", "No. Yes. Perhaps.", "", "The ship left at noon. Why?"])
+@pytest.mark.parametrize(
+    "text", ["The ship left at noon.", "No. Yes. Perhaps.", "", "The ship left at noon. Why?"]
+)
 def test_a_text_without_two_sentences_has_no_view(text: str) -> None:
     assert split_view(text, Random(0)) is None
 
@@ -99,7 +101,9 @@ def test_too_few_documents_are_refused() -> None:
     ],
     ids=["first", "second", "tied last"],
 )
-def test_views_score_the_rank_on_a_logarithmic_scale(similarities: tuple[float, ...], score: float) -> None:
+def test_views_score_the_rank_on_a_logarithmic_scale(
+    similarities: tuple[float, ...], score: float
+) -> None:
     views = RetrievalItems(
         ("q",),
         tuple("abcd"),
@@ -128,7 +132,9 @@ def test_labels_score_the_gain_of_evaluate(seed: int) -> None:
     expected_scores = evidence[0, RANKING_METRICS.index("ndcg_at_10")]
     items = labelled_items(task, ["0"], 0)
     table_rows = [int(text) for text in items.documents]
-    assert items.score_similarities(vectors[:1] @ vectors[table_rows].T) == pytest.approx([expected_scores])
+    assert items.score_similarities(vectors[:1] @ vectors[table_rows].T) == pytest.approx(
+        [expected_scores]
+    )
 
 
 def test_a_document_at_rank_11_gains_nothing() -> None:
@@ -140,7 +146,9 @@ def ranking() -> Task:
     table_rows = []
     for query, grade in product(range(40), range(3)):
         table_rows.append((f"q{query}", f"d{query} {grade}", grade))
-    return read_rankings(read_task(pd.DataFrame(table_rows, columns=["query", "document", "relevance"])))
+    return read_rankings(
+        read_task(pd.DataFrame(table_rows, columns=["query", "document", "relevance"]))
+    )
 
 
 def test_labelled_items_have_some_queries_and_drawn_documents(ranking: Task) -> None:

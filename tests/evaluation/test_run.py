@@ -123,7 +123,9 @@ def test_compare_gives_the_scores_of_evaluate(
 
 
 @pytest.mark.bars
-def test_methods_with_the_same_input_run_once(base_model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_with_the_same_input_run_once(
+    base_model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pass_models: list[SentenceTransformer] = []
     bars: list[Any] = []
     make_bar = encoding.progress_bar
@@ -174,7 +176,9 @@ def test_instructions_are_filled_in_or_put_before(
     np.testing.assert_allclose(vectors[task.queries], expected_document, atol=1e-5)
 
 
-def test_each_result_is_appended_as_a_line(base_folder: str, base_model: SentenceTransformer, tmp_path: Path) -> None:
+def test_each_result_is_appended_as_a_line(
+    base_folder: str, base_model: SentenceTransformer, tmp_path: Path
+) -> None:
     out = tmp_path / "results.jsonl"
     comparison = compare(
         base_model,
@@ -209,7 +213,9 @@ def test_each_result_is_appended_as_a_line(base_folder: str, base_model: Sentenc
 
 
 @pytest.mark.filterwarnings("error:Glyph")
-def test_figures_are_written(base_folder: str, base_model: SentenceTransformer, tmp_path: Path) -> None:
+def test_figures_are_written(
+    base_folder: str, base_model: SentenceTransformer, tmp_path: Path
+) -> None:
     compare(
         base_model,
         PAIRS,
@@ -285,7 +291,9 @@ def test_the_table_counts_significant_differences() -> None:
 
 
 def test_a_comparison_is_printed_with_its_task() -> None:
-    assert str(COMPARISON).startswith("model, t: STS, 9 items, 2.0 seconds\n\n|  | cosine_spearman |")
+    assert str(COMPARISON).startswith(
+        "model, t: STS, 9 items, 2.0 seconds\n\n|  | cosine_spearman |"
+    )
 
 
 def test_intervals_may_be_unknown() -> None:
@@ -383,14 +391,20 @@ def test_a_curve_is_drawn_as_a_line_a_method() -> None:
     ids=["repeats", "budgets"],
 )
 def test_values_that_a_method_cannot_have_are_missing(
-    base_model: SentenceTransformer, methods: list[str], option: str, values: list[int], is_missing: list[list[bool]]
+    base_model: SentenceTransformer,
+    methods: list[str],
+    option: str,
+    values: list[int],
+    is_missing: list[list[bool]],
 ) -> None:
     frame = curve(base_model, PAIRS, methods, option, values)
     assert frame.isna().to_numpy().tolist() == is_missing
 
 
 @pytest.mark.parametrize("option", ["repeats", "depth"])
-def test_options_that_no_method_takes_are_refused(base_model: SentenceTransformer, option: str) -> None:
+def test_options_that_no_method_takes_are_refused(
+    base_model: SentenceTransformer, option: str
+) -> None:
     with pytest.raises(ValueError, match=option):
         curve(base_model, PAIRS, [PLAIN], option, [2])
 
@@ -422,7 +436,9 @@ def test_repeated_values_are_a_column(base_model: SentenceTransformer) -> None:
     ).columns.tolist() == ["2"]
 
 
-def test_tasks_are_found_by_their_names(base_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_are_found_by_their_names(
+    base_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     PAIRS.to_csv(tmp_path / "p=q.csv", index=False)
     st_reba.build(base_folder, "reba").save(str(tmp_path / "model"))
@@ -447,7 +463,9 @@ def test_tasks_are_found_by_their_names(base_folder: str, tmp_path: Path, monkey
     ],
     ids=["no methods", "metric", "empty prompt", "prompt without a field"],
 )
-def test_arguments_that_cannot_be_used_are_refused(base_model: SentenceTransformer, options: dict[str, Any]) -> None:
+def test_arguments_that_cannot_be_used_are_refused(
+    base_model: SentenceTransformer, options: dict[str, Any]
+) -> None:
     with pytest.raises(ValueError):
         compare(base_model, PAIRS, **{"methods": [PLAIN], **options})
 
@@ -477,7 +495,9 @@ def test_curve_checks_its_figure_before_the_work(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", " ", "folder", "pipe.png", "x" * 300 + ".png"])
 @pytest.mark.parametrize("option", ["out", "figure"])
-def test_paths_that_are_no_file_are_refused_before_the_work(option: str, name: str, tmp_path: Path) -> None:
+def test_paths_that_are_no_file_are_refused_before_the_work(
+    option: str, name: str, tmp_path: Path
+) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe.png")
     path = tmp_path / name if name.strip() else name
@@ -509,7 +529,9 @@ def test_every_task_is_read_before_the_first_is_scored(
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5])
-def test_a_seed_that_no_generator_takes_is_refused(seed: Any, base_model: SentenceTransformer) -> None:
+def test_a_seed_that_no_generator_takes_is_refused(
+    seed: Any, base_model: SentenceTransformer
+) -> None:
     with pytest.raises(ValueError, match="seed"):
         compare(None, PAIRS, [PLAIN], seed=seed)
     with pytest.raises(ValueError, match="seed"):
@@ -517,7 +539,9 @@ def test_a_seed_that_no_generator_takes_is_refused(seed: Any, base_model: Senten
 
 
 @pytest.mark.filterwarnings("error")
-def test_the_smallest_scores_are_compared_without_a_warning(base_model: SentenceTransformer) -> None:
+def test_the_smallest_scores_are_compared_without_a_warning(
+    base_model: SentenceTransformer,
+) -> None:
     smallest_scores = PAIRS.assign(score=PAIRS["score"] * 5e-324)
     (smallest,) = compare(base_model, smallest_scores, [PLAIN]).results
     (usual,) = compare(base_model, PAIRS, [PLAIN]).results
@@ -548,4 +572,9 @@ def test_markdown_escapes_bars_and_line_breaks() -> None:
         index=["x\ny", "z"],
     )
     lines = markdown(frame).splitlines()
-    assert lines == ["|  | a\\|b | c |", "| --- | --- | --- |", "| x y | 0.123 | 3.000 |", "| z |  |  |"]
+    assert lines == [
+        "|  | a\\|b | c |",
+        "| --- | --- | --- |",
+        "| x y | 0.123 | 3.000 |",
+        "| z |  |  |",
+    ]

@@ -102,7 +102,13 @@ def test_every_kind_of_the_package_has_its_place_in_the_order() -> None:
         )
     ]
     first_names = ["NER", "Retrieval", "WordSense", "Triples", "Reranking"]
-    assert ordered_names == [*first_names, "STS", "PairClassification", "Classification", "Clustering"]
+    assert ordered_names == [
+        *first_names,
+        "STS",
+        "PairClassification",
+        "Classification",
+        "Clustering",
+    ]
     assert len(set(map(attrgetter("detection_order"), KINDS.values()))) == len(KINDS)
 
 
@@ -134,7 +140,10 @@ def test_items_are_indices_of_texts_and_a_label(
     assert (task.kind, task.queries, task.items[0]) == (read_kind, 0, first_item)
 
 
-SCORED_ROWS = [(f"{row_number}.5", f"\"It's huge {row_number}", f"other {row_number}") for row_number in range(10)]
+SCORED_ROWS = [
+    (f"{row_number}.5", f"\"It's huge {row_number}", f"other {row_number}")
+    for row_number in range(10)
+]
 STSB_LINES = [
     "\t".join(
         [
@@ -222,7 +231,9 @@ def test_texts_to_learn_from_are_numbered_with_the_others() -> None:
     assert len(task.texts) == 13
 
 
-RANKING_ROWS = [(f"q{query}", f"d{query} {grade}", grade % 2) for query, grade in product(range(12), range(3))]
+RANKING_ROWS = [
+    (f"q{query}", f"d{query} {grade}", grade % 2) for query, grade in product(range(12), range(3))
+]
 RANKING = pd.DataFrame(
     [
         *RANKING_ROWS,
@@ -302,7 +313,9 @@ def test_conll_lines_are_tagged_words(tmp_path: Path) -> None:
     ],
     ids=["nothing to learn from", "no tags", "another encoding"],
 )
-def test_conll_files_that_cannot_be_used_say_why(tmp_path: Path, content: str, train: bool, message: str) -> None:
+def test_conll_files_that_cannot_be_used_say_why(
+    tmp_path: Path, content: str, train: bool, message: str
+) -> None:
     path = tmp_path / "words.conll"
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match=message):
@@ -383,7 +396,9 @@ def test_kinds_are_found_in_any_case() -> None:
     ["", " ", "missing.csv", "folder", "pipe.csv", "pipe.conll"],
 )
 @pytest.mark.parametrize("as_train", [False, True], ids=["source", "train"])
-def test_paths_without_a_table_are_refused_before_they_are_opened(name: str, as_train: bool, tmp_path: Path) -> None:
+def test_paths_without_a_table_are_refused_before_they_are_opened(
+    name: str, as_train: bool, tmp_path: Path
+) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe.csv")
     os.mkfifo(tmp_path / "pipe.conll")

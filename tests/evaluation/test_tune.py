@@ -30,13 +30,24 @@ from st_reba.evaluation.readouts import build_on, encode_methods, load_base
 from st_reba.evaluation.search import Candidate, Search, select_best
 from st_reba.evaluation.shared_pass import run_pass
 from st_reba.evaluation.texts import draw_texts
-from st_reba.evaluation.tune_plan import SimilarityPlan, plan_by_labels, plan_by_views, sample_for_filter
+from st_reba.evaluation.tune_plan import (
+    SimilarityPlan,
+    plan_by_labels,
+    plan_by_views,
+    sample_for_filter,
+)
 from st_reba.evaluation.tune_report import ReportEntry, TuneReport, report_rows
 from st_reba.evaluation.vectors import remove_directions
 
 PEOPLE = ["a man", "the old woman", "my neighbour", "a black cat", "the teacher"]
 ACTIONS = ["plays the guitar", "reads a long letter", "is buying bread", "walks home late", "sings"]
-PLACES = ["in the street", "near the river", "on a Sunday morning", "behind the school", "without a word"]
+PLACES = [
+    "in the street",
+    "near the river",
+    "on a Sunday morning",
+    "behind the school",
+    "without a word",
+]
 TEXTS = list(map(" ".join, product(PEOPLE, ACTIONS, PLACES)))
 SILENT: dict[str, Any] = {"say": lambda line: None}
 
@@ -57,7 +68,9 @@ def report(base_folder: str, tmp_path_factory: pytest.TempPathFactory) -> TuneRe
 
 
 def view_score(base_folder: str, method: Method, text_views: Task) -> float:
-    vectors = torch.from_numpy(encode_methods(load_base(base_folder), [method], text_views.texts)[method])
+    vectors = torch.from_numpy(
+        encode_methods(load_base(base_folder), [method], text_views.texts)[method]
+    )
     return float(text_views.task_kind.score_items(text_views, vectors).mean())
 
 
@@ -88,7 +101,9 @@ def test_directions_are_removed_as_the_saved_filter_removes_them() -> None:
         r=2,
     ).apply(other_vectors.numpy())
     expected_vectors /= np.linalg.norm(expected_vectors, axis=1, keepdims=True)
-    np.testing.assert_allclose(remove_directions(other_vectors, sample), expected_vectors, atol=2e-4)
+    np.testing.assert_allclose(
+        remove_directions(other_vectors, sample), expected_vectors, atol=2e-4
+    )
     assert remove_directions(sample).mean(dim=0).abs().max() < 0.05
 
 
@@ -129,7 +144,9 @@ def test_views_judge_with_a_filter_and_labels_with_and_without(base_folder: str)
     )
     labelled_items = TaskItems(pairs)
     assert SimilarityPlan(text_views, text_views, TEXTS, TEXTS).filter_kinds(base_model) == ["abtt"]
-    assert SimilarityPlan(labelled_items, labelled_items, TEXTS, TEXTS).filter_kinds(base_model) == [
+    assert SimilarityPlan(labelled_items, labelled_items, TEXTS, TEXTS).filter_kinds(
+        base_model
+    ) == [
         None,
         "abtt",
     ]
@@ -167,19 +184,27 @@ def test_candidates_have_the_scores_and_costs_of_their_models(base_folder: str) 
         vectors = torch.from_numpy(encode_methods(base_model, [method], text_views.texts)[method])
         scores = text_views.task_kind.score_items(text_views, remove_directions(vectors))
         assert candidate.score == pytest.approx(float(scores.mean()), abs=2e-3)
-        position_count = sum(computed_positions(build_on(base_model, method)[0], text_views.texts, {}))
+        position_count = sum(
+            computed_positions(build_on(base_model, method)[0], text_views.texts, {})
+        )
         expected_cost = position_count / plain_positions * (method.layer or 6) / 6
         assert candidate.cost == pytest.approx(expected_cost)
 
 
-def test_readouts_that_do_not_fit_are_read_by_another_pass(base_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readouts_that_do_not_fit_are_read_by_another_pass(
+    base_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text_views = views_of(TEXTS[:40])
     prompt_pass = similarity_passes(6, "LATIN")[0]
     whole_search = Search(load_base(base_folder), TaskItems(text_views), ["abtt"])
-    expected_vectors = {str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)}
+    expected_vectors = {
+        str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)
+    }
     monkeypatch.setattr(search, "_MAX_BYTES", 5 * 4 * 32 * len(text_views.texts))
     readout_counts = count_passes(monkeypatch)
-    split_scores = {str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)}
+    split_scores = {
+        str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)
+    }
     assert readout_counts == [5, 5, 3]
     assert split_scores == pytest.approx(expected_vectors, abs=1e-4)
 
@@ -194,7 +219,9 @@ def test_report_is_written(report: TuneReport) -> None:
     assert 0 < report.passes < report.seconds
 
 
-def test_recipe_model_and_report_give_the_same_vectors(base_folder: str, report: TuneReport) -> None:
+def test_recipe_model_and_report_give_the_same_vectors(
+    base_folder: str, report: TuneReport
+) -> None:
     folder = Path(report.folder)
     expected_vectors = encode_methods(
         load_base(base_folder),
@@ -272,7 +299,9 @@ def test_work_is_positions_times_layers(base_folder: str, cost_rows: Any) -> Non
     )
 
 
-def test_rows_have_the_standard_error_and_the_size_of_the_weights(base_folder: str, cost_rows: Any) -> None:
+def test_rows_have_the_standard_error_and_the_size_of_the_weights(
+    base_folder: str, cost_rows: Any
+) -> None:
     base_model = load_base(base_folder)
     text_views = views_of(TEXTS[:20])
     method = cost_rows[1].method
@@ -303,7 +332,11 @@ def test_report_ends_with_the_rows_and_notes(cost_rows: Any) -> None:
 def test_texts_that_report_neither_choose_nor_fit() -> None:
     texts = list(map("{0} one{0} two{0} three{0}".format, range(1000)))
     plan = plan_by_views(texts, 1000, 0)
-    assert (plan.choosing_items.item_count, plan.reporting_items.item_count, len(plan.filter_texts)) == (400, 300, 667)
+    assert (
+        plan.choosing_items.item_count,
+        plan.reporting_items.item_count,
+        len(plan.filter_texts),
+    ) == (400, 300, 667)
     used_texts = {
         *plan.choosing_items.texts_by_role[None],
         *plan.filter_texts,
@@ -324,7 +357,9 @@ def test_finished_passes_are_read_from_the_folder(
     resumed_report = tune.tune(base_folder, TEXTS, report.folder, **SILENT)
     assert len(readout_counts) == 1
     assert resumed_report.method == report.method
-    assert list(map(attrgetter("score"), resumed_report.rows)) == list(map(attrgetter("score"), report.rows))
+    assert list(map(attrgetter("score"), resumed_report.rows)) == list(
+        map(attrgetter("score"), report.rows)
+    )
     assert len(list(passes_folder.glob("*.pt"))) == 7
 
 
@@ -337,7 +372,11 @@ def test_other_texts_filters_and_number_types_are_other_passes(base_folder: str)
         Search(base_model, text_views, [None]),
         Search(load_base(base_folder, dtype="bfloat16"), text_views, ["abtt"]),
     ]
-    keys = {one_search.pass_key(tried) for one_search in searches for tried in similarity_passes(6, "LATIN")[:2]}
+    keys = {
+        one_search.pass_key(tried)
+        for one_search in searches
+        for tried in similarity_passes(6, "LATIN")[:2]
+    }
     assert len(keys) == 8
 
 
@@ -385,7 +424,9 @@ def test_pairs_choose_for_a_loaded_model(base_folder: str, two_passes: Any, tmp_
     assert f"base: {Path(base_folder).name}, method: " in recipe
 
 
-def test_each_pass_is_reported_with_the_best_method(base_folder: str, two_passes: Any, tmp_path: Path) -> None:
+def test_each_pass_is_reported_with_the_best_method(
+    base_folder: str, two_passes: Any, tmp_path: Path
+) -> None:
     lines: list[str] = []
     report = tune.tune(base_folder, TEXTS, tmp_path / "out", say=lines.append)
     first_pass, second_pass = two_passes
@@ -439,7 +480,9 @@ def test_notes_name_several_scripts() -> None:
     assert "several scripts" in notes_of(200, ["cat"] * 18 + ["猫"])[-1]
 
 
-def test_auto_gives_a_model_with_a_filter(base_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_gives_a_model_with_a_filter(
+    base_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pass_options: list[Any] = []
 
     def two_similarity_passes(*arguments: Any, **options: Any) -> list[search.Pass]:
@@ -501,7 +544,16 @@ def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
         lambda: tune.tune("mini", TEXTS, __file__),
         lambda: tune.tune("mini", TEXTS, seed=-1),
     ],
-    ids=["kind", "no texts", "few texts", "quantization", "no cost", "negative cost", "file", "seed"],
+    ids=[
+        "kind",
+        "no texts",
+        "few texts",
+        "quantization",
+        "no cost",
+        "negative cost",
+        "file",
+        "seed",
+    ],
 )
 def test_arguments_that_cannot_be_used_are_refused(call: Callable[[], object]) -> None:
     with pytest.raises(ValueError):

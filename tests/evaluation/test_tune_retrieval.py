@@ -26,12 +26,23 @@ from st_reba.evaluation.readouts import build_on, encode_methods, load_base
 from st_reba.evaluation.retrieval_items import RetrievalItems, read_rankings, retrieval_views
 from st_reba.evaluation.search import Candidate, Search
 from st_reba.evaluation.tune import tune
-from st_reba.evaluation.tune_plan import RetrievalPlan, plan_for_auto, plan_search_by_labels, plan_search_by_views
+from st_reba.evaluation.tune_plan import (
+    RetrievalPlan,
+    plan_for_auto,
+    plan_search_by_labels,
+    plan_search_by_views,
+)
 from st_reba.evaluation.tune_report import TuneReport
 from st_reba.evaluation.vectors import SearchVectors, Vectors, normalize_rows, search_filter_kinds
 
 ACTIONS = ["plays the guitar", "reads a long letter", "is buying bread", "walks home late", "sings"]
-PLACES = ["in the street", "near the river", "on a Sunday morning", "behind the school", "without a word"]
+PLACES = [
+    "in the street",
+    "near the river",
+    "on a Sunday morning",
+    "behind the school",
+    "without a word",
+]
 PEOPLE = ["man", "woman", "neighbour", "cat", "teacher", "bird"]
 STORIES = list(product(PEOPLE, ACTIONS, PLACES))
 DOCUMENTS = [
@@ -99,7 +110,9 @@ def test_similarities_are_those_behind_the_filter(document_count: int) -> None:
         (100, 20, [None, "center", "whiten"]),
     ],
 )
-def test_few_vectors_allow_fewer_filters(document_count: int, sentence_count: int, kinds: list[str | None]) -> None:
+def test_few_vectors_allow_fewer_filters(
+    document_count: int, sentence_count: int, kinds: list[str | None]
+) -> None:
     assert search_filter_kinds(document_count, sentence_count) == kinds
 
 
@@ -126,7 +139,11 @@ def test_candidates_have_the_scores_of_their_models(base_folder: str) -> None:
 
 
 def test_no_document_both_chooses_and_reports(plan: RetrievalPlan) -> None:
-    assert (plan.choosing_items.item_count, plan.reporting_items.item_count, len(plan.documents)) == (100, 50, 100)
+    assert (
+        plan.choosing_items.item_count,
+        plan.reporting_items.item_count,
+        len(plan.documents),
+    ) == (100, 50, 100)
     choosing_text = "\n".join(plan.documents)
     for reporting_text in (*plan.reporting_items.queries, *plan.reporting_items.documents):
         assert reporting_text not in choosing_text
@@ -147,7 +164,11 @@ def test_no_labelled_query_both_chooses_and_reports(labelled_plan: RetrievalPlan
 
 
 def test_all_documents_are_searched_and_fit_the_filter(labelled_plan: RetrievalPlan) -> None:
-    assert set(labelled_plan.documents) == set(DOCUMENTS) == set(labelled_plan.choosing_items.documents)
+    assert (
+        set(labelled_plan.documents)
+        == set(DOCUMENTS)
+        == set(labelled_plan.choosing_items.documents)
+    )
 
 
 def test_sentences_of_documents_stand_for_queries(labelled_plan: RetrievalPlan) -> None:
@@ -165,11 +186,20 @@ def test_report_is_written(report: TuneReport) -> None:
 
 def test_report_compares_the_choice_with_defaults_and_words(report: TuneReport) -> None:
     names = list(map(attrgetter("name"), report.rows))
-    assert names == ["chosen", "default, whitened", "default", "classical, mean", "PromptEOL", "BM25"]
+    assert names == [
+        "chosen",
+        "default, whitened",
+        "default",
+        "classical, mean",
+        "PromptEOL",
+        "BM25",
+    ]
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_recipe_model_and_report_give_the_same_vectors(base_folder: str, report: TuneReport, role: Role) -> None:
+def test_recipe_model_and_report_give_the_same_vectors(
+    base_folder: str, report: TuneReport, role: Role
+) -> None:
     saved_model = st_reba.load(str(Path(report.folder) / "model"))
     rebuilt_model = st_reba.build(Path(report.folder) / "recipe.yaml")
     method = report.method

@@ -34,9 +34,15 @@ def test_information_is_the_log_rank_in_both_directions() -> None:
     cosines = (first_views @ second_views.T).tolist()
     expected_scores = []
     for row_index in range(30):
-        rank_in_row = sum(cosines[row_index][other] >= cosines[row_index][row_index] for other in range(30))
-        rank_in_column = sum(cosines[other][row_index] >= cosines[row_index][row_index] for other in range(30))
-        expected_scores.append(1 - (math.log(rank_in_row) + math.log(rank_in_column)) / 2 / math.log(30))
+        rank_in_row = sum(
+            cosines[row_index][other] >= cosines[row_index][row_index] for other in range(30)
+        )
+        rank_in_column = sum(
+            cosines[other][row_index] >= cosines[row_index][row_index] for other in range(30)
+        )
+        expected_scores.append(
+            1 - (math.log(rank_in_row) + math.log(rank_in_column)) / 2 / math.log(30)
+        )
     np.testing.assert_allclose(information(first_views, second_views), expected_scores, atol=1e-6)
     # The premise: there are several ranks.
     assert len(set(expected_scores)) > 3
@@ -74,7 +80,10 @@ SEVENTY_FIVE = ("x " * 75).strip()
         ("a b c d", ("a b c", "b c d", "a b", "c d")),
         ("今天下大雪，路滑", ("今天下大雪，", "下大雪，路滑", "今天下", "大雪，路滑")),
         ("x " * 1000, (HUNDRED, HUNDRED, SEVENTY_FIVE, SEVENTY_FIVE)),
-        ("one, two! three four five", ("one, two! three four", "two! three four five", "one, two!", "three four five")),
+        (
+            "one, two! three four five",
+            ("one, two! three four", "two! three four five", "one, two!", "three four five"),
+        ),
     ],
     ids=["words", "characters", "long", "punctuation"],
 )
@@ -85,7 +94,9 @@ def test_views_are_crops_and_halves(text: str, views: tuple[str, ...]) -> None:
 
 
 def test_mean_score_of_pairs_is_spearmans_correlation_with_ties() -> None:
-    items = tuple((row_number % 11, 11 + row_number, float(row_number % 5)) for row_number in range(40))
+    items = tuple(
+        (row_number % 11, 11 + row_number, float(row_number % 5)) for row_number in range(40)
+    )
     task = Task("t", "STS", numbered_texts(51), items)
     unit_vectors = random_units(51)
     cosines = [float(unit_vectors[first] @ unit_vectors[second]) for first, second, _ in items]
@@ -101,7 +112,11 @@ def nearest_label(unit_vectors: Tensor, labels: list[str], row_index: int) -> st
         *labels[:row_index],
         *labels[row_index + 1 :],
     }:
-        members = [vector for other, vector in enumerate(unit_vectors) if other != row_index and labels[other] == label]
+        members = [
+            vector
+            for other, vector in enumerate(unit_vectors)
+            if other != row_index and labels[other] == label
+        ]
         centroid = torch.stack(members).sum(dim=0)
         similarities[label] = float(cosine_similarity(unit_vectors[row_index], centroid, dim=0))
     return max(similarities, key=lambda label: similarities[label])
@@ -118,7 +133,8 @@ def test_classes_are_scored_by_the_centroids_of_the_others() -> None:
     unit_vectors = normalize(random_units(18) + torch.eye(3).repeat(6, 2) * 0.7, dim=1)
     unit_vectors[16] = unit_vectors[15]
     expected_scores = [
-        float(nearest_label(unit_vectors, labels, row_index) == label) for row_index, label in enumerate(labels)
+        float(nearest_label(unit_vectors, labels, row_index) == label)
+        for row_index, label in enumerate(labels)
     ]
     assert task.task_kind.score_items(task, unit_vectors).tolist() == expected_scores
     # The premise: some are right, twins are, and a label that is there once is not.

@@ -30,7 +30,9 @@ def cat_index(tmp_path_factory: pytest.TempPathFactory) -> st_reba.Index:
     """One text about a cat, and more than are shown about ships."""
     folder = tmp_path_factory.mktemp("answers") / "index"
     texts = ["The cat sleeps.", *SHIP_TEXTS]
-    return st_reba.Index.build(echo_model(), texts, folder, passages="12:2", show_progress_bar=False)
+    return st_reba.Index.build(
+        echo_model(), texts, folder, passages="12:2", show_progress_bar=False
+    )
 
 
 def test_compare_draws_the_similarities_of_the_lines() -> None:
@@ -44,7 +46,9 @@ def test_compare_draws_the_similarities_of_the_lines() -> None:
     ("weighting", "chosen_tokens"),
     [("last", [3]), ("mean", []), ("word", [0, 1])],
 )
-def test_look_draws_the_weights_and_a_layer(weighting: compute.Weighting, chosen_tokens: Sequence[int]) -> None:
+def test_look_draws_the_weights_and_a_layer(
+    weighting: compute.Weighting, chosen_tokens: Sequence[int]
+) -> None:
     inside = compute.look(echo_model(), "天气 cat", 3)
     assert len(inside.rows) == 4
     weights = inside.weights(weighting, chosen_tokens)

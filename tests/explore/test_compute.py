@@ -30,7 +30,9 @@ from st_reba.explore.compute import (
 TEXT = "他在银行取了钱，then went home."
 
 
-@pytest.mark.parametrize(("method", "repeats"), [("reba", 2), ("reba", 3), ("echo:pooling=mean", 1)])
+@pytest.mark.parametrize(
+    ("method", "repeats"), [("reba", 2), ("reba", 3), ("echo:pooling=mean", 1)]
+)
 def test_weights_are_those_of_backward_attention(method: str, repeats: int) -> None:
     """Whatever the model's own number of copies, which stays."""
     model = st_reba.build("mini", method)
@@ -211,7 +213,9 @@ def test_lines_beyond_the_bounds_are_refused(text: str, key: str, values: dict[s
     ("max_length", "token_count", "key"),
     [(41, 21, "cut"), (None, MAX_POSITIONS // 2, "too_many_positions")],
 )
-def test_a_text_that_does_not_fit_is_refused(max_length: int | None, token_count: int, key: str) -> None:
+def test_a_text_that_does_not_fit_is_refused(
+    max_length: int | None, token_count: int, key: str
+) -> None:
     model = st_reba.build("mini", "reba", max_seq_length=max_length)
     with pytest.raises(Refused) as refused:
         look(model, "天" * token_count, 2)

@@ -139,12 +139,16 @@ def test_the_page_has_no_other_component(fake_gradio: FakeGradio) -> None:
     assert fake_gradio.components.keys() == COMPONENTS.keys() | other_ids
 
 
-def test_answers_take_what_was_entered(fake_gradio: FakeGradio, page_models: dict[str, SentenceTransformer]) -> None:
+def test_answers_take_what_was_entered(
+    fake_gradio: FakeGradio, page_models: dict[str, SentenceTransformer]
+) -> None:
     answers = Answers(page_models, None, WORDS)
     functions = (answers.compare, answers.look, answers.search)
     page_components = fake_gradio.components
     calls = fake_gradio.on.mock_calls
-    for direct_function, tab_name, (_, arguments, options) in zip(functions, ENTERED, calls, strict=True):
+    for direct_function, tab_name, (_, arguments, options) in zip(
+        functions, ENTERED, calls, strict=True
+    ):
         triggers, answer_function, inputs, output = arguments
         assert triggers[:2] == [
             page_components["Blocks"].load,

@@ -16,7 +16,9 @@ from st_reba.index import Index
 from st_reba.serve.hosts import LOOPBACK
 
 
-def test_a_name_is_a_path_or_a_base_with_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_a_path_or_a_base_with_a_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder may have a space in its name."""
     monkeypatch.chdir(tmp_path)
     Path("my model").mkdir()
@@ -82,7 +84,9 @@ def launch_calls(monkeypatch: pytest.MonkeyPatch) -> Mock:
     for name, function in functions.items():
         monkeypatch.setattr(f"st_reba.explore.{name}", function)
     monkeypatch.setattr(Index, "open", recorder.open_index)
-    recorder.run_server.side_effect = lambda app, server_socket: recorder.port(server_socket.getsockname()[1])
+    recorder.run_server.side_effect = lambda app, server_socket: recorder.port(
+        server_socket.getsockname()[1]
+    )
     return recorder
 
 

@@ -117,7 +117,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    do_POST = do_HEAD = do_GET
+    do_POST = do_HEAD = do_GET  # noqa: N815
 
     def answer(self) -> bytes:
         """What is sent."""

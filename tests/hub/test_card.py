@@ -203,7 +203,9 @@ def test_the_sink_is_named_and_whether_it_is_pooled(options: dict[str, Any], sin
 def test_the_sink_of_a_base_without_special_tokens_is_of_the_text() -> None:
     model = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2, device="cpu")
     model[0].tokenizer.backend_tokenizer.post_processor = None
-    assert "the first token of the input, here of the text itself, and is pooled" in str(described_sink(model))
+    assert "the first token of the input, here of the text itself, and is pooled" in str(
+        described_sink(model)
+    )
 
 
 def test_layers_that_hide_nothing_have_no_sink() -> None:
@@ -267,7 +269,9 @@ def test_a_template_asks_for_nothing_that_a_card_does_not_have(
     assert template_variables <= {*CardValues.__dataclass_fields__, "graph"}
 
 
-def test_no_description_lacks_what_the_template_asks_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_description_lacks_what_the_template_asks_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     facts = {
         "scores": [
             {
@@ -470,7 +474,9 @@ def test_a_strangers_name_stays_text(tmp_path: Path) -> None:
     assert "a local folder or file" in card
 
 
-def test_a_copy_that_is_saved_again_does_not_speak_of_the_folder(saved_folder: Path, tmp_path: Path) -> None:
+def test_a_copy_that_is_saved_again_does_not_speak_of_the_folder(
+    saved_folder: Path, tmp_path: Path
+) -> None:
     """Its card is the old one, but for files, digests and the number type of the weights."""
     published_card = (saved_folder / "README.md").read_text(encoding="utf-8")
     start_mark, end_mark = CARD_MARKS

@@ -114,7 +114,8 @@ def test_only_saving_touches_files(whole_code: Path) -> None:
     assert not attributes & REACHING_ATTRIBUTES
 
 
-# Runs the check that the card prints, where st_reba cannot be imported, and lists what the repository's code does.
+# Runs the check that the card prints, where st_reba cannot be imported, and lists what the
+# repository's code does.
 STRANGER = """
 import re, sys
 sys.modules["st_reba"] = None

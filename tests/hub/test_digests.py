@@ -120,7 +120,9 @@ def test_push_refuses_noise_that_no_golden_text_meets(
         ("modules.json", lambda value: value.pop(), "modules.json"),
     ],
 )
-def test_a_changed_setting_is_named(copied_folder: Path, file_name: str, change: Change, message: str) -> None:
+def test_a_changed_setting_is_named(
+    copied_folder: Path, file_name: str, change: Change, message: str
+) -> None:
     saved_digests = digests_of(copied_folder)
     change_json(copied_folder / file_name, change)
     assert re.search(message, "\n".join(damage_of(copied_folder, saved_digests)))
@@ -152,7 +154,9 @@ def test_a_setting_that_another_version_changes_is_damage(
     assert "rms_norm_eps" in comparison.damage[0]
 
 
-def test_a_model_that_sentence_transformers_saves_again_is_the_same(copied_folder: Path, tmp_path: Path) -> None:
+def test_a_model_that_sentence_transformers_saves_again_is_the_same(
+    copied_folder: Path, tmp_path: Path
+) -> None:
     saved_digests = digests_of(copied_folder)
     SentenceTransformer(str(copied_folder), device="cpu").save_pretrained(str(tmp_path / "again"))
     assert damage_of(tmp_path / "again", saved_digests) == []

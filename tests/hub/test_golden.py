@@ -42,7 +42,9 @@ def test_golden_vectors_come_out_again(reba_model: Any, golden_file: Path) -> No
     assert not report.changes
 
 
-def test_the_tolerance_follows_from_the_number_type_and_the_depth(reba_model: Any, golden_file: Path) -> None:
+def test_the_tolerance_follows_from_the_number_type_and_the_depth(
+    reba_model: Any, golden_file: Path
+) -> None:
     report = compare(reba_model, read_golden(golden_file))
     assert report.tolerance == machine_tolerance(reba_model) == float(f"{64 * 2**-23 * 6**0.5:.2g}")
     assert machine_tolerance(reba_model, "bfloat16") == float(f"{2.5 * 2**-7 * 6**0.5:.2g}")
@@ -139,12 +141,16 @@ def test_fields_of_a_template_are_stored(model_with_fields: Any, tmp_path: Path)
         compare(model_with_fields, {**stored, "fields": {"device": "meta"}})
 
 
-def test_texts_are_cut_without_a_word(model_with_fields: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_texts_are_cut_without_a_word(
+    model_with_fields: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_golden(model_with_fields, tmp_path)
     assert not caplog.records
 
 
-def test_vectors_are_whole_whatever_the_user_truncates_to(model_with_fields: Any, tmp_path: Path) -> None:
+def test_vectors_are_whole_whatever_the_user_truncates_to(
+    model_with_fields: Any, tmp_path: Path
+) -> None:
     write_golden(model_with_fields, tmp_path)
     stored = read_golden(tmp_path / golden.FILE)
     assert len(stored["texts"][0]["vector"]) == 192
@@ -152,7 +158,9 @@ def test_vectors_are_whole_whatever_the_user_truncates_to(model_with_fields: Any
     assert compare(model_with_fields, stored).ok
 
 
-def test_the_empty_text_is_left_out_where_no_token_can_stand_for_it(model_with_fields: Any, tmp_path: Path) -> None:
+def test_the_empty_text_is_left_out_where_no_token_can_stand_for_it(
+    model_with_fields: Any, tmp_path: Path
+) -> None:
     for name in ("bos", "eos", "unk", "pad"):
         setattr(model_with_fields.tokenizer, f"{name}_token", None)
     write_golden(model_with_fields, tmp_path)

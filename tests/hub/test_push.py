@@ -90,7 +90,9 @@ def test_a_pull_request_leaves_main_and_is_named(
     assert capsys.readouterr().out.endswith(f"Published: {pushed.url}\n")
 
 
-def test_a_published_model_is_verified_by_its_name(hub: Hub, copied_folder: Path, tmp_path: Path) -> None:
+def test_a_published_model_is_verified_by_its_name(
+    hub: Hub, copied_folder: Path, tmp_path: Path
+) -> None:
     push(copied_folder, REPO)
     report = verify(REPO, cache_folder=str(tmp_path / "cache"), device="cpu")
     assert report.ok and report.damage == []
@@ -136,7 +138,9 @@ def test_a_changed_file_is_refused(
 ) -> None:
     text = (copied_folder / file_name).read_text(encoding="utf-8")
     assert original_text in text
-    (copied_folder / file_name).write_text(text.replace(original_text, changed_text), encoding="utf-8")
+    (copied_folder / file_name).write_text(
+        text.replace(original_text, changed_text), encoding="utf-8"
+    )
     assert_refused(copied_folder, message)
     assert not hub.repos
 
@@ -145,13 +149,17 @@ def test_a_changed_file_is_refused(
     ("message", "file_name"),
     [("golden.json", "golden.json"), ("Save it again", "st_reba.py")],
 )
-def test_a_missing_file_is_refused(hub: Hub, copied_folder: Path, message: str, file_name: str) -> None:
+def test_a_missing_file_is_refused(
+    hub: Hub, copied_folder: Path, message: str, file_name: str
+) -> None:
     (copied_folder / file_name).unlink()
     assert_refused(copied_folder, message)
     assert not hub.repos
 
 
-def test_who_may_not_write_is_refused(hub: Hub, copied_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_not_write_is_refused(
+    hub: Hub, copied_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_nobody")
     assert_refused(copied_folder, REPO, OSError)
     monkeypatch.delenv("HF_TOKEN")
@@ -159,7 +167,9 @@ def test_who_may_not_write_is_refused(hub: Hub, copied_folder: Path, monkeypatch
     assert not hub.repos
 
 
-def test_a_zoo_of_which_one_fails_sends_the_others(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_zoo_of_which_one_fails_sends_the_others(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The one that fails is named."""
     script = Path(st_reba.__file__).parents[1] / "scripts" / "publish_zoo.py"
     main = runpy.run_path(str(script))["main"]

@@ -112,7 +112,9 @@ def test_a_failure_leaves_the_old_folder(
     assert os.listdir(tmp_path) == ["saved"]
 
 
-def test_an_empty_folder_may_be_there_and_a_model_may_not(model: SentenceTransformer, tmp_path: Path) -> None:
+def test_an_empty_folder_may_be_there_and_a_model_may_not(
+    model: SentenceTransformer, tmp_path: Path
+) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
     save(model, folder, golden=False)
@@ -120,7 +122,9 @@ def test_an_empty_folder_may_be_there_and_a_model_may_not(model: SentenceTransfo
         save(model, folder, overwrite=False)
 
 
-def test_what_is_no_saved_model_is_never_overwritten(model: SentenceTransformer, tmp_path: Path) -> None:
+def test_what_is_no_saved_model_is_never_overwritten(
+    model: SentenceTransformer, tmp_path: Path
+) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("keep")
     (tmp_path / "file").write_text("keep")
@@ -138,7 +142,9 @@ def test_a_link_stays_a_link(model: SentenceTransformer, tmp_path: Path) -> None
     assert (tmp_path / "target" / "golden.json").is_file()
 
 
-def test_a_model_of_others_has_the_card_of_its_library(model: SentenceTransformer, tmp_path: Path) -> None:
+def test_a_model_of_others_has_the_card_of_its_library(
+    model: SentenceTransformer, tmp_path: Path
+) -> None:
     save(
         SentenceTransformer(modules=[model[2]]),
         tmp_path / "others",

@@ -75,7 +75,9 @@ def test_code_that_a_checkout_gave_other_line_ends_is_the_same(
 
 
 @pytest.mark.parametrize("changed_line", [40, None], ids=["in the middle", "behind the end"])
-def test_changed_code_is_not_to_be_trusted_and_its_line_is_named(copied_folder: Path, changed_line: int | None) -> None:
+def test_changed_code_is_not_to_be_trusted_and_its_line_is_named(
+    copied_folder: Path, changed_line: int | None
+) -> None:
     file = copied_folder / "st_reba.py"
     lines = file.read_text(encoding="utf-8").split("\n")
     if changed_line is None:
@@ -102,7 +104,9 @@ def test_code_of_another_version_is_not_compared_which_is_said_first(
     file.write_text(text.replace("st_reba 0", "st_reba 99", 1), encoding="utf-8")
     report = verify(copied_folder)
     assert report.ok
-    assert str(report).startswith("Read st_reba.py before you let it run: it says that it is of st_reba 99")
+    assert str(report).startswith(
+        "Read st_reba.py before you let it run: it says that it is of st_reba 99"
+    )
 
 
 def test_a_folder_without_code_is_for_readers_with_the_package(
@@ -162,7 +166,9 @@ OTHER_PIPELINES: dict[str, Callable[[], list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", OTHER_PIPELINES)
-def test_pipelines_of_others_are_saved_verified_described_and_published(name: str, tmp_path: Path) -> None:
+def test_pipelines_of_others_are_saved_verified_described_and_published(
+    name: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     model = SentenceTransformer(modules=OTHER_PIPELINES[name](), device="cpu")
     try:

@@ -115,7 +115,9 @@ def test_a_build_goes_on_after_a_failure(tmp_path: Path) -> None:
     assert len(index) == 2
 
 
-@pytest.mark.parametrize(("text", "reason", "is_encoded"), [("", "no text", False), ("zzzz", "no vector", True)])
+@pytest.mark.parametrize(
+    ("text", "reason", "is_encoded"), [("", "no text", False), ("zzzz", "no vector", True)]
+)
 def test_an_addition_that_fails_changes_nothing(
     index_path: Path,
     text: str,

@@ -112,7 +112,9 @@ def test_the_error_of_a_lost_vector_file_has_a_remedy(index_copy: Path) -> None:
         Index.open(index_copy)
 
 
-@pytest.mark.parametrize("name", ["documents/00001.parquet", "vectors/00001.npy", "vectors/00001.json"])
+@pytest.mark.parametrize(
+    "name", ["documents/00001.parquet", "vectors/00001.npy", "vectors/00001.json"]
+)
 def test_a_stopped_build_encodes_a_damaged_part_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

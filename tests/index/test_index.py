@@ -354,7 +354,9 @@ def test_compact_changes_the_factory_without_encoding(
     assert index.info()["parameters"] is None
 
 
-@pytest.mark.parametrize("options", [{"factory": "Nonsense"}, {"factory": "IVF200,Flat"}, {"parameters": "nprobe=2"}])
+@pytest.mark.parametrize(
+    "options", [{"factory": "Nonsense"}, {"factory": "IVF200,Flat"}, {"parameters": "nprobe=2"}]
+)
 def test_compact_refuses_factories_that_cannot_be_used(
     index_path: Path,
     options: dict[str, str],

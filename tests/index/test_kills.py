@@ -24,7 +24,9 @@ OPERATIONS = {operation.name: operation for operation in operations(size=6)}
 DRAWN_EVENTS = 4
 
 
-@pytest.fixture(params=slow_but(list(OPERATIONS), "encode_corpus", "build Flat", "upsert", "compact"))
+@pytest.fixture(
+    params=slow_but(list(OPERATIONS), "encode_corpus", "build Flat", "upsert", "compact")
+)
 def trial(
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -46,7 +48,9 @@ def test_a_kill_loses_nothing(trial: Trial) -> None:
     assert saw_old_state
     delay = drawn.uniform(0, trial.seconds)
     outcome = trial.kill(delay=delay)
-    assert outcome.problem is None, f"killed after {delay:.4f} s of {trial.seconds:.4f}: {outcome.problem}"
+    assert outcome.problem is None, (
+        f"killed after {delay:.4f} s of {trial.seconds:.4f}: {outcome.problem}"
+    )
 
 
 def test_a_repeated_addition_is_recognized_after_another_change(tmp_path: Path) -> None:

@@ -185,7 +185,9 @@ def test_a_sample_of_every_segment_trains_the_index(
     sample_size: int,
 ) -> None:
     sizes: list[int] = []
-    monkeypatch.setattr(factories.faiss.IndexIVFFlat, "train", lambda index, sample: sizes.append(len(sample)))
+    monkeypatch.setattr(
+        factories.faiss.IndexIVFFlat, "train", lambda index, sample: sizes.append(len(sample))
+    )
     monkeypatch.setattr(factories, "_MIN_SAMPLES", min_samples)
     factories.train_index("IVF2,Flat", DIMENSION, None, [Segment(KEYS, lambda: VECTORS)])
     assert sizes == [sample_size]

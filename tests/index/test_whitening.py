@@ -143,11 +143,15 @@ def test_an_index_ranks_as_the_model_with_the_filter(
         expected_results = raw_index.search(query, 110, mode="vectors")
         assert ids_of(results)[:3] == ids_of(expected_results)[:3]
         scores = dict(zip(ids_of(results), scores_of(results), strict=True))
-        expected_scores = dict(zip(ids_of(expected_results), scores_of(expected_results), strict=True))
+        expected_scores = dict(
+            zip(ids_of(expected_results), scores_of(expected_results), strict=True)
+        )
         assert scores == pytest.approx(expected_scores, abs=1e-5)
 
 
-@pytest.mark.parametrize(("count", "extent"), [(19, None), (50, "center:texts=50"), (110, "whiten:power=0.25")])
+@pytest.mark.parametrize(
+    ("count", "extent"), [(19, None), (50, "center:texts=50"), (110, "whiten:power=0.25")]
+)
 def test_few_texts_allow_less(
     index_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -289,7 +293,9 @@ def built_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-@pytest.mark.parametrize("damage", ["UPDATE whitening SET content = zeroblob(9)", "DELETE FROM whitening"])
+@pytest.mark.parametrize(
+    "damage", ["UPDATE whitening SET content = zeroblob(9)", "DELETE FROM whitening"]
+)
 def test_a_damaged_whitening_is_not_used(
     built_index: Path,
     index_path: Path,
@@ -299,7 +305,9 @@ def test_a_damaged_whitening_is_not_used(
     index_copy = Path(shutil.copytree(built_index, index_path))
     with closing(sqlite3.connect(index_copy / "index.sqlite")) as connection, connection:
         connection.execute(damage)
-    with pytest.raises(ValueError, match="whitening is (missing|not what was written).*restore a copy"):
+    with pytest.raises(
+        ValueError, match="whitening is (missing|not what was written).*restore a copy"
+    ):
         use(Index.open(index_copy, MODEL))
     assert Index.open(index_copy).search("cat", mode="words") != []
 

@@ -43,7 +43,9 @@ def test_hostile_queries_find_no_more_than_their_words(
     query_vector = np.ones(16, np.float32)
     random = np.random.default_rng(seed)
     for _ in range(30):
-        pieces = random.choice([*SYNTAX_TEXT.split(), *CHARACTERS, *LONG], size=random.integers(1, 4))
+        pieces = random.choice(
+            [*SYNTAX_TEXT.split(), *CHARACTERS, *LONG], size=random.integers(1, 4)
+        )
         query = "_".join(["", *pieces])  # a query may not be blank; "_" is no part of a word
         plain_query = query.replace("\0", " ").replace("_", " ").replace("１２３", "123")
         query_words = set(words_in(plain_query.lower()))

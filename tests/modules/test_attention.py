@@ -74,7 +74,9 @@ SCORES = {
 }
 
 
-def whole_attention(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms) -> tuple[Tensor, Tensor]:
+def whole_attention(
+    query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms
+) -> tuple[Tensor, Tensor]:
     """Output [B, T, H, D] and probabilities, with all of both in memory."""
     key = key.repeat_interleave(2, dim=1)
     value = value.repeat_interleave(2, dim=1)
@@ -110,7 +112,9 @@ def test_blocks_have_the_output_and_the_probabilities_of_the_whole(
     def check_block(block: Tensor, texts: slice, start: int) -> None:
         block_sizes.append(block.numel())
         end = start + block.shape[2]
-        torch.testing.assert_close(block, expected_probabilities[texts, :, start:end, : block.shape[3]])
+        torch.testing.assert_close(
+            block, expected_probabilities[texts, :, start:end, : block.shape[3]]
+        )
 
     for head_tensor in heads:
         head_tensor.requires_grad_()
@@ -123,7 +127,9 @@ def test_blocks_have_the_output_and_the_probabilities_of_the_whole(
 
 
 @pytest.mark.parametrize("terms", SCORES.values(), ids=SCORES)
-def test_blocks_have_the_gradients_of_the_whole(terms: ScoreTerms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_have_the_gradients_of_the_whole(
+    terms: ScoreTerms, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(blocks, "BLOCK", 32 * 4 * LENGTH)
     heads = [numbers.requires_grad_() for numbers in random_heads(value_size=5)]
     expected_output, _ = whole_attention(*heads, terms)
@@ -265,7 +271,9 @@ class LargestTensor(TorchDispatchMode):
 
     number_count = 0
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = operator(*args, **(kwargs or {}))
         for tensor in filter(torch.is_tensor, tree_leaves(result)):
             number_count = tensor.untyped_storage().nbytes() // tensor.itemsize
@@ -316,7 +324,9 @@ def test_gradients_are_those_of_differences(base: Base, pipeline: str) -> None:
 
     value_ahead = value_after_step(1e-6)
     value_behind = value_after_step(-2e-6)
-    slope = sum(float((weight_gradients[name] * direction[name]).sum()) for name in weight_gradients)
+    slope = sum(
+        float((weight_gradients[name] * direction[name]).sum()) for name in weight_gradients
+    )
     assert slope == pytest.approx((value_ahead - value_behind) / 2e-6, rel=1e-4)
 
 
@@ -332,11 +342,15 @@ PIPELINES_WITH_A_PASS = [
 
 @pytest.mark.parametrize("pipeline", PIPELINES_WITH_A_PASS)
 @pytest.mark.parametrize("base_name", ["llama", "gpt2"])
-def test_a_checkpointed_layer_finds_its_pass_when_it_runs_again(base: Base, base_name: str, pipeline: str) -> None:
+def test_a_checkpointed_layer_finds_its_pass_when_it_runs_again(
+    base: Base, base_name: str, pipeline: str
+) -> None:
     model: Any = build_pipeline(base(base_name), pipeline).train()
     features = features_of(model, TEXTS)
     expected = gradients(model, features)
-    model[0].model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model[0].model.gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": False}
+    )
     for _ in range(2):
         assert_gradients(gradients(model, features), expected)
     checkpoint_types: set[type] = set()
@@ -399,7 +413,9 @@ def test_layers_that_look_both_ways_are_refused_after_the_build_too() -> None:
         model.encode("Cats sleep.")
 
 
-def test_an_encoder_is_a_baseline_if_it_is_told_of_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_is_a_baseline_if_it_is_told_of_padding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     families.save("bert", tmp_path, decoder=False)
     build(str(tmp_path), "classical", pooling="mean")
 

@@ -13,7 +13,9 @@ from st_reba.modules.layout import POOLED, RowLayout, copy_starts, pad, pooled_p
 from st_reba.poolings import POSITIONS
 
 LITERALS = st.lists(st.integers(1, 9), max_size=3).map(tuple)
-LAYOUTS = st.lists(st.none() | LITERALS, min_size=1, max_size=6).filter(lambda segments: None in segments)
+LAYOUTS = st.lists(st.none() | LITERALS, min_size=1, max_size=6).filter(
+    lambda segments: None in segments
+)
 # Bounded, and the same in every run.
 FAST = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -35,7 +37,9 @@ def test_spans_and_copy_starts_are_read_from_tensors(
 
 @FAST
 @given(LAYOUTS, st.lists(st.integers(1, 5), min_size=1, max_size=3))
-def test_a_built_row_holds_its_segments_in_order(segments: list[tuple[int, ...] | None], content: list[int]) -> None:
+def test_a_built_row_holds_its_segments_in_order(
+    segments: list[tuple[int, ...] | None], content: list[int]
+) -> None:
     layout = RowLayout(tuple(segments))
     token_ids, _, span = layout.build_row(content)
     expected_ids: list[int] = []
@@ -47,7 +51,9 @@ def test_a_built_row_holds_its_segments_in_order(segments: list[tuple[int, ...] 
 
 @FAST
 @given(LAYOUTS, st.integers(1, 4), st.integers(0, 2), st.integers(0, 3))
-def test_pooled_positions(segments: list[tuple[int, ...] | None], length: int, suffix: int, padding: int) -> None:
+def test_pooled_positions(
+    segments: list[tuple[int, ...] | None], length: int, suffix: int, padding: int
+) -> None:
     layout = RowLayout((*segments, (7,) * suffix))
     _, copy_ids, span = layout.build_row([1] * length)
     copies = torch.tensor([copy_ids + [0] * padding])

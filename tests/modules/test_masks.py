@@ -94,7 +94,9 @@ def test_a_setting_converts_the_upper_layers(setting: str) -> None:
 def test_k0_layers_hide_the_sink(setting: str, k0: int) -> None:
     layer_plan = plan_layers(setting, 5, k=3, k0=k0)
     bidirectional_count = BIDIRECTIONAL_LAYERS[setting, k0]
-    expected_upper = [BIDIRECTIONAL] * bidirectional_count + [NOSINK_BIDIRECTIONAL] * (3 - bidirectional_count)
+    expected_upper = [BIDIRECTIONAL] * bidirectional_count + [NOSINK_BIDIRECTIONAL] * (
+        3 - bidirectional_count
+    )
     assert layer_plan.layer_masks == [FORWARD, FORWARD, *expected_upper]
     assert (layer_plan.second, layer_plan.architecture, layer_plan.m) == (
         [],
@@ -168,7 +170,8 @@ def test_a_wrong_k_is_refused_with_its_reason(k: Any, message: str) -> None:
 
 
 DEPTH = 3
-# Setting with its numbers, and the oracle's plan, for models of three layers; of every kind one, then others.
+# Setting with its numbers, and the oracle's plan, for models of three layers; of every kind one,
+# then others.
 CASES: list[tuple[dict[str, Any], Plan]] = [
     (
         {"setting": "inplace-bidir", "k": [0, -1]},
@@ -300,7 +303,9 @@ def test_reba_takes_every_run_of_every_layer(
     published_pooling = {"last": published_last, "mean": published_mean}[pooling]
     for text, vector in zip(TEXTS_FOR_WINDOWS, encoded(model, TEXTS_FOR_WINDOWS), strict=True):
         text_layout, _, _ = oracle(path, text, (None, None))
-        hidden_states, attention_maps = hooked(double(path), text_layout.ids, oracle_plan, windows_of(base_name))
+        hidden_states, attention_maps = hooked(
+            double(path), text_layout.ids, oracle_plan, windows_of(base_name)
+        )
         fused_attention = reference.symmetrized_max(attention_maps)
         if "implementation" in options:
             expected = published_pooling(hidden_states, fused_attention)
@@ -313,7 +318,9 @@ def test_reba_takes_every_run_of_every_layer(
 @pytest.mark.parametrize("mask_name", MASKS)
 @pytest.mark.parametrize("length", [1, 2, 6])
 @pytest.mark.parametrize("window", [None, 2])
-def test_masks_are_those_of_the_reference(mask_name: str, m: int, length: int, window: int | None) -> None:
+def test_masks_are_those_of_the_reference(
+    mask_name: str, m: int, length: int, window: int | None
+) -> None:
     native_mask = visible(FORWARD, length, m, window)[None, None]
     mask = apply_mask(mask_name, native_mask, m=m)[0, 0]
     assert torch.equal(mask, visible(mask_name, length, m, window))
@@ -399,7 +406,9 @@ def window_mask() -> Iterator[None]:
         "window-6",
         inplace_setting="window-6",
         description="the six tokens up to i",
-        visible_tokens=lambda view: view.native_mask & (view.positions[:, None] - view.positions < 6),
+        visible_tokens=lambda view: (
+            view.native_mask & (view.positions[:, None] - view.positions < 6)
+        ),
         is_causal=True,
     )
     yield
@@ -426,7 +435,9 @@ def test_the_check_runs_tokens_enough_to_tell_a_declared_mask_from_others(
     ("setting", "is_allowed"),
     [("window-6", False), ("mask0-for", True), ("inplace-bidir", False)],
 )
-def test_m_is_an_option_where_a_mask_hides_the_sink(window_mask: None, setting: str, is_allowed: bool) -> None:
+def test_m_is_an_option_where_a_mask_hides_the_sink(
+    window_mask: None, setting: str, is_allowed: bool
+) -> None:
     with nullcontext() if is_allowed else pytest.raises(ValueError, match="hides no sink"):
         plan_layers(setting, 4, k=1, m=2)
 

@@ -15,13 +15,17 @@ EMPTY_TEXT_ID = 4
 PADDING_ID = 5
 Segment = tuple[int, ...] | None
 LITERALS = st.lists(st.integers(10, 19), max_size=3).map(tuple)
-TEMPLATES = st.lists(st.none() | LITERALS, min_size=1, max_size=6).filter(lambda segments: None in segments)
+TEMPLATES = st.lists(st.none() | LITERALS, min_size=1, max_size=6).filter(
+    lambda segments: None in segments
+)
 CONTENTS = st.lists(st.lists(st.integers(20, 99), max_size=5), min_size=1, max_size=4)
 # Few examples, and the same in every run.
 FAST = settings(max_examples=60, deadline=None, derandomize=True)
 
 
-def place_padded_batch(layout: RowLayout, contents: list[list[int]], padding_side: str) -> PlacedRows:
+def place_padded_batch(
+    layout: RowLayout, contents: list[list[int]], padding_side: str
+) -> PlacedRows:
     """The contents as a tokenizer pads them, between its special tokens, and placed."""
     special_token_count = len(PREFIX) + len(SUFFIX)
     column_count = max(map(len, contents)) + special_token_count
@@ -45,7 +49,9 @@ def place_padded_batch(layout: RowLayout, contents: list[list[int]], padding_sid
 
 @FAST
 @given(TEMPLATES, CONTENTS, st.sampled_from(["left", "right"]))
-def test_placed_rows_are_the_built_rows(template: list[Segment], contents: list[list[int]], padding_side: str) -> None:
+def test_placed_rows_are_the_built_rows(
+    template: list[Segment], contents: list[list[int]], padding_side: str
+) -> None:
     layout = RowLayout((PREFIX, *template, SUFFIX))
     built_rows = [layout.build_row(content or [EMPTY_TEXT_ID]) for content in contents]
     expected = pad(built_rows)
@@ -75,5 +81,7 @@ def test_pooled_positions_are_the_same_in_both_forms(
     placed_mask = pooled_positions(
         pooled, layout.copies, rows.copy_ids, rows.real_tokens, rows.row_lengths, len(SUFFIX)
     )
-    built_mask = pooled_positions(pooled, layout.copies, expected["copy_ids"], real_tokens, row_lengths, len(SUFFIX))
+    built_mask = pooled_positions(
+        pooled, layout.copies, expected["copy_ids"], real_tokens, row_lengths, len(SUFFIX)
+    )
     assert torch.equal(placed_mask, built_mask)

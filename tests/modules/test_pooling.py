@@ -77,7 +77,9 @@ def test_reba_equals_the_oracle(
     token_vectors = mean_model.encode(list(TEXTS), output_value="token_embeddings", batch_size=9)
     for row, text in enumerate(TEXTS):
         text_layout, hidden_states, fused_attention = oracle(path, text, template_pieces)
-        expected_tokens = reference.reba_tokens(hidden_states, fused_attention, text_layout, **oracle_options)
+        expected_tokens = reference.reba_tokens(
+            hidden_states, fused_attention, text_layout, **oracle_options
+        )
         assert_close(last_vectors[row], expected_tokens[-1])
         assert_close(mean_vectors[row], expected_tokens.mean(dim=0))
         assert_close(token_vectors[row], expected_tokens)
@@ -165,7 +167,9 @@ def test_pipelines_share_no_transformer(base: Base, options: dict[str, Any]) -> 
     ("base_name", "pooling"),
     [("gpt_oss", "last"), ("llama", "mean"), ("mini", "mean")],
 )
-def test_bfloat16_rounds_by_less_than_a_thousandth(base: Base, base_name: str, pooling: Any) -> None:
+def test_bfloat16_rounds_by_less_than_a_thousandth(
+    base: Base, base_name: str, pooling: Any
+) -> None:
     """8 bits of every number: 1 − cosine to float32, and between a text alone and in a batch."""
     exact_vectors = encoded(build(base(base_name), pooling=pooling))
     model = build(base(base_name), pooling=pooling, dtype="bfloat16")
@@ -228,7 +232,9 @@ def test_pieces_equal_the_oracle(
     copy_count = options.get("repeats", 2)
     for row, text in enumerate(TEXTS):
         text_layout, _, _ = oracle(path, text, (None,))
-        expected_tokens = chunked_tokens(run_model, text_layout, chunk, copy_count, **weight_options)
+        expected_tokens = chunked_tokens(
+            run_model, text_layout, chunk, copy_count, **weight_options
+        )
         assert_close(last_vectors[row], chunked_pooled(expected_tokens, "last"))
         assert_close(mean_vectors[row], chunked_pooled(expected_tokens, "mean"))
         assert_close(token_vectors[row][: text_layout.n], expected_tokens)
@@ -246,7 +252,9 @@ def token_vectors_of(model: Any) -> Tensor:
 def test_last_pooling_runs_the_last_pieces_alone(
     base: Base, base_name: str, chunk: int, options: dict[str, Any]
 ) -> None:
-    transformer, pooling, *_ = build(base(base_name, "bos_eos"), pooling="last", chunk=chunk, **options)
+    transformer, pooling, *_ = build(
+        base(base_name, "bos_eos"), pooling="last", chunk=chunk, **options
+    )
     features = dict(transformer.preprocess(list(TEXTS)))
     with torch.inference_mode():
         token_vectors = pooling.token_vectors(transformer(features))

@@ -258,14 +258,18 @@ def random_texts(random_state: Random) -> list[str]:
 
 
 @pytest.mark.parametrize("template_index", range(len(TEMPLATES)))
-def test_passes_see_what_is_counted_a_prefix_a_batch_and_bounded_padding(base: Base, template_index: int) -> None:
+def test_passes_see_what_is_counted_a_prefix_a_batch_and_bounded_padding(
+    base: Base, template_index: int
+) -> None:
     template = TEMPLATES[template_index]
     method = "echo" if template == REWRITE else "prompteol"
     model: Any = build(base("llama"), method, template=template)
     row_layouts = model[0].row_layouts()
     prefixes = {prefix_of(row_layout) for row_layout in row_layouts}
     prefix_lengths = [len(prefix) for prefix in prefixes]
-    lengths_behind = [row_layout.overhead - len(prefix_of(row_layout)) for row_layout in row_layouts]
+    lengths_behind = [
+        row_layout.overhead - len(prefix_of(row_layout)) for row_layout in row_layouts
+    ]
     question_padding = len(lengths_behind) * max(lengths_behind) - sum(lengths_behind)
     random_state = Random(template_index)
     for _ in range(3):
@@ -280,7 +284,8 @@ def test_passes_see_what_is_counted_a_prefix_a_batch_and_bounded_padding(base: B
             lower_bound += sum(prefix_lengths)
             upper_bound += sum(prefix_lengths) + len(batch) * (longest + question_padding)
         assert lower_bound <= sum(passes) <= upper_bound
-        # Whole rows see more, where more than special tokens is shared; a count of them would be too high.
+        # Whole rows see more, where more than special tokens is shared; a count of them would be
+        # too high.
         if min(prefix_lengths) > 4:
             assert sum(passes) < sum(batch_positions(model[0], texts, {}, whole=True))
 
@@ -356,7 +361,9 @@ def pad_to(rows: Tensor, width: int) -> Tensor:
         ("rerouted", "Write of this: {text}"),
     ],
 )
-def test_rows_run_whole_where_attention_is_shown_or_masked(base: Base, pipeline: str, template: str | None) -> None:
+def test_rows_run_whole_where_attention_is_shown_or_masked(
+    base: Base, pipeline: str, template: str | None
+) -> None:
     model: Any = build_pipeline(base("llama"), pipeline, template=template)
     assert not model[0].can_share()
     with counted_positions(model) as passes:
@@ -408,7 +415,9 @@ def test_a_few_positions_are_not_worth_a_stage(
     assert len(passes) == pass_count
 
 
-def test_one_text_shares_with_its_own_questions(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_text_shares_with_its_own_questions(
+    base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model: Any = build(base("llama"), "prompteol", template=QUESTIONS[:2])
     prefix_length = features_of(model)["spans"][0].start
     monkeypatch.setitem(shared_prefix.STAGE_COST, "cpu", prefix_length + 1)
@@ -419,7 +428,9 @@ def test_one_text_shares_with_its_own_questions(base: Base, monkeypatch: pytest.
 
 @pytest.mark.parametrize("base_name", ["llama", "gemma3_text"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_rows_share_with_any_attention_implementation(base: Base, base_name: str, implementation: str) -> None:
+def test_rows_share_with_any_attention_implementation(
+    base: Base, base_name: str, implementation: str
+) -> None:
     options = {"attn_implementation": implementation}
     model: Any = build(base(base_name), "prompteol", template=QUESTIONS, model_kwargs=options)
     with whole_rows():
@@ -429,7 +440,9 @@ def test_rows_share_with_any_attention_implementation(base: Base, base_name: str
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_shared_rows_of_16_bits_are_as_close_to_float32_as_whole_rows(base: Base, dtype: str) -> None:
+def test_shared_rows_of_16_bits_are_as_close_to_float32_as_whole_rows(
+    base: Base, dtype: str
+) -> None:
     exact_states = states(build(base("llama"), "prompteol", template=QUESTION))
     model: Any = build(base("llama"), "prompteol", template=QUESTION, dtype=dtype)
     with whole_rows():
@@ -447,7 +460,9 @@ def test_threads_share_nothing_with_each_other(base: Base) -> None:
 
 
 @pytest.mark.parametrize("template", [QUESTION, QUESTIONS])
-def test_copied_code_shares_alike(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: Any) -> None:
+def test_copied_code_shares_alike(
+    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: Any
+) -> None:
     """The file that travels with a model, without the package's own sections."""
     model: Any = build(base("llama"), "prompteol", template=template)
     model.save_pretrained(str(tmp_path))
@@ -532,7 +547,9 @@ FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_check_at_build_finds_a_fault(base: Base, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_the_check_at_build_finds_a_fault(
+    base: Base, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
     """Then rows run whole."""
     method_name, faulty_method = FAULTS[fault]
     monkeypatch.setattr(BranchLayer, method_name, faulty_method)

@@ -28,7 +28,9 @@ def test_encode_uses_the_third_wording(base: Base) -> None:
     model = build(base_path, "prompteol", template=WORDINGS)
     assert np.array_equal(model.encode(TEXTS), encode_with(base_path, WORDINGS["similarity"]))
     assert np.array_equal(model.encode_query(TEXTS), encode_with(base_path, WORDINGS["query"]))
-    assert np.array_equal(model.encode_document(TEXTS), encode_with(base_path, WORDINGS["document"]))
+    assert np.array_equal(
+        model.encode_document(TEXTS), encode_with(base_path, WORDINGS["document"])
+    )
 
 
 def test_encode_is_encode_document_without_a_third_wording(base: Base) -> None:

@@ -38,7 +38,9 @@ from st_reba.modules.layout import (
 )
 
 
-def test_bfloat16_products_of_few_processors_are_switched_off(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_products_of_few_processors_are_switched_off(
+    base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.nn.Linear, "support_avx512bf16_for_cpu", True, raising=False)
     transformer = RepeatTransformer(base("gemma2"))
     for module in transformer.modules():
@@ -125,7 +127,9 @@ def test_long_texts_keep_every_copy(base: Base, compute_matched: bool, limit: in
 
 
 @pytest.mark.parametrize(("token_limit", "budget"), [(256, 250), (10**30, None)])
-def test_a_reversed_text_is_encoded_as_if_reversed_by_hand(base: Base, token_limit: int, budget: int | None) -> None:
+def test_a_reversed_text_is_encoded_as_if_reversed_by_hand(
+    base: Base, token_limit: int, budget: int | None
+) -> None:
     path = base("llama")
     texts = ["the cat  sat.", "猫在GPU上。", "x"]
     reversed_texts = ["sat.  cat the", "。上GPU在猫", "x"]
@@ -138,7 +142,9 @@ def test_a_reversed_text_is_encoded_as_if_reversed_by_hand(base: Base, token_lim
     plain_model = build(path, "prompteol", template="A {text} B")
     other_model = build(path, "prompteol", template="In {text} B")
     plain_vectors = torch.nn.functional.normalize(encoded(plain_model, texts).double(), dim=1)
-    reversed_vectors = torch.nn.functional.normalize(encoded(other_model, reversed_texts).double(), dim=1)
+    reversed_vectors = torch.nn.functional.normalize(
+        encoded(other_model, reversed_texts).double(), dim=1
+    )
     expected_vectors = plain_vectors + 2 * reversed_vectors
     model[0].tokenizer.model_max_length = token_limit
     assert model[0].budget() == budget
@@ -208,7 +214,9 @@ def test_checkpointing_that_would_be_wrong_is_refused(
     model.eval()(features_of(model))
 
 
-def loaded_with_missing_keys(monkeypatch: pytest.MonkeyPatch, *missing_keys: str, has_adapter: bool) -> Any:
+def loaded_with_missing_keys(
+    monkeypatch: pytest.MonkeyPatch, *missing_keys: str, has_adapter: bool
+) -> Any:
     """What the load of sentence-transformers gives, when these weights were missing."""
     loaded: Any = SimpleNamespace(
         model=SimpleNamespace(_hf_peft_config_loaded=has_adapter),
@@ -219,7 +227,9 @@ def loaded_with_missing_keys(monkeypatch: pytest.MonkeyPatch, *missing_keys: str
 
 
 @pytest.mark.parametrize(("has_adapter", "name"), [(False, "k"), (True, "q.lora_A")])
-def test_missing_weights_are_refused(monkeypatch: pytest.MonkeyPatch, has_adapter: bool, name: str) -> None:
+def test_missing_weights_are_refused(
+    monkeypatch: pytest.MonkeyPatch, has_adapter: bool, name: str
+) -> None:
     """Of an adapter its own; those of the base, which it leaves to it, are not named."""
     loaded_with_missing_keys(monkeypatch, "q.lora_A", "k", has_adapter=has_adapter)
     with pytest.raises(ValueError, match=f"missing_keys: {name}"):
@@ -233,7 +243,8 @@ def test_an_adapter_leaves_the_weights_of_its_base_to_the_base(
     assert RepeatTransformer.load("") is loaded
 
 
-# Most lines of the file that travels with a model: generous, so that they stop a file that has doubled.
+# Most lines of the file that travels with a model: generous, so that they stop a file that has
+# doubled.
 MOST_LINES = 1200
 MOST_LINES_OF_REBA = 1400
 MOST_LINES_WITH_MASKS = 1600
@@ -268,7 +279,9 @@ SECTIONS: dict[tuple[str, str], str] = {
 
 
 @pytest.mark.parametrize(("base_name", "pipeline"), SECTIONS)
-def test_a_model_takes_the_code_with_it_that_it_needs_and_no_more(base: Base, base_name: str, pipeline: str) -> None:
+def test_a_model_takes_the_code_with_it_that_it_needs_and_no_more(
+    base: Base, base_name: str, pipeline: str
+) -> None:
     code = code_of(build_pipeline(base(base_name), pipeline).modules())
     expected_sections = SECTIONS[base_name, pipeline].split()
     listed_sections = re.findall(r"^- (\w+): [A-Z]", code, re.M)
@@ -328,7 +341,9 @@ def copy_by_pickle(model: SentenceTransformer) -> Any:
     "pipeline",
     ["reba mean", "mask0", "inter", "layers", "ensemble", "chunk mean"],
 )
-def test_a_copy_computes_the_same_and_shares_nothing(base: Base, pipeline: str, make_copy: Callable[..., Any]) -> None:
+def test_a_copy_computes_the_same_and_shares_nothing(
+    base: Base, pipeline: str, make_copy: Callable[..., Any]
+) -> None:
     model = build_pipeline(base("llama"), pipeline)
     expected = encoded(model)
     copied_model = make_copy(model)
@@ -348,7 +363,9 @@ def split_digits(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("change_tokenizer", [lowercase, split_digits])
-def test_a_changed_tokenizer_reads_the_template_too(change_tokenizer: Callable[[Any], None], tmp_path: Path) -> None:
+def test_a_changed_tokenizer_reads_the_template_too(
+    change_tokenizer: Callable[[Any], None], tmp_path: Path
+) -> None:
     """In memory as after it is saved and loaded, although the template was read before."""
     model: Any = build("mini", "prompteol", template='A Passage: "{text}" means in a word:"')
     text = "The Cat is 12 years old."

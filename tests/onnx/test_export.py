@@ -113,7 +113,9 @@ def test_a_graph_gives_the_models_vectors(exported_model: Exported) -> None:
 def test_a_graph_has_stock_operators_and_shapes(exported_model: Exported) -> None:
     graph_file = str(exported_model.folder / "onnx" / "model.onnx")
     model_proto = onnx.load(graph_file, load_external_data=False)
-    operator_sets = [(operators.domain, operators.version) for operators in model_proto.opset_import]
+    operator_sets = [
+        (operators.domain, operators.version) for operators in model_proto.opset_import
+    ]
     assert operator_sets == [("", 18)]
     assert not model_proto.functions
     shapes: dict[str, list[str | int]] = {}
@@ -239,7 +241,9 @@ def test_verify_accepts_an_exported_folder(exported_model: Exported) -> None:
     assert [golden_text["text"] for golden_text in golden_texts] == list(GOLDEN_TEXTS)
 
 
-def test_verify_refuses_a_loss_that_is_too_large(exported_model: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_refuses_a_loss_that_is_too_large(
+    exported_model: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(LEAST, "min", 0.999999)
     assert not verify(exported_model.folder).ok
 
@@ -255,7 +259,9 @@ def test_verify_refuses_another_device(exported_model: Exported) -> None:
         verify(exported_model.folder, device="cuda")
 
 
-def test_verify_downloads_graphs_from_the_hub(exported_model: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_downloads_graphs_from_the_hub(
+    exported_model: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
     download = Mock(return_value=str(exported_model.folder))
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     golden_values = read_json(exported_model.folder / "golden.json")

@@ -121,7 +121,9 @@ def assert_near(vectors: Vectors, expected_vectors: Vectors) -> None:
     ("architecture", "tokenizer", "method_name"),
     slow_but(cases(), "gpt_oss", "qwen3", ("gemma2", "cls_sep", "reba last"), rows=True),
 )
-def test_a_graph_gives_the_models_vectors(base: Base, architecture: str, tokenizer: str, method_name: str) -> None:
+def test_a_graph_gives_the_models_vectors(
+    base: Base, architecture: str, tokenizer: str, method_name: str
+) -> None:
     model: Any = build(base(architecture, tokenizer), **METHODS[method_name])
     attention_before = model[0].model.config._attn_implementation
     expected_vectors = model.encode(TEXTS)
@@ -158,7 +160,9 @@ INSTRUCTED = {
 }
 
 
-@pytest.mark.parametrize("model_options", [INSTRUCTED, {"prompts": {"query": "Question: ", "document": ""}}])
+@pytest.mark.parametrize(
+    "model_options", [INSTRUCTED, {"prompts": {"query": "Question: ", "document": ""}}]
+)
 def test_a_graph_holds_the_prompt_of_its_task(model_options: dict[str, Any], base: Base) -> None:
     model = build(base("qwen3"), **model_options)
     query_graph = EmbeddingGraph(model, "query")

@@ -29,7 +29,9 @@ OPENSEARCH_POOLINGS: dict[str, Pooling] = {
     "mean": lambda states: states.mean(axis=0),
     "mean_sqrt_len": lambda states: states.sum(axis=0) / np.sqrt(len(states)),
     "max": lambda states: states.max(axis=0),
-    "weightedmean": lambda states: np.average(states, axis=0, weights=np.arange(1, len(states) + 1)),
+    "weightedmean": lambda states: np.average(
+        states, axis=0, weights=np.arange(1, len(states) + 1)
+    ),
     "cls": lambda states: states[0],
     "lasttoken": lambda states: states[-1],
 }
@@ -79,8 +81,13 @@ def test_vespa_gets_the_models_vectors(
         np.testing.assert_allclose(pooled_vector, model.encode(text), atol=1e-5)
 
 
-def test_the_graph_takes_two_inputs_in_the_servers_order(exported_model: tuple[SentenceTransformer, Path]) -> None:
+def test_the_graph_takes_two_inputs_in_the_servers_order(
+    exported_model: tuple[SentenceTransformer, Path],
+) -> None:
     _, folder = exported_model
     session = onnxruntime.InferenceSession(str(folder / "onnx" / "model.onnx"))
-    assert [graph_input.name for graph_input in session.get_inputs()] == ["input_ids", "attention_mask"]
+    assert [graph_input.name for graph_input in session.get_inputs()] == [
+        "input_ids",
+        "attention_mask",
+    ]
     assert [graph_output.name for graph_output in session.get_outputs()] == ["last_hidden_state"]

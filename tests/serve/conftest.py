@@ -33,7 +33,9 @@ def plain_model() -> SentenceTransformer:
 @pytest.fixture
 def connect() -> Connect:
     """A client of an application, without a network."""
-    return lambda app: httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=60)
+    return lambda app: httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=60
+    )
 
 
 async def send_request(

@@ -22,7 +22,9 @@ def test_without_the_variable_there_is_no_key() -> None:
 
 
 @pytest.mark.parametrize("value", ["", " ", ",", ", ,", "secret,", "secret,,other", "\t"])
-def test_a_variable_with_an_empty_key_starts_no_server(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_with_an_empty_key_starts_no_server(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, value)
     load_model = Mock()
     monkeypatch.setattr(st_reba, "load", load_model)

@@ -65,7 +65,9 @@ def test_vectors_are_the_models_own(ask_server: Any, prompted_model: Any) -> Non
     assert np.abs(plain_vectors[0] - query_vector).max() > 1e-2
 
 
-def test_a_large_answer_in_base64_holds_the_same_numbers(ask_server: Any, prompted_model: Any) -> None:
+def test_a_large_answer_in_base64_holds_the_same_numbers(
+    ask_server: Any, prompted_model: Any
+) -> None:
     """It is written in another thread."""
     (answer,) = ask_server((PATH, {"input": TEXTS * 20, "encoding_format": "base64"}))
     packed_vectors = [base64.b64decode(item["embedding"]) for item in answer.json()["data"]]
@@ -115,7 +117,9 @@ def test_nan_is_no_answer() -> None:
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_wrong_and_large_bodies_are_refused(ask_server: Any, body: object, status: int, field: str | None) -> None:
+def test_wrong_and_large_bodies_are_refused(
+    ask_server: Any, body: object, status: int, field: str | None
+) -> None:
     (answer,) = ask_server((PATH, body), max_tokens=100, max_body=1)
     assert answer.status_code == status
     error = error_of(answer)
@@ -159,7 +163,9 @@ def test_a_path_of_another_api_names_those_that_are_there(path: str, ask_server:
     assert "base URL ends in /v1" in message
 
 
-@pytest.mark.parametrize(("path", "body"), [("/v1/models", None), ("/metrics", None), (PATH, {"input": "a"})])
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/models", None), ("/metrics", None), (PATH, {"input": "a"})]
+)
 def test_paths_need_a_key(path: str, body: object, ask_server: Any) -> None:
     accepted, wrong, missing = ask_server(
         (path, body, {"Authorization": "Bearer two"}),
@@ -377,13 +383,19 @@ def test_search_by_words_ignores_operators(ask_server: Any, opened_index: st_reb
     assert [result["id"] for result in results] == ["1"]
 
 
-@pytest.mark.parametrize("fields", [{"where": {"row": {"~": 1}}}, {"k": 0}, {"mode": "word"}], ids=str)
-def test_search_refuses_wrong_fields(fields: dict[str, object], ask_server: Any, opened_index: st_reba.Index) -> None:
+@pytest.mark.parametrize(
+    "fields", [{"where": {"row": {"~": 1}}}, {"k": 0}, {"mode": "word"}], ids=str
+)
+def test_search_refuses_wrong_fields(
+    fields: dict[str, object], ask_server: Any, opened_index: st_reba.Index
+) -> None:
     (answer,) = ask_server(("/v1/search", {"query": "a"} | fields), index=opened_index)
     assert answer.status_code == 400
 
 
-def test_search_refuses_an_index_that_another_models_has_replaced(ask_server: Any, opened_index: st_reba.Index) -> None:
+def test_search_refuses_an_index_that_another_models_has_replaced(
+    ask_server: Any, opened_index: st_reba.Index
+) -> None:
     other_model = st_reba.build("mini", "reba")
     st_reba.Index.build(other_model, DOCUMENTS, opened_index.path, overwrite=True).close()
     (answer,) = ask_server(("/v1/search", {"query": "a cat"}), index=opened_index)

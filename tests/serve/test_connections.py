@@ -99,7 +99,9 @@ def test_a_header_that_is_too_large_is_answered(address: Address) -> None:
     connection.close()
 
 
-def test_a_client_that_never_stops_sending_is_dropped(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_never_stops_sending_is_dropped(
+    address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connections, "LINGER_SECONDS", 0.3)
     first_bytes = b"POST /close HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n"
     assert send_slowly(address, first_bytes) < 3

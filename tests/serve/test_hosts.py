@@ -9,7 +9,9 @@ import pytest
 from st_reba.serve.hosts import bind_socket
 
 
-@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70_000), ("nope.invalid", 0), ("a\ud800", 0)])
+@pytest.mark.parametrize(
+    ("host", "port"), [("127.0.0.1", 70_000), ("nope.invalid", 0), ("a\ud800", 0)]
+)
 def test_an_address_that_cannot_be_served_is_refused(host: str, port: int) -> None:
     with pytest.raises(OSError, match="--host"):
         bind_socket(host, port)

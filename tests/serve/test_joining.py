@@ -66,7 +66,9 @@ def test_requests_are_joined(
         model_name = "m:document" if len(text) % 2 else "m:query"
         requests.append((PATH, {"input": text, "model": model_name}))
     requests.append((PATH, {"input": texts}))
-    *single_answers, whole_answer = ask_server(*requests, app=EmbeddingServer(plain_model, "m", batch_size=16))
+    *single_answers, whole_answer = ask_server(
+        *requests, app=EmbeddingServer(plain_model, "m", batch_size=16)
+    )
     expected_vectors = plain_model.encode(texts)
     single_vectors = [vectors_of(answer)[0] for answer in single_answers]
     assert_near(single_vectors, expected_vectors)

@@ -52,7 +52,9 @@ def test_bodies_that_are_no_json_are_refused(body: bytes) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_wrong_fields_of_embeddings_are_refused(fields: dict[str, Any], status: int, field: str) -> None:
+def test_wrong_fields_of_embeddings_are_refused(
+    fields: dict[str, Any], status: int, field: str
+) -> None:
     with pytest.raises(Refusal) as refusal:
         EmbeddingRequest.parse(json.dumps(fields).encode()).task("m")
     assert refusal.value.status_code == status
@@ -137,7 +139,9 @@ def test_fields_of_widely_used_clients_pass(fields: dict[str, Any]) -> None:
         ({"late_chunking": True}, "late_chunking"),
     ],
 )
-def test_what_a_client_asks_for_and_would_not_get_is_refused(fields: dict[str, Any], field: str) -> None:
+def test_what_a_client_asks_for_and_would_not_get_is_refused(
+    fields: dict[str, Any], field: str
+) -> None:
     with pytest.raises(Refusal) as refusal:
         parse_embedding(**fields).task("m")
     assert refusal.value.status_code == 400

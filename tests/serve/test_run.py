@@ -55,7 +55,9 @@ def test_a_taken_port_is_refused_before_the_model_is_loaded(load_model: Mock) ->
         ({"name": " "}, "--name"),
     ],
 )
-def test_an_empty_address_or_name_is_refused(options: dict[str, Any], message: str, load_model: Mock) -> None:
+def test_an_empty_address_or_name_is_refused(
+    options: dict[str, Any], message: str, load_model: Mock
+) -> None:
     with pytest.raises(ValueError, match=message):
         st_reba.serve.serve("organization/model", port=0, **options)
     assert not load_model.called
@@ -184,7 +186,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def model_folder(plain_model: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(
+    plain_model: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A folder with a saved model in ``model``."""
     folder = tmp_path_factory.mktemp("served")
     plain_model.save_pretrained(str(folder / "model"))
@@ -194,7 +198,9 @@ def model_folder(plain_model: SentenceTransformer, tmp_path_factory: pytest.Temp
 async def embed_at_once(address: str, inputs: list[Any]) -> list[list[list[float]]]:
     """The embeddings of each input, all asked for at once, over as many connections."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        base_url=address, timeout=120, limits=limits, trust_env=False
+    ) as client:
         requests = [client.post("/v1/embeddings", json={"input": texts}) for texts in inputs]
         answers = await asyncio.gather(*requests)
     embeddings: list[list[list[float]]] = []
@@ -210,7 +216,9 @@ def resident_pages(process_id: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_second_thousand_requests_need_no_more_memory(model_folder: Path, plain_model: SentenceTransformer) -> None:
+def test_a_second_thousand_requests_need_no_more_memory(
+    model_folder: Path, plain_model: SentenceTransformer
+) -> None:
     # A thousand connections exceed the limit of many systems; the server inherits this one.
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft_limit = hard_limit if 0 <= hard_limit < 4096 else 4096
@@ -227,7 +235,9 @@ def test_a_second_thousand_requests_need_no_more_memory(model_folder: Path, plai
 
 
 @pytest.mark.slow
-def test_sigterm_answers_what_was_accepted(model_folder: Path, plain_model: SentenceTransformer) -> None:
+def test_sigterm_answers_what_was_accepted(
+    model_folder: Path, plain_model: SentenceTransformer
+) -> None:
     inputs = [TEXTS[:64]] * 8
     with (
         server_process(model_folder) as (server, address),

@@ -38,7 +38,9 @@ def wheel_files(wheel_archive: zipfile.ZipFile) -> set[str]:
 
 
 def metadata_folder(wheel_archive: zipfile.ZipFile) -> str:
-    (metadata_file,) = [name for name in wheel_archive.namelist() if name.endswith(".dist-info/METADATA")]
+    (metadata_file,) = [
+        name for name in wheel_archive.namelist() if name.endswith(".dist-info/METADATA")
+    ]
     return metadata_file.removesuffix("/METADATA")
 
 

@@ -58,10 +58,14 @@ class Classification(TaskKind):
         remedy = "Give more items, or the texts to learn from: train=… (--train FILE)."
         label_counts = Counter(label for _, label in task.items)
         if max(label_counts.values()) < FOLD_COUNT:
-            raise ValueError(f"{task.name}: no label has {FOLD_COUNT} texts, as {FOLD_COUNT} folds need. {remedy}")
+            raise ValueError(
+                f"{task.name}: no label has {FOLD_COUNT} texts, as {FOLD_COUNT} folds need. {remedy}"
+            )
         text_count = len({text_index for text_index, _ in task.items})
         if text_count < FOLD_COUNT:
-            raise ValueError(f"{task.name}: {text_count} different texts are too few for {FOLD_COUNT} folds. {remedy}")
+            raise ValueError(
+                f"{task.name}: {text_count} different texts are too few for {FOLD_COUNT} folds. {remedy}"
+            )
 
     def evidence(self, task: Task, vectors: Vectors) -> Evidence:
         """Predicted and expected class of each item, as numbers."""
@@ -91,7 +95,9 @@ def classify_in_folds(
     with warnings.catch_warnings():
         # A class with fewer texts than folds is missing in some.
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-        folds = list(StratifiedGroupKFold(FOLD_COUNT).split(text_indices, item_labels, text_indices))
+        folds = list(
+            StratifiedGroupKFold(FOLD_COUNT).split(text_indices, item_labels, text_indices)
+        )
     for train_rows, test_rows in folds:
         train_vectors = vectors[text_indices[train_rows]]
         train_labels = item_labels[train_rows].tolist()

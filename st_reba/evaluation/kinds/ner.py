@@ -37,7 +37,9 @@ def read_conll(location: Location | None) -> list[TaggedSentence]:
     if location is None:
         return []
     if not isinstance(location, (str, os.PathLike)) or not Path(location).is_file():
-        raise ValueError(f"{location!r:.80} is no file: entities are read from CoNLL lines. Give a file.")
+        raise ValueError(
+            f"{location!r:.80} is no file: entities are read from CoNLL lines. Give a file."
+        )
     path = Path(location)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -70,7 +72,9 @@ def _find_tag_column(sentence_lines: Sequence[Sequence[str]]) -> int | None:
     return None
 
 
-def _index_sentences(sentences: Iterable[TaggedSentence], texts: TextIndex[str]) -> tuple[Item, ...]:
+def _index_sentences(
+    sentences: Iterable[TaggedSentence], texts: TextIndex[str]
+) -> tuple[Item, ...]:
     return tuple((texts.add(" ".join(words)), words, tags) for words, tags in sentences)
 
 
@@ -109,7 +113,9 @@ class NER(TaskKind):
         """Read sentences, of which the limit holds for those to learn from too."""
         task_source.refuse(self.name, "columns", "labels")
         texts: TextIndex[str] = TextIndex()
-        tagged_items = _index_sentences(task_source.subsample(read_conll(task_source.location)), texts)
+        tagged_items = _index_sentences(
+            task_source.subsample(read_conll(task_source.location)), texts
+        )
         train = _index_sentences(task_source.subsample(read_conll(task_source.train)), texts)
         return Task(task_source.task_name, self.name, texts.texts, tagged_items, train)
 
@@ -129,9 +135,13 @@ class NER(TaskKind):
         """Entities of each sentence that are right, predicted and expected; vectors are a row a word."""
         get_entities = required("seqeval.metrics.sequence_labeling", "evaluation").get_entities
         rows_of_text = self._split_rows(task, vectors)
-        train_vectors = np.concatenate([rows_of_text[text_index] for text_index, _, _ in task.train])
+        train_vectors = np.concatenate(
+            [rows_of_text[text_index] for text_index, _, _ in task.train]
+        )
         train_tags = [tag for _, _, tags in task.train for tag in tags]
-        vectors_of_items = np.concatenate([rows_of_text[text_index] for text_index, _, _ in task.items])
+        vectors_of_items = np.concatenate(
+            [rows_of_text[text_index] for text_index, _, _ in task.items]
+        )
         predicted_tags = iter(classify(train_vectors, train_tags, vectors_of_items))
         counts: list[list[int]] = []
         for _, words, tags in task.items:
@@ -142,7 +152,9 @@ class NER(TaskKind):
 
     def _split_rows(self, task: Task, vectors: Vectors) -> list[Vectors]:
         """The vectors of each text's words."""
-        word_counts = {text_index: len(words) for text_index, words, _ in (*task.items, *task.train)}
+        word_counts = {
+            text_index: len(words) for text_index, words, _ in (*task.items, *task.train)
+        }
         ends = np.cumsum([word_counts[text_index] for text_index in range(len(task.texts))])
         return np.split(vectors, ends[:-1])
 

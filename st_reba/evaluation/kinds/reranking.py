@@ -68,7 +68,11 @@ class RankingKind(TaskKind):
     ) -> Task:
         usable_queries = [query for query, grades in judgements.items() if self._is_usable(grades)]
         if len(usable_queries) < len(judgements):
-            needed = "a relevant document" if self.ranks_all_documents else "both relevant and irrelevant documents"
+            needed = (
+                "a relevant document"
+                if self.ranks_all_documents
+                else "both relevant and irrelevant documents"
+            )
             dropped_counts[f"queries without {needed}"] = len(judgements) - len(usable_queries)
         queries = task_source.subsample(usable_queries)
         ranked_documents: TextIndex[str] = TextIndex()
@@ -77,7 +81,9 @@ class RankingKind(TaskKind):
                 ranked_documents.add(document)
         ranking_items: list[tuple[int, tuple[int, ...], tuple[float, ...]]] = []
         for query_index, query in enumerate(queries):
-            indices = [len(queries) + ranked_documents.add(document) for document in judgements[query]]
+            indices = [
+                len(queries) + ranked_documents.add(document) for document in judgements[query]
+            ]
             # Grades below 0 are of irrelevant documents.
             grades = [max(0.0, grade) for grade in judgements[query].values()]
             ranking_items.append((query_index, tuple(indices), tuple(grades)))

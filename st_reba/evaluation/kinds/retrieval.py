@@ -29,7 +29,9 @@ class Retrieval(RankingKind):
         """Refuse a ranking of one document."""
         super().check(task)
         if len(task.texts) - task.queries < 2:
-            raise ValueError(f"{task.name}: a ranking of one document says nothing. Give two documents at least.")
+            raise ValueError(
+                f"{task.name}: a ranking of one document says nothing. Give two documents at least."
+            )
 
 
 declare_kind(Retrieval())

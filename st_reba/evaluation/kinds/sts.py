@@ -28,7 +28,9 @@ class PairKind(TaskKind):
         """Products of the standardized ranks of cosine and number, whose mean is Spearman's correlation."""
         first_rows, second_rows, values = map(list, zip(*task.items, strict=True))
         cosines = (unit_vectors[first_rows] * unit_vectors[second_rows]).sum(dim=1)
-        return standardize_ranks(cosines) * standardize_ranks(torch.tensor(values, device=cosines.device))
+        return standardize_ranks(cosines) * standardize_ranks(
+            torch.tensor(values, device=cosines.device)
+        )
 
 
 def standardize_ranks(values: Tensor) -> Tensor:

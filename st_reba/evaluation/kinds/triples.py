@@ -21,7 +21,10 @@ class Triples(TaskKind):
     name = "Triples"
     column_readers = {"anchor": read_text, "positive": read_text, "negative": read_text}
     detection_order = 40
-    metrics = {"accuracy": nearer_share, **column_means(["mean cosine nearer", "mean cosine farther"])}
+    metrics = {
+        "accuracy": nearer_share,
+        **column_means(["mean cosine nearer", "mean cosine farther"]),
+    }
     main_metric = "accuracy"
 
     def evidence(self, task: Task, vectors: Vectors) -> Evidence:

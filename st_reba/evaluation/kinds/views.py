@@ -23,10 +23,12 @@ SAME_COSINE = 1e-6
 def views_of(texts: Iterable[str]) -> Task:
     """Items of texts: two crops that overlap, the first and the last two thirds; and the two halves.
 
-    They are counted in words, or in characters where the script has no spaces. Texts of fewer than four are left out.
+    They are counted in words, or in characters where the script has no spaces. Texts of fewer than
+    four are left out.
 
     Source:
-        Crops as a pair: Izacard et al. (2022), Contriever (arXiv 2112.09118), section 3.1; there they are drawn.
+        Crops as a pair: Izacard et al. (2022), Contriever (arXiv 2112.09118), section 3.1; there
+        they are drawn.
     """
     view_texts: TextIndex[str] = TextIndex()
     view_items: list[tuple[int, ...]] = []
@@ -38,7 +40,12 @@ def views_of(texts: Iterable[str]) -> Task:
         two_thirds = -(-2 * piece_count // 3)
         half = piece_count // 2
         item: list[int] = []
-        for first, end in ((0, two_thirds), (piece_count - two_thirds, piece_count), (0, half), (half, piece_count)):
+        for first, end in (
+            (0, two_thirds),
+            (piece_count - two_thirds, piece_count),
+            (0, half),
+            (half, piece_count),
+        ):
             start_character = pieces[first][0]
             end_character = pieces[end - 1][1]
             item.append(view_texts.add(text[start_character:end_character]))
@@ -82,7 +89,9 @@ class Views(TaskKind):
         Both crops share a third of the text, which would reward vectors of single words.
         """
         columns = map(list, zip(*task.items, strict=True))
-        first_crops, last_crops, first_halves, last_halves = (unit_vectors[column] for column in columns)
+        first_crops, last_crops, first_halves, last_halves = (
+            unit_vectors[column] for column in columns
+        )
         halves = information(first_halves, last_halves)
         first_and_last = information(first_crops, last_halves)
         last_and_first = information(first_halves, last_crops)

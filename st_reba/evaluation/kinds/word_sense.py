@@ -31,7 +31,8 @@ def find_odd_vectors(vectors: NDArray[np.floating]) -> dict[str, NDArray[np.intp
         vectors: [groups, n, d].
 
     Returns:
-        By distance (``"cosine"``: 1 − cos, ``"euclidean"``), an index from 0 to n − 1 for each group.
+        By distance (``"cosine"``: 1 − cos, ``"euclidean"``), an index from 0 to n − 1 for each
+        group.
 
     Source:
         ReBA, section 4 (word embedding evaluation).
@@ -96,7 +97,9 @@ class WordSense(TaskKind):
         if not columns:
             column_names = ", ".join(task_source.table.column_names)
             needed = f"{', '.join(CHINESE_COLUMNS)} or {', '.join(QUESTION_COLUMNS)}"
-            raise ValueError(f"{task_source.table.name}: the columns {column_names} are not {needed}. Rename them.")
+            raise ValueError(
+                f"{task_source.table.name}: the columns {column_names} are not {needed}. Rename them."
+            )
         is_quoted = columns[0] == CHINESE_COLUMNS[0]
         dropped_counts: Counter[str] = Counter()
         questions: list[tuple[list[TextSpan], int]] = []

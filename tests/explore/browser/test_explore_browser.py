@@ -56,7 +56,9 @@ def server(
         "船在海上航行。",
         "The bank raised its interest rate.",
     ]
-    st_reba.Index.build(str(folder / "model"), texts, folder / "index", show_progress_bar=False).close()
+    st_reba.Index.build(
+        str(folder / "model"), texts, folder / "index", show_progress_bar=False
+    ).close()
     command_line = [
         sys.executable,
         "-c",
@@ -65,7 +67,9 @@ def server(
         *MODELS,
     ]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    with subprocess.Popen(command_line, stdout=subprocess.PIPE, text=True, env=environment) as server_process:
+    with subprocess.Popen(
+        command_line, stdout=subprocess.PIPE, text=True, env=environment
+    ) as server_process:
         try:
             assert server_process.stdout is not None
             first_line = server_process.stdout.readline()
@@ -138,18 +142,24 @@ def test_weights_and_layers_of_a_text(open_page: Any) -> None:
     browser_page.locator("#inside-repeats input[type=number]").fill("3")
     expect(answer_element.locator(".line")).to_have_count(4)
     browser_page.locator("#inside-layer input[type=number]").fill("4")
-    expect(answer_element.locator("h3").last).to_have_text(WORDS["zh"]["layer_title"].format(layer=4))
+    expect(answer_element.locator("h3").last).to_have_text(
+        WORDS["zh"]["layer_title"].format(layer=4)
+    )
     for weighting, token_count in {
         "last": 1,
         "word": len("取了"),
         "mean": 0,
     }.items():
-        browser_page.locator("#inside-weighting").get_by_label(WORDS["zh"][weighting], exact=True).check()
+        browser_page.locator("#inside-weighting").get_by_label(
+            WORDS["zh"][weighting], exact=True
+        ).check()
         # One more row is that of the layer.
         expect(answer_element.locator("tr.chosen")).to_have_count(token_count + 1)
 
 
-def test_results_and_the_other_language(open_page: Any, page_models: dict[str, SentenceTransformer]) -> None:
+def test_results_and_the_other_language(
+    open_page: Any, page_models: dict[str, SentenceTransformer]
+) -> None:
     browser_page = open_page("en-US")
     answer_element = open_tab(browser_page, "search")
     fill(browser_page, "query", "where is the Cat")
