@@ -163,8 +163,7 @@ def describe_truncation(truncated: int, total: int) -> str:
 
     Example:
         >>> describe_truncation(1, 30)
-        '1 of 30 texts is longer than the model reads: its end is in no vector; cut long texts into
-        passages'
+        '1 of 30 texts is longer than the model reads: its end is in no vector; cut long texts into passages'
     """
     if truncated == 1:
         subject = f"1 of {total:,} texts is longer than the model reads: its end is"

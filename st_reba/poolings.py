@@ -148,8 +148,7 @@ def describe_poolings() -> str:
 
     Example:
         >>> describe_poolings()
-        'last (echo, classical, nosink, prompteol, reba), mean (echo, classical, nosink, reba), cls
-        (classical, nosink)'
+        'last (echo, classical, nosink, prompteol, reba), mean (echo, classical, nosink, reba), cls (classical, nosink)'
     """
     methods_by_name: dict[str, list[str]] = {}
     for spec in POOLINGS:
