@@ -103,7 +103,7 @@ class Method:
         None, "copies of the text; default: 2, or the template's {text} slots"
     )
     template: Template | None = _option(
-        None, "text with a {text} slot a copy, a name, a mapping by task, or a list"
+        None, "text with one {text} for each copy, a name, a mapping by task, or a list"
     )
     weights: tuple[float, ...] | None = _option(
         None, "one for each template of a list; default: their average"
@@ -137,7 +137,8 @@ class Method:
         None, "layer to read, 0 (embeddings) to L or -1 (L) downwards; or first and last of several"
     )
     read: str = _option(
-        "states", "states, or attention: mean of the layers' attention outputs, default: upper half"
+        "states",
+        "states, or attention: mean of attention outputs, by default of the upper half of layers",
     )
     join: str = _option("mean", "of several layers' states: mean, or concat")
     final_norm: bool = _option(True, "read states after the model's final norm")

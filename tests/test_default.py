@@ -62,4 +62,4 @@ def test_card_shows_the_three_wordings(tmp_path: Path) -> None:
     }
     assert '- A query is laid out as `"Query: \\"{text}\\" Its topic' in card
     assert '- A document is laid out as `"Passage: \\"{text}\\" Its topic' in card
-    assert "- A text that is neither, which `encode` takes, is laid out as" in card
+    assert "- A text given to `encode` is laid out as" in card

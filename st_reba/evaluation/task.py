@@ -98,7 +98,7 @@ class TaskKind(ABC):
             and last a label.
         column_names: Usual names of the columns, for roles that ``tables.COLUMNS`` lacks.
         detection_order: Of several kinds whose columns a table has, the one with the lowest number
-            is read. The package's kinds have 10 to 90.
+            is read, and any other only by its name, ``kind=``. The package's kinds have 10 to 90.
         metrics: Scores by name, each computed from all items' evidence; more is better.
         main_metric: The metric that tables show.
         paper_metric: The one that the papers show, if another.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeAlias, cast
 
@@ -31,11 +31,26 @@ _ANY_VALUE = "…"
 _TASK_WORDS = {
     "query": "A query",
     "document": "A document",
-    "similarity": "A text that is neither, which `encode` takes,",
+    "similarity": "A text given to `encode`",
 }
 
 Reading: TypeAlias = "dict[str, str | int | bool]"
 Templates: TypeAlias = "dict[str, list[str]]"
+
+
+@dataclass(frozen=True)
+class TaskLimits:
+    """How long the input of a task is, and may be.
+
+    Args:
+        subject: The task's texts, as ``"a query"``.
+        overhead: Positions beside the text's copies.
+        longest_text: Its tokens; None: there is no limit.
+    """
+
+    subject: str
+    overhead: int
+    longest_text: int | None
 
 
 @dataclass(frozen=True)
@@ -51,8 +66,8 @@ class InputDescription:
         layout_lines: What stands before, between and behind the copies, in sentences.
         document_arguments, query_arguments: What ``encode_document`` and ``encode_query`` need for
             fields, as code.
-        overhead: Positions beside the text's copies.
-        longest_text: Its tokens; None: there is no limit.
+        limits: Of every text; or, where tasks have wordings of their own, of a document, a query
+            and perhaps a text given to ``encode``.
         max_positions: Of the input.
         empty_token: What a text without a token is read as; None: such a text is refused.
     """
@@ -65,16 +80,14 @@ class InputDescription:
     layout_lines: list[str]
     document_arguments: str
     query_arguments: str
-    overhead: int
-    longest_text: int | None
+    limits: list[TaskLimits]
     max_positions: int | None
     empty_token: str | None
 
     @property
     def has_one_wording(self) -> bool:
         """Whether queries, documents and other texts have the same templates."""
-        document_templates = self.templates["document"]
-        return all(template == document_templates for template in self.templates.values())
+        return _have_one_wording(self.templates)
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,11 @@ class MethodDescription:
     citations: list[str]
 
 
+def _have_one_wording(templates: Templates) -> bool:
+    document_templates = templates["document"]
+    return all(template == document_templates for template in templates.values())
+
+
 def written_templates(transformer: RepeatTransformer) -> Templates:
     """The templates of each task, as text with ``{names}`` where something is put in."""
     templates: Templates = {}
@@ -137,7 +155,6 @@ def describe_input(model: SentenceTransformer) -> InputDescription:
     is_bare = all(template == bare_template for template in templates.values())
     document_fields = open_fields(transformer, "document")
     query_fields = open_fields(transformer, "query")
-    field_values = dict.fromkeys(document_fields, _ANY_VALUE)
     copy_count = transformer.copies
     chunk_length = None
     for module in model:
@@ -153,8 +170,7 @@ def describe_input(model: SentenceTransformer) -> InputDescription:
         layout_lines=list(_layout_lines(model, templates, is_bare=is_bare)),
         document_arguments=_written_arguments(document_fields),
         query_arguments=_written_arguments(query_fields),
-        overhead=_overhead(transformer, field_values),
-        longest_text=transformer.budget(None, "document", **field_values),
+        limits=_describe_limits(transformer, templates),
         max_positions=model.max_seq_length,
         empty_token=_empty_token(transformer),
     )
@@ -214,11 +230,26 @@ def _keeps_its_input(transformer: RepeatTransformer) -> bool:
     return isinstance(transformer, NoSinkTransformer) and transformer.own_input
 
 
-def _overhead(transformer: RepeatTransformer, field_values: Mapping[str, str]) -> int:
-    """Positions of the longest row of a text that hold none of its tokens."""
-    features = transformer.preprocess(["a"], task="document", **field_values)
+def _describe_limits(transformer: RepeatTransformer, templates: Templates) -> list[TaskLimits]:
+    """The limits of each task, documents first; of all texts, if their templates are the same."""
+    document_limits = _limits_of(transformer, "document", "a text")
+    if _have_one_wording(templates):
+        return [document_limits]
+    limits = [replace(document_limits, subject="a document")]
+    for task in ("query", "similarity"):
+        if task in templates:
+            subject = _TASK_WORDS[task]
+            lowered_subject = subject[0].lower() + subject[1:]
+            limits.append(_limits_of(transformer, task, lowered_subject))
+    return limits
+
+
+def _limits_of(transformer: RepeatTransformer, task: str, subject: str) -> TaskLimits:
+    field_values = dict.fromkeys(open_fields(transformer, task), _ANY_VALUE)
+    features = transformer.preprocess(["a"], task=task, **field_values)
     is_around = features["attention_mask"].bool() & (features["copy_ids"] == 0)
-    return int(is_around.sum(dim=1).max())
+    overhead = int(is_around.sum(dim=1).max())
+    return TaskLimits(subject, overhead, transformer.budget(None, task, **field_values))
 
 
 def _token_list(transformer: RepeatTransformer, token_ids: Sequence[int]) -> str:

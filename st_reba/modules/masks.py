@@ -35,7 +35,9 @@ class AttentionMask:
     inplace_setting: (
         str  # the value of the option setting that gives this mask to the k converted layers
     )
-    description: str  # what token i sees, for cards; {m} stands for the number of sink tokens
+    description: (
+        str  # completes "token i sees …", for cards; {m} stands for the number of sink tokens
+    )
     visible_tokens: Callable[[AttentionView], Tensor]  # to [B or 1, 1, T, T] bool
     is_causal: bool = False  # a token sees no later one, unless the layer itself lets it
     hides_sink: bool = False  # the option m is allowed
@@ -71,7 +73,7 @@ declare_mask(
 declare_mask(
     "nosink-forward",
     inplace_setting="mask0-for",
-    description="the tokens up to i, except that the sink is hidden from the tokens behind it",
+    description="the tokens up to i, except that the sink is hidden from all later tokens",
     visible_tokens=lambda view: view.native_mask & ~view.sink_for_others,
     is_causal=True,
     hides_sink=True,
@@ -79,7 +81,7 @@ declare_mask(
 declare_mask(
     "nosink-bidirectional",
     inplace_setting="mask0-bidir",
-    description="all tokens, except that the sink is hidden from the tokens behind it",
+    description="all tokens, except that the sink is hidden from all later tokens",
     visible_tokens=lambda view: (view.native_mask | view.native_mask.mT) & ~view.sink_for_others,
     hides_sink=True,
 )

@@ -172,7 +172,7 @@ def test_the_layout_of_the_input_is_told_with_the_method(
     for prefix in (
         "A query",
         "A document",
-        "A text that is neither, which `encode` takes,",
+        "A text given to `encode`",
     ):
         assert f"\n- {prefix} is laid out as `" in method_section
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,15 @@ def test_an_addition_that_waited_in_vain_keeps_its_vectors(
     assert stopped_progress(index.path) is None
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT interrupts: a shell ignores it in the commands that it runs in the background."""
+    earlier_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, earlier_handler)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("signal_number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_command_reports_what_it_kept(
     tmp_path: Path,

@@ -7,7 +7,7 @@ from sklearn.metrics import average_precision_score
 
 from ..tables import read_text, read_truth
 from ..task import Evidence, declare_kind
-from .sts import PairKind
+from .pairs import PairKind
 
 
 def average_precision(evidence: Evidence) -> float:
@@ -29,6 +29,7 @@ class PairClassification(PairKind):
     """How well cosines tell the pairs apart."""
 
     name = "PairClassification"
+    chooses_methods = True
     column_readers = {"text1": read_text, "text2": read_text, "label": read_truth}
     detection_order = 70
     metrics = {"cosine_ap": average_precision, "cosine_accuracy": best_accuracy}
