@@ -91,7 +91,7 @@ def test_the_metadata_are_those_of_the_project(wheel_archive: zipfile.ZipFile) -
     exec(version_file.read_text(encoding="utf-8"), version_names)
     assert metadata["Name"] == "st-reba"
     assert metadata["Version"] == version_names["__version__"]
-    assert metadata["License"] == "Apache-2.0"
+    assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
     assert f"{folder}/licenses/LICENSE" in wheel_archive.namelist()
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
