@@ -115,7 +115,7 @@ def test_openai_gets_numbers_too(
 ) -> None:
     """By default it asks for bytes."""
     answer = page_names["client"].embeddings.create(
-        model_name="my_model", input=TEXTS, encoding_format="float"
+        model="my_model", input=TEXTS, encoding_format="float"
     )
     assert_vectors([vector.embedding for vector in answer.data], "plain")
     assert answer.usage.total_tokens > 10
@@ -125,9 +125,7 @@ def test_openai_gets_numbers_too(
 def test_openai_gets_as_few_dimensions_as_it_asks_for(
     page_names: dict[str, Any],
 ) -> None:
-    answer = page_names["client"].embeddings.create(
-        model_name="my_model", input=TEXTS[0], dimensions=7
-    )
+    answer = page_names["client"].embeddings.create(model="my_model", input=TEXTS[0], dimensions=7)
     (vector,) = answer.data
     assert len(vector.embedding) == 7
     assert np.linalg.norm(vector.embedding) == pytest.approx(1, abs=1e-6)
