@@ -107,9 +107,8 @@ def machine_tolerance(model: SentenceTransformer, dtype: str | None = None) -> f
     if backbone:  # which a model of word vectors lacks
         depth = getattr(backbone.config.get_text_config(), "num_hidden_layers", None) or 1
     if getattr(backbone, "hf_quantizer", None) is not None:
-        dtype = (
-            "bfloat16"  # kernels for quantized weights round differently from machine to machine
-        )
+        # Kernels for quantized weights round differently from machine to machine.
+        dtype = "bfloat16"
     dtype = dtype or dtype_name(model) or "float32"
     factor, precise_type = (64, "float32") if dtype in _EXACT_TYPES else (2.5, dtype)
     precision = torch.finfo(getattr(torch, precise_type)).eps

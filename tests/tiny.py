@@ -22,6 +22,23 @@ WORDS = [
 ]
 
 
+# Of the texts of small tasks: six animals, and six kinds of weather.
+TASK_WORDS = [
+    "cat",
+    "tiger",
+    "lion",
+    "dog",
+    "wolf",
+    "fox",
+    "rain",
+    "snow",
+    "hail",
+    "storm",
+    "fog",
+    "sun",
+]
+
+
 def tiny_model(seed: int = 0, **options: Any) -> SentenceTransformer:
     """A model of `WORDS` with 16 dimensions; each seed gives other weights."""
     token_ids: dict[str, int] = {}

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from sklearn.metrics import ndcg_score
 
 import st_reba
 from st_reba.evaluation.beir import BeirFolder, read_beir
@@ -115,17 +116,12 @@ def judged_queries(folder: BeirFolder) -> dict[str, Mapping[str, float]]:
 
 def ndcg_at_10(documents: Sequence[str], grades: Mapping[str, float]) -> float:
     """Normalized discounted cumulative gain of the first ten documents."""
-    gains: list[float] = []
-    for document in documents[:10]:
-        gains.append(grades.get(document, 0.0))
-    ideal_gains = sorted(grades.values(), reverse=True)
-    return discounted(gains) / discounted(ideal_gains[:10])
-
-
-def discounted(gains: Sequence[float]) -> float:
-    """Sum of gains, each divided by the logarithm of its rank."""
-    ranks = np.arange(1, len(gains) + 1)
-    return float(np.sum(np.array(gains) / np.log2(ranks + 1)))
+    ranked_grades = [grades.get(document, 0.0) for document in documents]
+    for document, grade in grades.items():
+        if document not in documents:
+            ranked_grades.append(grade)
+    ranking_scores = -np.arange(len(ranked_grades))
+    return float(ndcg_score([ranked_grades], [ranking_scores], k=10))
 
 
 def recall_at_100(documents: Sequence[str], grades: Mapping[str, float]) -> float:

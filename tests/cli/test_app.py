@@ -222,8 +222,8 @@ def raise_in_zoo(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         ("search a q", "k=0 must be a whole number", "--top 0 must be a whole number", 2),
         (
             "search a q",
-            "/tmp/device=x/text_column.csv is damaged",
-            "/tmp/device=x/text_column.csv is damaged",
+            "folder/device=x/text_column.csv is damaged",
+            "folder/device=x/text_column.csv is damaged",
             1,
         ),
     ],

@@ -10,24 +10,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from tiny import TASK_WORDS
 
 import st_reba
 from st_reba.cli import main
 
-WORDS = [
-    "cat",
-    "tiger",
-    "lion",
-    "dog",
-    "wolf",
-    "fox",
-    "rain",
-    "snow",
-    "hail",
-    "storm",
-    "fog",
-    "sun",
-]
 COLUMNS = ["--column", "text1=a", "--column", "text2=b"]
 Capture = pytest.CaptureFixture[str]
 
@@ -35,7 +22,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture
 def pairs_file(tmp_path: Path) -> Path:
     file = tmp_path / "pairs.tsv"
-    columns = {"a": WORDS, "b": WORDS[::-1], "score": range(12)}
+    columns = {"a": TASK_WORDS, "b": TASK_WORDS[::-1], "score": range(12)}
     pd.DataFrame(columns).to_csv(file, sep="\t", index=False)
     return file
 
@@ -136,7 +123,7 @@ def tune_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[An
     monkeypatch.setattr("st_reba.evaluation.tune.tune", fake_tune)
     monkeypatch.chdir(tmp_path)
     Path("t.txt").write_text("one\ntwo\n", encoding="utf-8")
-    labelled_words = pd.DataFrame({"text": WORDS, "label": list("ab") * 6})
+    labelled_words = pd.DataFrame({"text": TASK_WORDS, "label": list("ab") * 6})
     labelled_words.to_csv("l.csv", index=False)
     return calls
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from sentence_transformers import SentenceTransformer
+from tiny import TASK_WORDS
 
 import st_reba
 from st_reba.evaluation import Task, evaluate
@@ -208,22 +209,8 @@ def test_names_that_mteb_lacks_are_refused(
         evaluate(prompted_model, "STSBx")
 
 
-WORDS = [
-    "cat",
-    "tiger",
-    "lion",
-    "dog",
-    "wolf",
-    "fox",
-    "rain",
-    "snow",
-    "hail",
-    "storm",
-    "fog",
-    "sun",
-]
-OTHER_WORDS = list(map("the {}".format, WORDS[3:] + WORDS[:3]))
-TEXTS = (*WORDS, *OTHER_WORDS)
+OTHER_WORDS = list(map("the {}".format, TASK_WORDS[3:] + TASK_WORDS[:3]))
+TEXTS = (*TASK_WORDS, *OTHER_WORDS)
 PAIRED_ROWS = list(zip(range(12), range(12, 24), strict=True))
 
 
@@ -272,7 +259,7 @@ def evaluate_items(
 @pytest.mark.slow
 def test_mteb_scores_pairs_as_we_do(model: SentenceTransformer, make_rows: Any) -> None:
     scores = list(map(float, range(12)))
-    split = make_rows({"sentence1": WORDS, "sentence2": OTHER_WORDS, "score": scores})
+    split = make_rows({"sentence1": TASK_WORDS, "sentence2": OTHER_WORDS, "score": scores})
     expected_scores = scores_of(model, make_mteb_task("STSBenchmark", {"test": split}))
     items = [(*rows, score) for rows, score in zip(PAIRED_ROWS, scores, strict=True)]
     result = evaluate_items(model, "STS", items)
@@ -283,7 +270,7 @@ def test_mteb_scores_pairs_as_we_do(model: SentenceTransformer, make_rows: Any) 
 @pytest.mark.slow
 def test_mteb_scores_pair_classes_as_we_do(model: SentenceTransformer, make_rows: Any) -> None:
     labels = [0, 1] * 6
-    split = make_rows({"sentence1": WORDS, "sentence2": OTHER_WORDS, "labels": labels})
+    split = make_rows({"sentence1": TASK_WORDS, "sentence2": OTHER_WORDS, "labels": labels})
     expected_scores = scores_of(model, make_mteb_task("TwitterSemEval2015", {"test": split}))
     items = [(*rows, label) for rows, label in zip(PAIRED_ROWS, labels, strict=True)]
     result = evaluate_items(model, "PairClassification", items)
@@ -299,7 +286,7 @@ def test_mteb_scores_classes_as_we_do(model: SentenceTransformer, make_rows: Any
     train_labels = [0] * 6 + [1] * 6
     test_labels = train_labels[::-1]
     splits = {
-        "train": make_rows({"text": WORDS, "label": train_labels}),
+        "train": make_rows({"text": TASK_WORDS, "label": train_labels}),
         "test": make_rows({"text": OTHER_WORDS, "label": test_labels}),
     }
     expected_scores = scores_of(model, make_mteb_task("Banking77Classification", splits))
@@ -351,7 +338,7 @@ def test_mteb_scores_rankings_as_we_do(
     query_ids = list(map("q{}".format, range(12)))
     document_ids = list(map("d{}".format, range(12, 24)))
     split = {
-        "queries": make_rows({"id": query_ids, "text": WORDS}),
+        "queries": make_rows({"id": query_ids, "text": TASK_WORDS}),
         "corpus": make_rows(
             {
                 "id": document_ids,

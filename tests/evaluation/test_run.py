@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sentence_transformers import SentenceTransformer
+from tiny import TASK_WORDS
 
 import st_reba
 from st_reba.evaluation import Task, encoding, read_task, readouts
@@ -31,32 +32,18 @@ from st_reba.methods import Method
 
 PLAIN = "classical:pooling=mean"
 ECHO = "echo:pooling=mean"
-WORDS = [
-    "cat",
-    "tiger",
-    "lion",
-    "dog",
-    "wolf",
-    "fox",
-    "rain",
-    "snow",
-    "hail",
-    "storm",
-    "fog",
-    "sun",
-]
 PAIRS = pd.DataFrame(
     {
-        "text1": WORDS,
-        "text2": list(map("the {}".format, WORDS[::-1])),
+        "text1": TASK_WORDS,
+        "text2": list(map("the {}".format, TASK_WORDS[::-1])),
         "score": range(12),
     }
 )
 RANKING_ROWS = [
     (f"q {word}", f"d {other}", int(word == other))
-    for word in WORDS
+    for word in TASK_WORDS
     for other in [
-        *WORDS[:3],
+        *TASK_WORDS[:3],
         word,
     ]
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from st_reba.index import Index, Reject, SearchResult
 __all__ = [
     "MODEL",
     "QUIET",
+    "WordSpans",
     "build",
     "documents",
     "encoded",
@@ -92,3 +94,22 @@ def rank_by_index(
     """As `rank_by_brute_force`, but by the index."""
     results = index.search(query_text, k, mode="vectors", **build_options)
     return [(round(result.score, 5), result.id) for result in results]
+
+
+class WordSpans:
+    """A tokenizer whose tokens are words."""
+
+    is_fast = True
+
+    def __init__(self, tokenizer: object) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, items: list[str], **options: object) -> dict[str, object]:
+        offsets = []
+        for text in items:
+            word_matches = re.finditer(r"\w+", text)
+            offsets.append([word_match.span() for word_match in word_matches])
+        return {"offset_mapping": offsets}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from indexes import MODEL, QUIET, build, documents, encoded, ids_of, texts, texts_of
+from indexes import MODEL, QUIET, WordSpans, build, documents, encoded, ids_of, texts, texts_of
 from ranking import all_documents, expected_hybrid_scores, expected_word_scores
 from tiny import tiny_model
 
@@ -138,25 +137,6 @@ def test_hybrid_without_a_known_word_ranks_as_vectors_do(
     hybrid_results = index.search(query, 40, vectors=query_vector)
     vector_results = index.search(query, 40, mode="vectors", vectors=query_vector)
     assert ids_of(hybrid_results) == ids_of(vector_results)
-
-
-class WordSpans:
-    """A tokenizer whose tokens are words."""
-
-    is_fast = True
-
-    def __init__(self, tokenizer: object) -> None:
-        self._tokenizer = tokenizer
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._tokenizer, name)
-
-    def __call__(self, items: list[str], **options: object) -> dict[str, object]:
-        offsets = []
-        for text in items:
-            word_matches = re.finditer(r"\w+", text)
-            offsets.append([word_match.span() for word_match in word_matches])
-        return {"offset_mapping": offsets}
 
 
 def test_words_are_of_whole_documents_and_passages_of_vectors(index_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from indexes import (
     MODEL,
     QUIET,
+    WordSpans,
     build,
     kinds_of,
     rank_by_brute_force,
@@ -25,24 +25,6 @@ from tiny import tiny_model
 from st_reba.corpus import Corpus, encode_corpus
 from st_reba.corpus import folder as corpus_folder
 from st_reba.index import Document, Index
-
-
-class WordSpans:
-    """A tokenizer whose tokens are words."""
-
-    is_fast = True
-
-    def __init__(self, tokenizer: object) -> None:
-        self._tokenizer = tokenizer
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._tokenizer, name)
-
-    def __call__(self, items: list[str], **options: object) -> dict[str, object]:
-        offsets = []
-        for text in items:
-            offsets.append([match.span() for match in re.finditer(r"\w+", text)])
-        return {"offset_mapping": offsets}
 
 
 @pytest.fixture
