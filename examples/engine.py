@@ -1,11 +1,12 @@
 """Are the vectors of an engine, vLLM or llama.cpp, those of st_reba? See docs/how-to/vllm-llamacpp.md.
 
-    python examples/engine.py BASE http://127.0.0.1:8000                    # three methods, at the
-    last position python examples/engine.py BASE http://127.0.0.1:8000 echo:pooling=mean  # the
-    server must give every token's vector
+    python examples/engine.py BASE http://127.0.0.1:8000
+    python examples/engine.py BASE http://127.0.0.1:8000 echo:pooling=mean
 
-BASE is the folder, Hub id or GGUF file that the engine serves. st_reba computes in float32; 40
-texts in English and Chinese are sent as its token ids, and the cosines of both vectors are printed.
+The first compares three methods that read the last position; for the second, the server must give
+every token's vector. BASE is the folder, Hub id or GGUF file that the engine serves. st_reba
+computes in float32; 40 texts in English and Chinese are sent as its token ids, and the cosines of
+both vectors are printed.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Index a folder of texts, retrieve and answer with one language model: the same weights embed and write.
+r"""Index a folder of texts, retrieve and answer with one language model: the same weights embed and write.
 
-    python examples/rag_one_model.py "Where is the bridge?" --llm
-    HuggingFaceTB/SmolLM2-135M-Instruct --folder notes
+    python examples/rag_one_model.py "Where is the bridge?" \
+        --llm HuggingFaceTB/SmolLM2-135M-Instruct --folder notes
 
 The folder holds .txt or .md files, whose paragraphs are indexed; without a folder, six sentences
 are. Texts are found by their words and by their vectors together. LLM is a folder or Hub id of a

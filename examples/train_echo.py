@@ -1,7 +1,7 @@
-"""Fine-tune a decoder as a text embedder, as the Echo paper does: LoRA, in-batch and hard negatives, EOS pooled.
+r"""Fine-tune a decoder as a text embedder, as the Echo paper does: LoRA, in-batch and hard negatives, EOS pooled.
 
-    python examples/train_echo.py mini pairs.tsv my_embedder --dev dev.tsv --method echo
-    --batch-size 64 --steps 200
+    python examples/train_echo.py mini pairs.tsv my_embedder --dev dev.tsv --method echo \
+        --batch-size 64 --steps 200
 
 TRAIN and --dev are files (.csv, .tsv, .jsonl, or .txt with || between columns) or names of Hub
 datasets, with the columns query, positive and, where there are hard negatives, negative,

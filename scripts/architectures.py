@@ -1,10 +1,10 @@
 """Try every architecture that transformers lists for causal language modelling, and record which are exact.
 
-    python scripts/architectures.py                 all types: writes tests/data/architectures.json
-    and
-                                                    docs/explanation/architectures.md (two minutes
-                                                    on one core)
-    python scripts/architectures.py llama mamba     some types, printed as JSON
+    python scripts/architectures.py
+    python scripts/architectures.py llama mamba
+
+The first tries all types, and writes tests/data/architectures.json and
+docs/explanation/architectures.md (two minutes on one core); the second tries some, and prints JSON.
 
 tests/test_every_architecture.py says when either file is stale.
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Time encoding by method in one run, beside sentence-transformers' own modules and another version of st_reba.
 
-    scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--rounds 5] [--words 350 --count 64]
-    [--only CASE ...] scripts/benchmark.py MODEL TEXTS --device cuda --dtype bfloat16 --batch-size
-    256
+    python scripts/benchmark.py MODEL TEXTS --rounds 5 --words 350 --count 64 --only echo reba-mean
+    python scripts/benchmark.py MODEL TEXTS --beside CHECKOUT
+    python scripts/benchmark.py MODEL TEXTS --device cuda --dtype bfloat16 --batch-size 256
 
 MODEL is a base's folder; of TEXTS, one a line, the first 1,000 are encoded, each round by all cases
 in turn, a process each. Printed are medians of the rounds and of their ratios, and the most memory

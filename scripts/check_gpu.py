@@ -1,7 +1,10 @@
 """What only a GPU can show: the CPU's vectors, no waiting inside a pass, and what each method costs there.
 
-    python scripts/check_gpu.py [MODEL]         on one CUDA card; MODEL is a base's folder (default:
-    the embedded one) python scripts/check_gpu.py --device cpu    the same comparison without a card
+    python scripts/check_gpu.py [MODEL]
+    python scripts/check_gpu.py --device cpu
+
+The first runs on one CUDA card, the second compares the same without a card. MODEL is a base's
+folder (default: the embedded one).
 
 Vectors are compared with float32 on the CPU. A wait for the card inside the decoder is an error,
 but for the one that transformers' masks make in each pass. Exit status 1: one differs, or waits.

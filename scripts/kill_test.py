@@ -1,7 +1,8 @@
 """Kill encodes, builds and changes of indexes at random moments, run each again, and compare with the undisturbed.
 
-    python scripts/kill_test.py --kills 200 --seed 0            a table; exit status 1 if anything
-    differed
+    python scripts/kill_test.py --kills 200 --seed 0
+
+It prints a table; its exit status is 1 if anything differed.
 
 Every operation is killed (SIGKILL) after a time drawn uniformly from what it took undisturbed. Then
 a reader must see the state before or the state after it, whole; the same call is run again; and

@@ -1,14 +1,14 @@
 """Memory that embedding with a base takes, counted from its shape; and measured, on a GPU if there is one.
 
-    python scripts/memory.py                                  the table of
-    docs/how-to/large-models.md python scripts/memory.py BASE NUMBER METHOD [METHOD ...]  a base:
-    counted, and as a process or GPU holds it
+    python scripts/memory.py
+    python scripts/memory.py BASE NUMBER METHOD [METHOD ...]
 
-BASE is a folder, or a name of that table: then weights are drawn at random, and saved in the folder
-for temporary files. NUMBER is float32, bfloat16, int8 or nf4. Counted are the weights, and what is
-alive at once inside a layer: per position 4 vectors of the hidden size (the embedding, the layer's
-input, the state behind its attention, and its norm) and 3 of the MLP's size (gate, up, their
-product). A GPU needs about 1 GB more, for its context.
+The first prints the table of docs/how-to/large-models.md; the second counts for a base, and
+measures what a process or GPU holds. BASE is a folder, or a name of that table: then weights are
+drawn at random, and saved in the folder for temporary files. NUMBER is float32, bfloat16, int8 or
+nf4. Counted are the weights, and what is alive at once inside a layer: per position 4 vectors of
+the hidden size (the embedding, the layer's input, the state behind its attention, and its norm) and
+3 of the MLP's size (gate, up, their product). A GPU needs about 1 GB more, for its context.
 """
 
 from __future__ import annotations

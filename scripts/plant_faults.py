@@ -1,7 +1,8 @@
-"""Plant faults in the package, one at a time, and see whether the tests find them.
+r"""Plant faults in the package, one at a time, and see whether the tests find them.
 
-    python -m pytest -m "not slow" --cov=st_reba --cov-context=test --cov-report=
-    --junitxml=junit.xml python scripts/plant_faults.py --faults 150 --seed 0 --out faults.jsonl
+    python -m pytest -m "not slow" --cov=st_reba --cov-context=test --cov-report= \
+        --junitxml=junit.xml
+    python scripts/plant_faults.py --faults 150 --seed 0 --out faults.jsonl
 
 The first, by pytest-cov, writes which tests run a line, and how long they take; the second a line a
 fault, and counts.

@@ -1,11 +1,10 @@
 """Publish recipes of the zoo as repositories ORG/NAME, one after the other.
 
     python scripts/publish_zoo.py my-org mini-reba mini-echo --private
-    python scripts/publish_zoo.py my-org                                   every recipe that is
-    ready
+    python scripts/publish_zoo.py my-org
 
-One that fails is named at the end (status 1), and the others are published. A run that was cut off
-is started again.
+The second publishes every recipe that is ready. One that fails is named at the end (status 1), and
+the others are published. A run that was cut off is started again.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Positions and token indices count from 0 here; copies count from 1, as in the fo
 position that is no content at all). The formulas' letters:
 
     V       hidden_states    [T, d]        one last hidden state v_t for each position t
-    A       attention        [L, H, T, T]  a matrix for each layer and head: queries in rows, keys
-    in columns A_new   fused_attention  [T, T]        the maximum over layers and heads of the
-    symmetrized A E       token vectors    [n, d]        one vector e_i for each content token i
+    A       attention        [L, H, T, T]  a matrix for each layer and head, queries in rows
+    A_new   fused_attention  [T, T]        maximum over layers and heads of the symmetrized A
+    E       token vectors    [n, d]        one vector e_i for each content token i
 """
 
 from __future__ import annotations

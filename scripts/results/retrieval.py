@@ -1,11 +1,12 @@
 #!/usr/bin/env python
-"""What searches find in collections with judged queries: nDCG@10 and recall@100 of methods, by words, vectors and both.
+r"""What searches find in judged collections: nDCG@10 and recall@100 of methods, by words, vectors and both.
 
     python scripts/results/retrieval.py run smollm2 FOLDER cranfield cisi --results retrieval.jsonl
-    python scripts/results/retrieval.py run smollm2 FOLDER scifact --rows default --results
-    retrieval.jsonl python scripts/results/retrieval.py run MiniLM FOLDER cranfield --rows trained
-    --results retrieval.jsonl python scripts/results/retrieval.py tables retrieval.jsonl --seconds
-    xquad-zh-en
+    python scripts/results/retrieval.py run smollm2 FOLDER scifact --rows default \
+        --results retrieval.jsonl
+    python scripts/results/retrieval.py run MiniLM FOLDER cranfield --rows trained \
+        --results retrieval.jsonl
+    python scripts/results/retrieval.py tables retrieval.jsonl --seconds xquad-zh-en
 
 `run` takes a name for the table, a folder with the weights, and folders in BEIR's layout
 (corpus.jsonl, queries.jsonl, qrels/test.tsv). Each row is kept in the file when it is done, and is

@@ -1,9 +1,10 @@
 #!/usr/bin/env python
-"""Speed and memory beside what one would take instead: the tables of docs/results/speed.md.
+r"""Speed and memory beside what one would take instead: the tables of docs/results/speed.md.
 
-    python scripts/results/speed.py STSB BASE BASE=FILE.gguf ... --trained MINILM --llama-python
-    PYTHON python scripts/results/speed.py STSB BASE --only default default-whole --sentences 1000
-    --passages 0
+    python scripts/results/speed.py STSB BASE BASE=FILE.gguf ... --trained MINILM \
+        --llama-python PYTHON
+    python scripts/results/speed.py STSB BASE --only default no-examples \
+        --sentences 1000 --passages 0
 
 STSB is a file of sentence pairs that `st-reba evaluate` reads, as STSBenchmark's sts-test.csv: its
 sentences are drawn at random, and joined to passages. BASE is a base's folder; behind "=" stands a
@@ -67,7 +68,9 @@ MEAN = {"method": "classical", "pooling": "mean"}
 # The default's prompt for what `encode` takes: as it is, and without its examples.
 DEFAULT_PROMPT = {"method": "prompteol", "template": "prompteol-topic-4"}
 NO_EXAMPLES = {"method": "prompteol", "template": "prompteol-topic", "read": "attention"}
-QUESTIONS = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:3]}
+ONE_QUESTION = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:1]}
+THREE_QUESTIONS = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:3]}
+FIVE_QUESTIONS = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:5]}
 WHOLE = {"shares_prefix": False}
 BFLOAT16 = {"dtype": "bfloat16"}
 CASES = {
@@ -83,11 +86,13 @@ CASES = {
         "default without examples, whole rows",
         options=NO_EXAMPLES | WHOLE,
     ),
-    "questions": Case("three questions of one text", options=QUESTIONS),
+    "one-question": Case("one of these questions", options=ONE_QUESTION),
+    "questions": Case("three questions of one text", options=THREE_QUESTIONS),
     "questions-whole": Case(
         "three questions of one text, whole rows",
-        options=QUESTIONS | WHOLE,
+        options=THREE_QUESTIONS | WHOLE,
     ),
+    "five-questions": Case("five questions of one text", options=FIVE_QUESTIONS),
     "classical-bfloat16": Case(
         "classical, mean, bfloat16",
         options=MEAN | BFLOAT16,

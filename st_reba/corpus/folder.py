@@ -33,7 +33,7 @@ from .records import Document, Reject, to_json
 
 HEADER_FILE = "corpus.json"
 REJECTS_FILE = "rejects.jsonl"
-FORMAT = 2
+CORPUS_FORMAT = 2
 
 Vectors = NDArray[np.float32] | NDArray[np.float16]
 JsonObject = dict[str, Any]
@@ -192,15 +192,15 @@ class Corpus:
             raise ValueError(
                 f"{path}: no header of a corpus, or damaged ({error}); encode the corpus again"
             ) from None
-        if corpus_format != FORMAT:
+        if corpus_format != CORPUS_FORMAT:
             raise ValueError(
-                f"{path}: written by another version (format {corpus_format}, not {FORMAT}); "
+                f"{path}: written by another version (format {corpus_format}, not {CORPUS_FORMAT}); "
                 "encode the corpus again, with overwrite=True"
             )
         return header
 
     def write_header(self, header: JsonObject) -> None:
-        content = json.dumps({"format": FORMAT, **header}, ensure_ascii=False, indent=2)
+        content = json.dumps({"format": CORPUS_FORMAT, **header}, ensure_ascii=False, indent=2)
         with whole_file(self.path / HEADER_FILE) as stream:
             stream.write(f"{content}\n".encode())
 

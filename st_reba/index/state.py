@@ -14,7 +14,7 @@ from ..corpus.records import to_json
 from .schema import has_tables
 from .terms import TOKENIZERS
 
-FORMAT = 7
+INDEX_FORMAT = 7
 
 # A view or a trigger in a stranger's file could run in place of our tables, without an end.
 _FOREIGN_OBJECTS = "SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger') LIMIT 1"
@@ -95,9 +95,9 @@ def _parse_state(text: str, digest: str) -> IndexState:
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         raise ValueError("its state is not what was written")
     index_format = values.pop("format")
-    if index_format != FORMAT:
+    if index_format != INDEX_FORMAT:
         raise _OtherFormatError(
-            f"the index was built by another version (format {index_format}, not {FORMAT})"
+            f"the index was built by another version (format {index_format}, not {INDEX_FORMAT})"
         )
     state = IndexState(**values)
     if state.vector_file is not None and Path(state.vector_file).name != state.vector_file:
@@ -108,7 +108,7 @@ def _parse_state(text: str, digest: str) -> IndexState:
 
 
 def write_state(connection: sqlite3.Connection, state: IndexState) -> None:
-    text = to_json({"format": FORMAT, **asdict(state)})
+    text = to_json({"format": INDEX_FORMAT, **asdict(state)})
     digest = hashlib.sha256(text.encode()).hexdigest()
     connection.execute("DELETE FROM meta")
     connection.execute("INSERT INTO meta VALUES (?, ?)", (text, digest))

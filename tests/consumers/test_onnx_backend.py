@@ -1,7 +1,7 @@
 """An exported folder in a backend of sentence-transformers, without st_reba, in an environment of its own.
 
-    ST_REBA_ONNX=FOLDER ST_REBA_BACKEND=openvino python -m pytest --noconftest
-    tests/consumers/test_onnx_backend.py
+    export ST_REBA_ONNX=FOLDER ST_REBA_BACKEND=openvino
+    python -m pytest --noconftest tests/consumers/test_onnx_backend.py
 
 with what requirements-openvino.txt names; or ``optimum``, the onnx backend of sentence-transformers
 5.7.

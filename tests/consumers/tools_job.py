@@ -5,9 +5,9 @@ the texts:
 
     nearest          the ten texts nearest to each question
     nearest_on_page  what the block itself found for the first question
-    encoded          rows of texts, how the model encodes them ("plain", "query", "document", or a
-    prompt), and the
-                     tool's vectors; the first row has all texts, the second all questions
+    encoded          rows of texts, how the model encodes them ("plain", "query", "document", or
+                     a prompt), and the tool's vectors; the first row has all texts, the second
+                     all questions
 """
 
 from __future__ import annotations
