@@ -92,7 +92,7 @@ def main() -> None:
     lines = SENTENCES_FILE.read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines[::8]]
     for method in options.methods:
-        is_mean = Method.parse(method).sentence_pooling == "mean"
+        is_mean = Method.parse(method).pooling == "mean"
         model = st_reba.build(options.base, method, dtype="float32", device="cpu")
         cosines: list[float] = []
         for text, model_vector in zip(texts, model.encode(texts), strict=True):

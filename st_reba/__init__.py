@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 # Imported eagerly: otherwise `st_reba.build` would be the submodule.
 from .build import build as build
+from .modules import MODULES
 from .modules import registration as registration
 from .modules.version import __version__ as __version__
 from .recipe import zoo as zoo
@@ -38,16 +39,10 @@ if TYPE_CHECKING:
 # The modules of the public names, imported on first use, so that importing the package takes no
 # time.
 _MODULES = {
-    "AuthorsReBAPooling": "modules",
-    "ChunkedReBAPooling": "modules",
+    **dict.fromkeys(MODULES, "modules"),
     "Filter": "linear_filter",
     "Index": "index",
     "Method": "methods",
-    "NoSinkTransformer": "modules",
-    "PromptEnsemble": "modules",
-    "QueryShift": "modules",
-    "ReBAPooling": "modules",
-    "RepeatTransformer": "modules",
     "encode_tokens": "words",
     "encode_words": "words",
     "fit_filter": "filters",

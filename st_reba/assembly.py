@@ -21,7 +21,7 @@ from .backbones import check_backbone, cut_layers
 from .bases import check_device, check_loading
 from .filters import Filter, with_filter
 from .loaded_base import LoadedBase
-from .methods import Method
+from .methods import MASK_OPTIONS, Method
 from .modules import RepeatTransformer
 from .modules.mask_check import check_masks
 from .modules.outputs import shows_attention
@@ -32,7 +32,6 @@ from .modules.selfcheck import (
     hidden_states,
     is_causal,
 )
-from .modules.settings import plan_layers
 from .named_base import KWARGS_OPTIONS, NamedBase
 from .request import Base, BuildRequest, Options
 from .safety import load
@@ -45,8 +44,6 @@ _OWN_OPTIONS = ("tokenizer", "dtype", "quantization", "gguf_file")
 _OPTIONS_OF_BASE = ("revision", *KWARGS_OPTIONS)
 _CONSTRUCTOR_OPTIONS = set(signature(SentenceTransformer).parameters)
 _CONSTRUCTOR_OPTIONS -= {"model_name_or_path", "modules", "backend", "kwargs", "args"}
-# What a method may change in an embedder that keeps its input and pooling.
-_OPTIONS_OF_MASKS = {"name", "setting", "k", "k0", "m", "implementation"}
 
 
 def build_model(
@@ -103,7 +100,7 @@ class Assembly:
         """A model of sentence-transformers with its own input and pooling, whose layers have other masks."""
         fixed_options = {**self.method.to_dict(), "tokenizer": base.tokenizer}
         fixed_options |= {"quantization": base.quantization, "gguf_file": base.gguf_name}
-        for option_name in sorted(fixed_options.keys() - _OPTIONS_OF_MASKS):
+        for option_name in sorted(fixed_options.keys() - {"name", "implementation", *MASK_OPTIONS}):
             if fixed_options[option_name] is not None:
                 problem = (
                     f"{option_name}={fixed_options[option_name]!r:.80}: the base keeps its own"
@@ -228,14 +225,8 @@ class Assembly:
         }
         if method.setting is None:
             return RepeatTransformer(transformer, **module_options)
-        layer_plan = plan_layers(
-            method.setting,
-            transformer.config.get_text_config().num_hidden_layers,
-            k=method.k,
-            k0=method.k0,
-            m=method.m,
-            implementation=method.implementation,
-        )
+        depth = transformer.config.get_text_config().num_hidden_layers
+        layer_plan = method.plan_layers(method.setting, depth)
         nosink_transformer = modules.NoSinkTransformer(
             transformer, **layer_plan._asdict(), **module_options
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .modules.settings import SETTINGS, plan_layers
+from .modules.settings import SETTINGS, LayerPlan, plan_layers
 from .poolings import (
     POOLINGS,
     POSITIONS,
@@ -41,6 +41,8 @@ METHODS = {
 # (docs/results).
 DEFAULT = "prompteol:template=prompteol-search,read=attention"
 _ONCE = ("classical", "prompteol", "nosink")
+# The options of what a layer sees.
+MASK_OPTIONS = ("setting", "k", "k0", "m")
 # The least values of whole numbers.
 _LEAST_VALUES = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}
 _MOST_REPEATS = 64
@@ -260,7 +262,7 @@ class Method:
                 numbers = f"k={self.k!r}, k0={self.k0!r}, m={self.m!r}"
                 raise ValueError(f"{numbers} need setting=…, as setting='mask0-bidir'.")
             return
-        layer_plan = plan_layers(self.setting, None, k=self.k, k0=self.k0, m=self.m)
+        layer_plan = self.plan_layers(self.setting, None)
         has_two_streams = layer_plan.architecture == "extra" and self.implementation == "paper"
         reads_two_streams = has_two_streams and isinstance(self.layer, tuple)
         if layer_plan.second and (self.read != "states" or reads_two_streams):
@@ -312,6 +314,17 @@ class Method:
     def pooling_spec(self) -> PoolingSpec:
         """The declaration of the pooling, or of the method's default."""
         return find_pooling(self.name, self.pooling or pooling_names(self.name)[0])
+
+    def plan_layers(self, setting: str, depth: int | None) -> LayerPlan:
+        """The masks of a model's layers, by a setting and this method's other options."""
+        return plan_layers(
+            setting,
+            depth,
+            k=self.k,
+            k0=self.k0,
+            m=self.m,
+            implementation=self.implementation,
+        )
 
     def to_dict(self) -> Options:
         """The name and what is not at its default, JSON-serializable; ``Method(**values)`` reads it."""

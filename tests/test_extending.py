@@ -18,12 +18,13 @@ from pipelines import build, encoded, features_of
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import cos_sim
 
+import st_reba
 from st_reba import poolings
 from st_reba.evaluation import compare, evaluate, read_task
 from st_reba.evaluation.tables import COLUMNS
 from st_reba.evaluation.task import KINDS
 from st_reba.methods import Method, method_of
-from st_reba.modules import MODULES
+from st_reba.modules import MODULES, ModuleDeclaration
 from st_reba.modules.masks import MASKS
 from st_reba.onnx.graph import EmbeddingGraph
 
@@ -173,11 +174,13 @@ def test_a_pooling_that_is_declared_elsewhere_works_and_travels(
     )
     poolings.declare_pooling(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(MODULES, "ToyPooling", "toy_pooling")
+        patch.setitem(MODULES, "ToyPooling", ModuleDeclaration("toy_pooling", reads="tokens"))
         model: Any = build("mini", "echo", pooling="toy")
         vectors = model.encode(TEXTS)
         loaded = saved_and_loaded(model, tmp_path / "saved")
         np.testing.assert_allclose(loaded.encode(TEXTS), vectors, atol=1e-6)
+        checked = st_reba.load(str(tmp_path / "saved"))
+        np.testing.assert_allclose(checked.encode(TEXTS), vectors, atol=1e-6)
         assert method_of(loaded) == Method("echo", pooling="toy", normalize=False)
         assert EmbeddingGraph(loaded).pooling is loaded[1]
     with pytest.raises(ValueError, match="nosink: pooling='toy' is not known"):

@@ -13,7 +13,6 @@ from ..assembly import build_model
 from ..encode import DEFAULT_BATCH_TOKENS, computed_positions, encode_texts
 from ..filters import Filter
 from ..methods import Method
-from ..modules.settings import plan_layers
 from .shared_pass import Readout, TokenRange, run_pass, transformer_of
 from .vectors import Vectors, normalize_rows
 
@@ -226,11 +225,5 @@ def _masks_of(method: Method, layer_count: int) -> list[str] | None:
     """The masks of a model with some layers; None: some of them run twice."""
     if method.setting is None:
         return ["forward"] * layer_count
-    plan = plan_layers(
-        method.setting,
-        layer_count,
-        k=method.k,
-        k0=method.k0,
-        m=method.m,
-    )
+    plan = method.plan_layers(method.setting, layer_count)
     return None if plan.second else plan.layer_masks

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from .statistics import Evidence as Evidence
@@ -106,8 +107,8 @@ class TaskKind(ABC):
         fewest_items: A task needs as many.
         takes_train, needs_train: Whether it may or must have items that a classifier learns from.
         needs_values: Its labels have to differ, and those of ``train`` to be among them.
-        chooses_methods: ``tune`` chooses by its labels: :meth:`score_items` is there, and the last
-            thing of an item is its label.
+        chooses_methods: ``tune`` chooses by its labels: :meth:`score_items` fits, and the last thing
+            of an item is its label, behind indices of texts.
         item_name: Name of its items in reports.
     """
 
@@ -205,11 +206,19 @@ class TaskKind(ABC):
     def score_items(self, task: Task, unit_vectors: Tensor) -> Tensor:
         """Score every item by itself, [items] float32; the mean is the task's score.
 
+        The first number of an item's evidence, unless a kind overrides this.
+
         Args:
             task: A task of this kind.
             unit_vectors: [N, d] of length 1, of its texts.
+
+        Raises:
+            ValueError: ``tune`` does not choose by labels of this kind.
         """
-        raise ValueError(f"{task}: its items have no scores of their own.")
+        if not self.chooses_methods:
+            raise ValueError(f"{task}: its items have no scores of their own.")
+        evidence = self.evidence(task, unit_vectors.cpu().numpy())
+        return torch.from_numpy(evidence[:, 0]).to(unit_vectors)
 
 
 KINDS: dict[str, TaskKind] = {}

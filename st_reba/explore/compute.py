@@ -15,7 +15,7 @@ from sentence_transformers.util import batch_to_device, cos_sim, load_file_path
 
 from ..build import build
 from ..evaluation.attention import Maps, attention_maps, sink_table
-from ..methods import Method, method_of
+from ..methods import MASK_OPTIONS, Method, method_of
 from ..modules.capture import Capture
 from ..modules.transformer import RepeatTransformer
 from ..safety import load
@@ -177,7 +177,7 @@ def _with_copies(model: SentenceTransformer, repeats: int) -> SentenceTransforme
     method = method_of(model)
     options = {
         option_name: getattr(method, option_name)
-        for option_name in ("max_seq_length", "setting", "k", "k0", "m")
+        for option_name in ("max_seq_length", *MASK_OPTIONS)
     }
     changed_method = Method("reba", repeats=repeats, **options)
     return build(

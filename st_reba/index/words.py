@@ -25,6 +25,7 @@ _TABLES = ("frequencies", "occurrences", "words")
 _INSERT = "INSERT INTO words (rowid, text) VALUES (?, ?)"
 _REMOVE = "INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)"
 _OPTIMIZE = "INSERT INTO words (words) VALUES ('optimize')"
+# By the checksum of a document's columns: as good as random, and the same each time.
 _SAMPLE = "SELECT substr(text, 1, 2000) FROM documents ORDER BY checksum, key LIMIT 500"
 
 _TERMS = "SELECT term FROM frequencies"

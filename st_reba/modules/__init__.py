@@ -5,21 +5,36 @@ The module classes need torch and sentence-transformers, and are imported when t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, Literal
 
-# The classes that modules.json may name, and their sections: files of this package, or importable
-# modules of others.
+
+@dataclass(frozen=True)
+class ModuleDeclaration:
+    """A class that modules.json may name.
+
+    Args:
+        section: Where it is: a file of this package, or an importable module of another.
+        reads: What it needs: texts, the vectors of their tokens, or one vector of a text.
+        has_weights: Whether it stores weights, whose shapes its configuration tells.
+    """
+
+    section: str
+    reads: Literal["text", "tokens", "vector"]
+    has_weights: bool = False
+
+
 MODULES = {
-    "RepeatTransformer": "transformer",
-    "NoSinkTransformer": "nosink",
-    "ReBAPooling": "pooling",
-    "AuthorsReBAPooling": "authors",
-    "ChunkedReBAPooling": "pieces",
-    "PromptEnsemble": "ensemble",
-    "QueryShift": "shift",
+    "RepeatTransformer": ModuleDeclaration("transformer", reads="text", has_weights=True),
+    "NoSinkTransformer": ModuleDeclaration("nosink", reads="text", has_weights=True),
+    "ReBAPooling": ModuleDeclaration("pooling", reads="tokens"),
+    "AuthorsReBAPooling": ModuleDeclaration("authors", reads="tokens"),
+    "ChunkedReBAPooling": ModuleDeclaration("pieces", reads="tokens"),
+    "PromptEnsemble": ModuleDeclaration("ensemble", reads="vector"),
+    "QueryShift": ModuleDeclaration("shift", reads="vector", has_weights=True),
 }
 
 
@@ -47,5 +62,5 @@ def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     load_sections()
-    module = import_module(module_of_section(MODULES[name]))
+    module = import_module(module_of_section(MODULES[name].section))
     return getattr(module, name)

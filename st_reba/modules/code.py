@@ -63,7 +63,8 @@ def _is_imported(transformer: RepeatTransformer) -> bool:
     return False
 
 
-# In execution order: each section, and whether the options of a transformer need it.
+# In the order in which a reader meets them: each section, and whether the options of a transformer
+# need it. One that is not listed stands last.
 SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
     "layout": _is_imported,
     "extensions": _is_imported,
@@ -104,15 +105,15 @@ def code_of(pipeline: Iterable[nn.Module]) -> str:
     for module in pipeline:
         class_name = type(module).__name__
         if class_name in MODULES:
-            needed_sections.add(MODULES[class_name])
+            needed_sections.add(MODULES[class_name].section)
         if isinstance(module, RepeatTransformer):
             needed_sections.update(name for name in SECTIONS if SECTIONS[name](module))
         if isinstance(module, NoSinkTransformer):
             needed_sections.update(_sections_of_masks(module))
     needed_sections = with_imports(needed_sections)
     ordered_sections = [name for name in SECTIONS if name in needed_sections]
-    foreign_sections = needed_sections.difference(SECTIONS)
-    return join_sections([*ordered_sections, *sorted(foreign_sections)])
+    other_sections = needed_sections.difference(SECTIONS)
+    return join_sections([*ordered_sections, *sorted(other_sections)])
 
 
 def _sections_of_masks(transformer: NoSinkTransformer) -> set[str]:

@@ -122,11 +122,11 @@ def pooled_positions(
     copy_ids: Tensor,
     real_tokens: Tensor,
     row_lengths: Tensor,
-    suffix_length: int,
+    special_suffix_length: int,
 ) -> Tensor:
     """The positions that a pooling sees, [B, T] bool; ``pooled`` is one of ``POOLED``, of k copies.
 
-    ``real_tokens`` [B, T] are True at ``row_lengths`` [B, 1] tokens, of which ``suffix_length``
+    ``real_tokens`` [B, T] are True at ``row_lengths`` [B, 1] tokens, of which ``special_suffix_length``
     special ones end a row.
     """
     if pooled == "all":
@@ -135,7 +135,7 @@ def pooled_positions(
         return copy_ids >= min(2, copies)
     if pooled == "last_copy":
         return copy_ids == copies
-    end_length = 1 if pooled == "end" else suffix_length
+    end_length = 1 if pooled == "end" else special_suffix_length
     is_end = torch.arange(copy_ids.shape[1], device=copy_ids.device) >= row_lengths - end_length
     if pooled == "end":
         return is_end & real_tokens

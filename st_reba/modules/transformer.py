@@ -483,11 +483,16 @@ class RepeatTransformer(Transformer):
         real_tokens = features["attention_mask"].bool()
         row_lengths = torch.tensor([[span.total] for span in features["spans"]])
         row_lengths = row_lengths.to(real_tokens.device, non_blocking=True)
-        suffix_length = (
+        special_suffix_length = (
             len(special_tokens(self.text_tokenizer)[1]) if self.pooled == "last_copy_and_end" else 0
         )
         return pooled_positions(
-            self.pooled, self.copies, features["copy_ids"], real_tokens, row_lengths, suffix_length
+            self.pooled,
+            self.copies,
+            features["copy_ids"],
+            real_tokens,
+            row_lengths,
+            special_suffix_length,
         )
 
     def get_embedding_dimension(self) -> int:

@@ -66,7 +66,7 @@ class EmbeddingGraph(nn.Module):
         self.capture = getattr(self.pooling, "capture", None)
         prefix, suffix = special_tokens(transformer.text_tokenizer)
         self.prefix_length = len(prefix)
-        self.suffix_length = len(suffix)
+        self.special_suffix_length = len(suffix)
         self.special_token_count = len(prefix) + len(suffix)
         self.budget = transformer.budget(self.prompt, self.task)
         self.max_length: int | None = None
@@ -166,7 +166,7 @@ class EmbeddingGraph(nn.Module):
             rows.copy_ids,
             rows.real_tokens,
             rows.row_lengths,
-            self.suffix_length,
+            self.special_suffix_length,
         )
         features = {
             "token_embeddings": hidden_states,

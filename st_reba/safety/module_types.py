@@ -13,6 +13,7 @@ from sentence_transformers.sentence_transformer import modules as st_modules
 from sentence_transformers.util import import_from_string
 
 from .. import modules
+from ..modules import ModuleDeclaration
 from .configurations import check_model_files, check_processors, check_transformer
 from .repository import COPY_AGAIN, Configuration, JsonObject, JsonValue, Repository
 from .weights import (
@@ -86,6 +87,9 @@ class StoredModule:
         return tensors
 
 
+Check: TypeAlias = Callable[[StoredModule], object]
+
+
 def check_modules(
     repository: Repository,
     entries: list[JsonValue],
@@ -108,7 +112,7 @@ def check_modules(
         raise repository.refusal(list_file, reason)
     folders: list[str] = []
     with repository.explaining(list_file):
-        if entries and find_module_class(entries[0]["type"]) in _NOT_FIRST:
+        if entries and not may_stand_first(find_module_class(entries[0]["type"])):
             raise repository.refusal(list_file, f"its first module reads no text. {COPY_AGAIN}")
         _check_tokens(repository, list_file, [entry["type"] for entry in entries])
         for entry in entries:
@@ -131,7 +135,7 @@ def _check_tokens(repository: Repository, list_file: str, type_names: list[JsonV
     if not module_classes or module_classes[0] not in _WITHOUT_TOKENS:
         return
     for module_class in module_classes[1:]:
-        if module_class in _READ_TOKENS:
+        if reads_tokens(module_class):
             first_name = module_classes[0].__name__
             reason = f"a {module_class.__name__} reads tokens, and a {first_name} gives none."
             raise repository.refusal(list_file, f"{reason} Remove it.")
@@ -166,7 +170,7 @@ def check_module(
         Its folder, and those of modules within it.
     """
     module_class = find_module_class(type_name)
-    check = _CHECKS.get(module_class)
+    check = find_check(module_class)
     if check is None:
         if trusted and not str(type_name).startswith("sentence_transformers."):
             return [folder]
@@ -197,6 +201,39 @@ def find_module_class(type_name: JsonValue) -> ModuleClass:
     except Exception:
         return None
     return module_class if isinstance(module_class, type) else None
+
+
+def own_declaration(module_class: ModuleClass) -> ModuleDeclaration | None:
+    """The declaration of a class of ours; None: it is another's."""
+    if getattr(module_class, "__module__", None) != "st_reba":
+        return None
+    return modules.MODULES.get(module_class.__name__)
+
+
+def find_check(module_class: ModuleClass) -> Check | None:
+    """How the configuration of a module's class is checked; None: the class is not allowed."""
+    declaration = own_declaration(module_class)
+    if declaration is None:
+        return _CHECKS.get(module_class)
+    if declaration.reads == "text":
+        return _check_transformer
+    return _check_sized if declaration.has_weights else _check_computing
+
+
+def reads_tokens(module_class: ModuleClass) -> bool:
+    """Whether a module reads the vectors of tokens."""
+    declaration = own_declaration(module_class)
+    if declaration is None:
+        return module_class in _READ_TOKENS
+    return declaration.reads == "tokens"
+
+
+def may_stand_first(module_class: ModuleClass) -> bool:
+    """Whether a module reads texts."""
+    declaration = own_declaration(module_class)
+    if declaration is None:
+        return module_class not in _NOT_FIRST
+    return declaration.reads == "text"
 
 
 def _check_router(stored_module: StoredModule, *, trusted: bool) -> list[str]:
@@ -336,8 +373,9 @@ def _check_transformer(stored_module: StoredModule) -> None:
     check_transformer(stored_module.repository, stored_module.folder, settings_files)
 
 
-# Every module type that may be loaded, and how its configuration is checked.
-_CHECKS: dict[ModuleClass, Callable[[StoredModule], object]] = {
+# The module types of sentence-transformers that may be loaded, and how the configuration of each is
+# checked.
+_CHECKS: dict[ModuleClass, Check] = {
     Normalize: _check_computing,
     Router: _check_scalars,  # checked with the modules in it
     st_modules.BoW: _check_words,
@@ -353,13 +391,6 @@ _CHECKS: dict[ModuleClass, Callable[[StoredModule], object]] = {
     st_modules.WeightedLayerPooling: _check_sized,
     st_modules.WordEmbeddings: _check_word_embeddings,
     st_modules.WordWeights: _check_words,
-    modules.AuthorsReBAPooling: _check_computing,
-    modules.ChunkedReBAPooling: _check_computing,
-    modules.NoSinkTransformer: _check_transformer,
-    modules.PromptEnsemble: _check_computing,
-    modules.QueryShift: _check_sized,
-    modules.ReBAPooling: _check_computing,
-    modules.RepeatTransformer: _check_transformer,
 }
 # Modules that make the vector of a text at once.
 _WITHOUT_TOKENS = {st_modules.BoW, st_modules.StaticEmbedding}
@@ -369,9 +400,6 @@ _READ_TOKENS = {
     st_modules.Pooling,
     st_modules.WeightedLayerPooling,
     st_modules.WordWeights,
-    modules.AuthorsReBAPooling,
-    modules.ChunkedReBAPooling,
-    modules.ReBAPooling,
 }
 # Modules that read what others give, not text.
 _NOT_FIRST = {
@@ -380,6 +408,4 @@ _NOT_FIRST = {
     st_modules.Dense,
     st_modules.Dropout,
     st_modules.LayerNorm,
-    modules.PromptEnsemble,
-    modules.QueryShift,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sqlite3
@@ -19,6 +20,7 @@ from indexes import MODEL, QUIET, build, documents, texts
 
 from st_reba.index import Index
 from st_reba.index.changes import changing
+from st_reba.index.state import INDEX_FORMAT
 from st_reba.index.vectors import write_index
 
 faiss: Any = import_module("faiss")
@@ -137,7 +139,7 @@ def digest_of(state: str) -> str:
         "DELETE FROM meta",
         "DROP TABLE meta",
         "UPDATE meta SET state = replace(state, '\"changes\": ', '\"changes\": 1')",
-        "UPDATE meta SET sha256 = '', state = replace(state, '\"format\": 7', '\"format\": 4')",
+        "UPDATE meta SET sha256 = '', state = replace(state, '\"format\": ', '\"format\": 9')",
         "UPDATE meta SET sha256 = '', state = replace(state, '\"vectors-', '\"../copy/vectors-')",
         "DELETE FROM sqlite_master WHERE name = 'documents_content_hash'",
         "DROP TABLE truncated",
@@ -185,8 +187,13 @@ def test_an_index_of_another_format_is_to_be_built_again(
     with closing(sqlite3.connect(index_copy / "index.sqlite")) as connection:
         connection.execute("ALTER TABLE tombstones RENAME TO dead")
         connection.commit()
-    alter(index_copy, 'UPDATE meta SET sha256 = \'\', state = \'{"format": 6, "stamp": ""}\'')
-    message = r"another version \(format 6, not 7\); remove the folder and build the index again"
+    older_format = INDEX_FORMAT - 1
+    state_text = json.dumps({"format": older_format, "stamp": ""})
+    alter(index_copy, f"UPDATE meta SET sha256 = '', state = '{state_text}'")
+    message = (
+        rf"another version \(format {older_format}, not {INDEX_FORMAT}\); "
+        "remove the folder and build the index again"
+    )
     for use in (Index.open, lambda path: build(path, overwrite=True)):
         with pytest.raises(ValueError, match=message):
             use(index_copy)

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, ndcg_score
-from torch import Tensor
 
 from ..beir import read_beir
 from ..measures import COSINE_DIGITS, column_means
@@ -145,11 +143,6 @@ class Reranking(RankingKind):
     main_metric = "map_at_1000"
     chooses_methods = True
     ranks_all_documents = False
-
-    def score_items(self, task: Task, unit_vectors: Tensor) -> Tensor:
-        """Average precision of each query."""
-        evidence = self.evidence(task, unit_vectors.cpu().numpy())
-        return torch.from_numpy(evidence[:, 0]).to(unit_vectors)
 
 
 declare_kind(Reranking())
