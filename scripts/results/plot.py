@@ -68,6 +68,7 @@ ROWS = (
     ),
     PlottedRow("Echo-2, mean", "Echo", label_offset=(12, 1)),
     PlottedRow("ReBA-2, mean", "ReBA", label_offset=(12, 17)),
+    PlottedRow("a topic, four examples, both word orders, attention outputs", "both word orders"),
     PlottedRow(
         "three questions, attention outputs",
         "three questions",
