@@ -60,6 +60,6 @@ def test_card_shows_the_three_wordings(tmp_path: Path) -> None:
     assert written_templates(model[0]) == {
         task: [wording] for task, wording in TEMPLATES["prompteol-search"].items()
     }
-    assert '- A query is laid out as `"Query: \\"{text}\\" Its topic' in card
-    assert '- A document is laid out as `"Passage: \\"{text}\\" Its topic' in card
-    assert "- A text given to `encode` is laid out as" in card
+    assert '- A query is laid out, in JSON\'s notation, as `"Query: \\"{text}\\" Its topic' in card
+    assert '- A document is laid out, in JSON\'s notation, as `"Passage: \\"{text}\\" Its' in card
+    assert "- A text given to `encode` is laid out, in JSON's notation, as" in card

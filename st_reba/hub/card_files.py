@@ -28,6 +28,8 @@ class CodeFile:
         sha256: Its digest.
         packages: What it imports beside Python's standard library.
         registers_attention: It enters an attention function in transformers' table.
+        hooks_layers: It registers hooks in the model's layers.
+        keeps_prefixes: It keeps keys and values of a prompt between calls.
     """
 
     name: str
@@ -35,6 +37,8 @@ class CodeFile:
     sha256: str
     packages: tuple[str, ...]
     registers_attention: bool
+    hooks_layers: bool
+    keeps_prefixes: bool
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,8 @@ def describe_code(path: Path) -> CodeFile:
         sha256=hashlib.sha256(content).hexdigest(),
         packages=_imported_packages(ast.parse(text)),
         registers_attention="AttentionInterface.register(" in text,
+        hooks_layers="register_forward_hook(" in text,
+        keeps_prefixes="\nclass PrefixMemory" in text,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -199,7 +200,11 @@ def _layout_lines(
     if not is_bare:
         yield from _template_lines(templates)
     prompt_position = ", before all else but the special tokens"
-    if "instruction" in transformer.forward_kwargs:
+    has_instruction = "instruction" in transformer.forward_kwargs
+    if not has_instruction and transformer.pooled != "all":
+        place = "before all else but the special tokens"
+        yield f"A prompt that is given to `encode` stands {place}; it is seen, and not pooled."
+    if has_instruction:
         prompt_position = ", where a template has `{instruction}`"
     for prompt_name, prompt in saved_prompts(model).items():
         yield f"Prompt `{prompt_name}`{prompt_position}: `{quoted(prompt)}`."
@@ -221,7 +226,7 @@ def _template_lines(templates: Templates) -> Iterator[str]:
         if len(different_templates) == 1:
             sentence_start = "Every text"
         alternatives = [f"`{quoted(template)}`" for template in task_templates]
-        yield f"{sentence_start} is laid out as {', and as '.join(alternatives)}."
+        yield f"{sentence_start} is laid out, in JSON's notation, as {', and as '.join(alternatives)}."
         if len(different_templates) == 1:
             return
 
@@ -293,7 +298,12 @@ def describe_method(model: SentenceTransformer, base: BaseDescription) -> Method
 def _option_help(method: Method | None) -> dict[str, str]:
     if method is None:
         return {}
-    return {name: OPTIONS[name] for name in method.to_dict() if name in OPTIONS}
+    option_help: dict[str, str] = {}
+    for option_name in method.to_dict():
+        if option_name in OPTIONS:
+            # Behind a colon or semicolon stands what else could be chosen.
+            option_help[option_name] = re.split("[:;]", OPTIONS[option_name])[0]
+    return option_help
 
 
 def _recipe(base: BaseDescription, method: Method | None, prompts: Mapping[str, str]) -> str:
@@ -427,13 +437,18 @@ def _describe_sink(transformer: RepeatTransformer, mask_names: Sequence[str]) ->
     sink = "first token of the input"
     if sink_length > 1:
         sink = f"first {sink_length} tokens of the input"
+    sink_sentence = f"The sink, on which decoders concentrate their attention, is the {sink}"
     if _keeps_its_input(transformer):
-        return f"The sink is the {sink}. The base's own pooling takes it as it takes any token."
+        return f"{sink_sentence}. The base's own pooling takes it as it takes any token."
     field_values = dict.fromkeys(open_fields(transformer, "document"), _ANY_VALUE)
     features = transformer.preprocess(["a"], task="document", **field_values)
     text_start = features["spans"][0].start
     if text_start < sink_length:
-        return f"The sink is the {sink}, here of the text itself, and is pooled as the text's other tokens are."
+        is_among = "that is" if sink_length == 1 else "among them is"
+        return (
+            f"{sink_sentence}. Without a prompt, {is_among} the text's own first token, which is"
+            " pooled as its other tokens are."
+        )
     token_names = _token_list(transformer, features["input_ids"][0, :sink_length].tolist())
     pooled = "is pooled as all positions are" if transformer.pooled == "all" else "is not pooled"
-    return f"The sink is the {sink}, here {token_names}, which stands before the text. It {pooled}."
+    return f"{sink_sentence}, here {token_names}, which stands before the text. It {pooled}."

@@ -3,8 +3,8 @@
 A[q, t] is the attention of one layer and head: the weight that position q gives to position t. In a
 causal layer A[q, t] is 0 for t > q, so that row i of A^new, from i on, comes from column i of A
 alone: it is ½ · max A[t, i] for t > i, and max A[i, i] at i itself. So a layer shows columns of A,
-and the factor ½ is applied at the end. (A layer that looks both ways has its row added; see the
-section both_ways.)
+and the factor ½ is applied at the end. (In a layer that looks both ways, row i of A counts
+too.)
 """
 
 from __future__ import annotations

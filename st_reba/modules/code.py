@@ -217,7 +217,7 @@ def _is_for_types(statement: ast.stmt) -> bool:
 def join_sections(sections: Sequence[str]) -> str:
     """Sections as one file."""
     sources = list(map(SectionSource, sections))
-    heading = f"The code of this model, joined from sections of st_reba {__version__}, in the way that a text takes:"
+    heading = f"The code of this model, joined from sections of st_reba {__version__}, as Python needs them:"
     contents: list[str] = []
     import_statements: list[ast.stmt] = []
     section_texts: list[str] = []

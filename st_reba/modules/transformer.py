@@ -82,8 +82,8 @@ class RepeatTransformer(Transformer):
         reading: What is read in place of the last layer's states: ``of`` (``"states"`` or
             ``"attention"``), and the arguments of LayerReader or OutputReader. None: the last
             layer's states, after the final norm.
-        causal: True if hidden states never depend on later tokens; None: as the model's modules
-            say.
+        causal: True if the base's own attention lets no token see a later one, whatever masks are
+            put on it; None: as the model's modules say.
         shares_prefix: True if rows may share what they begin with: tried when the model was built.
         recipe, base_model, base_revision: How the pipeline was built, for the record.
         **kwargs: As for ``Transformer``. Without a ``dtype``, weights are float32 on a machine

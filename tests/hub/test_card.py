@@ -36,7 +36,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "default": (
         {"method": None},
         [
-            '- A query is laid out as `"Query: ',
+            """- A query is laid out, in JSON's notation, as `"Query: """,
             "s     = v_T, T the last position of the input\ntext  = s / |s|\n",
         ],
     ),
@@ -64,7 +64,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "echo": (
         {"method": "echo", "template": "echo"},
         [
-            "Every text is laid out as",
+            "Every text is laid out, in JSON's notation, as",
             "copies of a text | 2",
             "= v_t at the last of the tokens of the last copy\n",
         ],
@@ -174,7 +174,7 @@ def test_the_layout_of_the_input_is_told_with_the_method(
         "A document",
         "A text given to `encode`",
     ):
-        assert f"\n- {prefix} is laid out as `" in method_section
+        assert f"\n- {prefix} is laid out, in JSON's notation, as `" in method_section
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_the_layout_of_the_input_is_told_with_the_method(
         ),
         (
             {"m": 2},
-            "the first 2 tokens of the input, here of the text itself, and is pooled as",
+            "the first 2 tokens of the input. Without a prompt, among them is the text's own",
         ),
     ],
     ids=["special token", "all positions", "beyond the special token"],
@@ -203,9 +203,8 @@ def test_the_sink_is_named_and_whether_it_is_pooled(options: dict[str, Any], sin
 def test_the_sink_of_a_base_without_special_tokens_is_of_the_text() -> None:
     model = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2, device="cpu")
     model[0].tokenizer.backend_tokenizer.post_processor = None
-    assert "the first token of the input, here of the text itself, and is pooled" in str(
-        described_sink(model)
-    )
+    sink = str(described_sink(model))
+    assert "the first token of the input. Without a prompt, that is the text's own" in sink
 
 
 def test_layers_that_hide_nothing_have_no_sink() -> None:
