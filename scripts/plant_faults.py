@@ -44,6 +44,8 @@ from coverage import CoverageData
 ROOT = Path(__file__).resolve().parents[1]
 # Of processor time, and thrice what the tests take; a fault that makes them run on and on is found.
 TIME_LIMIT = 90
+# Of real time, a multiple of that: other work may take the processor.
+WAITING_FACTOR = 10
 # Tests of a line: those that are tried before the test file as a whole, and all.
 QUICKEST_TESTS = 25
 MOST_TESTS = 150
@@ -289,6 +291,8 @@ def prepare_child(fault: Fault | None, time_limit: int) -> None:
     os.dup2(os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     os.dup2(1, 2)
     resource.setrlimit(resource.RLIMIT_CPU, (time_limit, time_limit))
+    # A fault may also make it wait without end.
+    signal.alarm(WAITING_FACTOR * time_limit)
     os.setpgrp()
     if fault is not None:
         sys.meta_path.insert(0, FaultyImport(fault))
@@ -297,7 +301,7 @@ def prepare_child(fault: Fault | None, time_limit: int) -> None:
 def outcome_of(status: int) -> str:
     """Of a fork's status; 5 is pytest's where it ran no test."""
     if os.WIFSIGNALED(status):
-        is_out_of_time = os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
+        is_out_of_time = os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL, signal.SIGALRM)
         return "time" if is_out_of_time else "found"
     return "missed" if os.WEXITSTATUS(status) in (0, 5) else "found"
 
