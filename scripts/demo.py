@@ -264,8 +264,12 @@ def show_before_and_after(
         "\nBefore and after: the place of the first English sentence that answers, by vectors alone\n"
     )
     print("  mean of the states   default, whitened as an index does")
+    loss_count = 0
     for question, rank_before, rank_after in zip(questions, ranks_before, ranks_after, strict=True):
         print(f"  {rank_before:>18}   {rank_after:>7}   {question.text}")
+        loss_count += rank_after > rank_before
+    if loss_count:
+        print(f"\nNot every question gains: {loss_count} of {len(questions)} lost by it.")
 
 
 def show_searches(indexes: dict[str, st_reba.Index], questions: Sequence[Question]) -> None:
@@ -320,11 +324,14 @@ def main(own_questions: Sequence[str], demo_folder: Path = ROOT / "demo") -> Non
     with progress.step("For comparison, the English sentences by the mean of the hidden states"):
         ranks_before = rank_by_mean(base, ANSWERED_QUESTIONS)
         ranks_after = rank_by_default(indexes["sentences"], ANSWERED_QUESTIONS)
+    print(f"\n{base.caution}")
     show_searches(indexes, QUESTIONS)
     show_before_and_after(ANSWERED_QUESTIONS, ranks_before, ranks_after)
-    print(f"\n{base.caution}")
     print(f"\nNext: README.md, “Your first real model”, or a question of your own: {OWN_QUESTION}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit("\nStopped. The same command begins again; what was downloaded is kept.")

@@ -15,6 +15,7 @@ _OPTIONS_OF_ARGUMENTS = {
     "text_column": ("column",),
     "labels": ("label",),
     "prompts": ("prompt",),
+    "purpose": ("for",),
     "option": ("vary",),
 }
 # Arguments that may begin a message. (Another word there could be a file's name.)

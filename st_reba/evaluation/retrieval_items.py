@@ -213,7 +213,8 @@ def draw_documents(
         ValueError: There are fewer than 50.
     """
     remedy = (
-        "For single sentences give purpose='similarity', or queries with their documents as labels."
+        "For single sentences (each line of a .txt file is a text) give purpose='similarity', "
+        "or queries with their documents as labels."
     )
     return draw_usable(
         texts,

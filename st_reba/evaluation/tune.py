@@ -166,6 +166,7 @@ def run_search(
     """Score the passes one after another."""
     passes = plan.passes(search.depth)
     candidates: list[Candidate] = []
+    say(f"{len(passes)} passes through the base")
     for pass_number, planned_pass in enumerate(passes, 1):
         start_time = time.perf_counter()
         candidates += search.score_pass(planned_pass)

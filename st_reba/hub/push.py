@@ -81,16 +81,17 @@ def push(
     if not (token or dry_run):
         raise ValueError(f"There is no token for the Hub: {_LOGIN}.")
     report = verify(source, trust_remote_code=trust_remote_code)
+    findings = "; ".join(str(report).splitlines())
     if not report.ok or report.code:
         raise ValueError(
-            f"{str(source)!r} is not what it was when it was saved. {_one_line(report)}. Save it again."
+            f"{str(source)!r} is not what it was when it was saved. {findings}. Save it again."
         )
-    print(f"Verified. {_one_line(report)}")
+    print(f"Verified: {findings}")
     with tempfile.TemporaryDirectory(prefix="st-reba-push-") as temporary:
         staged = Path(temporary, "model")
         files = _stage(source, staged, repo_id)
         if dry_run:
-            print(f"Nothing was sent to {repo_id}: this is a dry run.")
+            print(f"Nothing was sent: a dry run does not try whether you may write to {repo_id}.")
             return Pushed(repo_id, None, None, files)
         api = HfApi(token=token, library_name="st_reba", library_version=__version__)
         try:

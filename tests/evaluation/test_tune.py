@@ -430,9 +430,10 @@ def test_each_pass_is_reported_with_the_best_method(
     lines: list[str] = []
     report = tune.tune(base_folder, TEXTS, tmp_path / "out", say=lines.append)
     first_pass, second_pass = two_passes
-    assert lines[0].startswith(f"1/2 {first_pass.method}: 1 s; best ")
-    assert lines[1].startswith(f"2/2 {second_pass.method}: 1 s; best ")
-    assert lines[1].endswith(f": {replace(report.method, filter=None)}")
+    assert lines[0] == "2 passes through the base"
+    assert lines[1].startswith(f"1/2 {first_pass.method}: 1 s; best ")
+    assert lines[2].startswith(f"2/2 {second_pass.method}: 1 s; best ")
+    assert lines[2].endswith(f": {replace(report.method, filter=None)}")
 
 
 def read_ranking(document: str) -> Task:
