@@ -35,6 +35,7 @@ from st_reba.safety import (
     limit_numbers,
     load,
 )
+from st_reba.safety.names import largest_number
 from st_reba.safety.weights import read_headers
 
 METHODS = (
@@ -420,6 +421,22 @@ def test_kernels_and_sizes_of_bases_are_refused(
     damage(folder)
     with pytest.raises(RepositoryRefused):
         check_base(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("setting", "largest"),
+    [
+        ("num_hidden_layers", 1000),
+        ("max_position_embeddings", 1 << 24),
+        ("num_labels", 1 << 17),
+        ("hidden_size", 1 << 24),
+        ("max_length", float("inf")),
+        ("total_tokens", float("inf")),
+    ],
+)
+def test_a_number_is_bounded_by_what_it_counts(setting: str, largest: float) -> None:
+    """A length that is only a limit takes no memory."""
+    assert largest_number(setting) == largest
 
 
 def test_no_module_is_larger_than_the_weights() -> None:

@@ -334,6 +334,11 @@ def test_streams_are_read_as_files_are(file_content: bytes) -> None:
     assert read_bytes(file_content) == [Document("狗"), Document("猫")]
 
 
+def test_an_empty_stream_is_refused() -> None:
+    with pytest.raises(ValueError, match="standard input: no documents: it is empty"):
+        read_bytes(b"")
+
+
 def test_the_encoding_of_a_stream_may_be_named() -> None:
     file_content = "银行\n".encode("gb18030")
     assert read_bytes(file_content, "gb18030") == [Document("银行")]

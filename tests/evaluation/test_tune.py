@@ -534,16 +534,16 @@ def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "message"),
     [
-        lambda: plan_by_labels(views_of(TEXTS), TEXTS, 1000, 0),
-        lambda: tune.tune("mini"),
-        lambda: st_reba.build("mini", "auto", texts=TEXTS[:20]),
-        lambda: st_reba.build("mini", "auto", texts=TEXTS, quantization="int3"),
-        lambda: tune.tune("mini", TEXTS, most_cost=float("nan")),
-        lambda: tune.tune("mini", TEXTS, most_cost=-1.0),
-        lambda: tune.tune("mini", TEXTS, __file__),
-        lambda: tune.tune("mini", TEXTS, seed=-1),
+        (lambda: plan_by_labels(views_of(TEXTS), TEXTS, 1000, 0), "30 or more items of"),
+        (lambda: tune.tune("mini"), "texts"),
+        (lambda: st_reba.build("mini", "auto", texts=TEXTS[:20]), "give 50 at least"),
+        (lambda: st_reba.build("mini", "auto", texts=TEXTS, quantization="int3"), "quantization"),
+        (lambda: tune.tune("mini", TEXTS, most_cost=float("nan")), "most_cost=nan .*above 0"),
+        (lambda: tune.tune("mini", TEXTS, most_cost=-1.0), "most_cost=-1.0 .*above 0"),
+        (lambda: tune.tune("mini", TEXTS, __file__), "is no folder"),
+        (lambda: tune.tune("mini", TEXTS, seed=-1), "seed=-1"),
     ],
     ids=[
         "kind",
@@ -556,6 +556,8 @@ def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
         "seed",
     ],
 )
-def test_arguments_that_cannot_be_used_are_refused(call: Callable[[], object]) -> None:
-    with pytest.raises(ValueError):
+def test_arguments_that_cannot_be_used_are_refused(
+    call: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
         call()

@@ -119,7 +119,7 @@ def test_an_empty_folder_may_be_there_and_a_model_may_not(
     folder.mkdir()
     save(model, folder, golden=False)
     with pytest.raises(FileExistsError):
-        save(model, folder, overwrite=False)
+        save(model, folder)
 
 
 def test_what_is_no_saved_model_is_never_overwritten(

@@ -82,3 +82,8 @@ def test_mapping_without_a_query_or_a_document_is_refused(missing: str) -> None:
 def test_wording_of_another_name_is_refused() -> None:
     with pytest.raises(ValueError, match="and similarity for what encode takes"):
         parse_templates({**WORDINGS, "passage": "{text}"})
+
+
+def test_a_template_holds_the_text_in_one_word_order() -> None:
+    with pytest.raises(ValueError, match="mixes {text} and {reversed}"):
+        parse_templates('"{text}" "{reversed}" Word: "')
