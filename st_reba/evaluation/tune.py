@@ -102,6 +102,7 @@ def tune(
     search = Search(base_model, plan.choosing_items, filter_kinds, folder / "passes")
     candidates = run_search(search, plan, say)
     best_candidate = select_best(candidates, most_cost)
+    say("scoring the choice, and what it is compared with, on the rest of the texts")
     length = loading_options.get("max_seq_length")
     choice = _fit_choice(plan, base_model, best_candidate, length, folder)
     report = TuneReport(
