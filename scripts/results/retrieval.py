@@ -121,6 +121,8 @@ def ndcg_at_10(documents: Sequence[str], grades: Mapping[str, float]) -> float:
     for document, grade in grades.items():
         if document not in documents:
             ranked_grades.append(grade)
+    # Of one document alone there is no ranking.
+    ranked_grades.append(0.0)
     ranking_scores = -np.arange(len(ranked_grades))
     return float(ndcg_score([ranked_grades], [ranking_scores], k=10))
 
