@@ -1,8 +1,9 @@
-"""The scripts of scripts/results that need no model: the plot of README, and shared sentences."""
+"""What scripts/results compute without a model: the plot of README, shared sentences, scores of a search."""
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -40,3 +41,23 @@ def test_shared_sentences_are_counted_by_pair(import_script: Callable[[str], Mod
         choosing_sentences, reported_items, overlap.letters_and_digits
     )
     assert (exact_count, loose_count) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("listed", "grades", "expected"),
+    [
+        (["b", "a"], {"a": 1.0}, 1 / math.log2(3)),
+        ([], {"a": 1.0}, 0.0),
+        (["a"], {"a": 1.0, "b": 1.0}, 1 / (1 + 1 / math.log2(3))),
+        ([f"other {number}" for number in range(10)] + ["a"], {"a": 1.0}, 0.0),
+    ],
+    ids=["second", "nothing found", "half found", "eleventh"],
+)
+def test_what_a_search_does_not_find_earns_nothing(
+    import_script: Callable[[str], ModuleType],
+    listed: list[str],
+    grades: dict[str, float],
+    expected: float,
+) -> None:
+    retrieval = import_script("retrieval")
+    assert retrieval.ndcg_at_10(listed, grades) == pytest.approx(expected)

@@ -118,11 +118,11 @@ def judged_queries(folder: BeirFolder) -> dict[str, Mapping[str, float]]:
 def ndcg_at_10(documents: Sequence[str], grades: Mapping[str, float]) -> float:
     """Normalized discounted cumulative gain of the first ten documents."""
     ranked_grades = [grades.get(document, 0.0) for document in documents]
+    # A short list does not bring what it lacks into the first ten.
+    ranked_grades += [0.0] * (10 - len(ranked_grades))
     for document, grade in grades.items():
         if document not in documents:
             ranked_grades.append(grade)
-    # Of one document alone there is no ranking.
-    ranked_grades.append(0.0)
     ranking_scores = -np.arange(len(ranked_grades))
     return float(ndcg_score([ranked_grades], [ranking_scores], k=10))
 
