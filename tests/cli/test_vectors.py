@@ -248,6 +248,14 @@ def test_an_index_is_whitened_and_not(model_folder: Path, tmp_path: Path) -> Non
     assert json.loads(run("info", index_folder, "--json"))["whitening"] == fitted
 
 
+def test_index_reads_a_file_in_its_encoding(model_folder: Path, tmp_path: Path) -> None:
+    texts_file = tmp_path / "texts.txt"
+    texts_file.write_bytes("银行的利率\n猫在睡觉\n".encode("gb18030"))
+    index_folder = tmp_path / "index"
+    run("index", texts_file, index_folder, "--model", model_folder, "--encoding", "gb18030")
+    assert "银行的利率" in run("search", index_folder, "银行", "--mode", "words")
+
+
 def test_index_reads_a_folder_of_texts(
     model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

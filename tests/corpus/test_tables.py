@@ -217,3 +217,17 @@ def test_a_table_of_jsonl_has_types(tmp_path: Path) -> None:
 def test_a_table_of_csv_has_strings(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,score\n007,NA\n", encoding="utf-8")
     assert read_table(tmp_path / "a.csv").to_dict("records") == [{"id": "007", "score": "NA"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"text": "a"},', "the array does not end"),
+        ('[{"text": "a"} {"text": "b"}]', "no comma and no end of the array"),
+        ('[{"text": "a"}] {"text": "b"}', "more after the end of the array"),
+        ('{"text": "a"} ]', "a bracket that nothing opened"),
+    ],
+)
+def test_json_that_is_cut_or_goes_on_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        rows(tmp_path / "a.json", content)

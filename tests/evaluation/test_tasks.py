@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 from st_reba.evaluation import Task, read_task
 from st_reba.evaluation.task import KINDS, find_kind
@@ -408,3 +409,10 @@ def test_paths_without_a_table_are_refused_before_they_are_opened(
             read_task(LABELLED_TEXTS, train=path)
         else:
             read_task(path)
+
+
+def test_items_without_scores_of_their_own_choose_no_method() -> None:
+    task = read_task(table(anchor=WORDS, positive=WORDS, negative=WORDS))
+    unit_vectors = torch.eye(len(task.texts))
+    with pytest.raises(ValueError, match="no scores of their own"):
+        task.task_kind.score_items(task, unit_vectors)

@@ -38,6 +38,8 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
         [
             """- A query is laid out, in JSON's notation, as `"Query: """,
             "s     = v_T, T the last position of the input\ntext  = s / |s|\n",
+            "tokens of a document, a query ",
+            ", a text given to `encode` ",
         ],
     ),
     "reba": (
