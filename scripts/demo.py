@@ -269,7 +269,9 @@ def show_before_and_after(
         print(f"  {rank_before:>18}   {rank_after:>7}   {question.text}")
         loss_count += rank_after > rank_before
     if loss_count:
-        print(f"\nNot every question gains: {loss_count} of {len(questions)} lost by it.")
+        print(
+            f"\nNot every question gains: {loss_count} of {len(questions)} find their answer later."
+        )
 
 
 def show_searches(indexes: dict[str, st_reba.Index], questions: Sequence[Question]) -> None:

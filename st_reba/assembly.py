@@ -226,7 +226,7 @@ class Assembly:
         if method.setting is None:
             return RepeatTransformer(transformer, **module_options)
         depth = transformer.config.get_text_config().num_hidden_layers
-        layer_plan = method.plan_layers(method.setting, depth)
+        layer_plan = method.plan_layers(depth)
         nosink_transformer = modules.NoSinkTransformer(
             transformer, **layer_plan._asdict(), **module_options
         )

@@ -262,7 +262,7 @@ class Method:
                 numbers = f"k={self.k!r}, k0={self.k0!r}, m={self.m!r}"
                 raise ValueError(f"{numbers} need setting=…, as setting='mask0-bidir'.")
             return
-        layer_plan = self.plan_layers(self.setting, None)
+        layer_plan = self.plan_layers(None)
         has_two_streams = layer_plan.architecture == "extra" and self.implementation == "paper"
         reads_two_streams = has_two_streams and isinstance(self.layer, tuple)
         if layer_plan.second and (self.read != "states" or reads_two_streams):
@@ -315,10 +315,10 @@ class Method:
         """The declaration of the pooling, or of the method's default."""
         return find_pooling(self.name, self.pooling or pooling_names(self.name)[0])
 
-    def plan_layers(self, setting: str, depth: int | None) -> LayerPlan:
-        """The masks of a model's layers, by a setting and this method's other options."""
+    def plan_layers(self, depth: int | None) -> LayerPlan:
+        """The masks of a model's layers; None: of a model that is not loaded."""
         return plan_layers(
-            setting,
+            self.setting or "baseline",
             depth,
             k=self.k,
             k0=self.k0,

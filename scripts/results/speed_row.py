@@ -159,7 +159,7 @@ class LlamaCpp:
                 return token_ids
 
             def detokenize(self, *arguments: object) -> bytes:
-                raise NotImplementedError
+                raise NotImplementedError("embeddings make no text")
 
         self.position_count = 0
         self.llama = Llama(

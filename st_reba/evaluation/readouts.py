@@ -146,7 +146,7 @@ def readout_of(method: Method, depth: int) -> Readout | None:
     if pooling is None or layers is None or any(needs_own_model):
         return None
     first_layer, last_layer = layers
-    if method.setting is not None and _masks_of(method, last_layer) is None:
+    if _masks_of(method, last_layer) is None:
         return None
     return Readout(last_layer, pooling, first_layer if reads_outputs else None)
 
@@ -216,14 +216,11 @@ def _input_key(method: Method) -> tuple[object, ...]:
     elif method.name in ("reba", "echo"):
         copies = method.repeats or 2
     joining = None if method.templates is None else (method.template_weights, method.equal_norms)
-    sink_tokens = 1 if method.setting is None else method.m
     limits = method.compute_matched, method.max_seq_length
-    return repr(method.full_template), copies, joining, method.instruction, limits, sink_tokens
+    return repr(method.full_template), copies, joining, method.instruction, limits, method.m
 
 
 def _masks_of(method: Method, layer_count: int) -> list[str] | None:
     """The masks of a model with some layers; None: some of them run twice."""
-    if method.setting is None:
-        return ["forward"] * layer_count
-    plan = method.plan_layers(method.setting, layer_count)
+    plan = method.plan_layers(layer_count)
     return None if plan.second else plan.layer_masks

@@ -199,15 +199,14 @@ def _layout_lines(
     yield _special_token_line(transformer)
     if not is_bare:
         yield from _template_lines(templates)
-    prompt_position = ", before all else but the special tokens"
-    has_instruction = "instruction" in transformer.forward_kwargs
-    if not has_instruction and transformer.pooled != "all":
-        place = "before all else but the special tokens"
-        yield f"A prompt that is given to `encode` stands {place}; it is seen, and not pooled."
-    if has_instruction:
-        prompt_position = ", where a template has `{instruction}`"
+    prompt_position = "before all else but the special tokens"
+    if "instruction" in transformer.forward_kwargs:
+        prompt_position = "where a template has `{instruction}`"
+    elif transformer.pooled != "all":
+        sentence = f"A prompt that is given to `encode` stands {prompt_position}"
+        yield f"{sentence}; it is seen, and not pooled."
     for prompt_name, prompt in saved_prompts(model).items():
-        yield f"Prompt `{prompt_name}`{prompt_position}: `{quoted(prompt)}`."
+        yield f"Prompt `{prompt_name}`, {prompt_position}: `{quoted(prompt)}`."
 
 
 def _special_token_line(transformer: RepeatTransformer) -> str:

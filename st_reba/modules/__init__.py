@@ -19,7 +19,8 @@ class ModuleDeclaration:
     Args:
         section: Where it is: a file of this package, or an importable module of another.
         reads: What it needs: texts, the vectors of their tokens, or one vector of a text.
-        has_weights: Whether it stores weights, whose shapes its configuration tells.
+        has_weights: Whether a module that reads vectors stores weights, whose shapes its
+            configuration tells.
     """
 
     section: str
@@ -28,8 +29,8 @@ class ModuleDeclaration:
 
 
 MODULES = {
-    "RepeatTransformer": ModuleDeclaration("transformer", reads="text", has_weights=True),
-    "NoSinkTransformer": ModuleDeclaration("nosink", reads="text", has_weights=True),
+    "RepeatTransformer": ModuleDeclaration("transformer", reads="text"),
+    "NoSinkTransformer": ModuleDeclaration("nosink", reads="text"),
     "ReBAPooling": ModuleDeclaration("pooling", reads="tokens"),
     "AuthorsReBAPooling": ModuleDeclaration("authors", reads="tokens"),
     "ChunkedReBAPooling": ModuleDeclaration("pieces", reads="tokens"),
