@@ -270,7 +270,7 @@ def show_before_and_after(
         loss_count += rank_after > rank_before
     if loss_count:
         print(
-            f"\nNot every question gains: {loss_count} of {len(questions)} find their answer later."
+            f"\nNot every question gains: for {loss_count} of {len(questions)} the answer comes later."
         )
 
 
