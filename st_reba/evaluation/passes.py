@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from sentence_transformers import SentenceTransformer
+
 from ..methods import Method
+from ..modules.outputs import shows_attention
 from ..prompts import TEMPLATES
-from .shared_pass import Readout
+from .shared_pass import Readout, transformer_of
 
 Wording = str | Mapping[str, str]
 # Wordings of PromptEOL in the language of a script. Only labels can judge others than the first:
 # they are better by labels, and not by parts of texts.
 WORDINGS: Mapping[str, tuple[str, ...]] = {
-    "CJK": ("prompteol-zh", "prompteol-example-zh", "prompteol-topic-4-zh"),
-    "": ("prompteol", "prompteol-says", "prompteol-example", "prompteol-topic-4"),
+    "CJK": ("prompteol-zh", "prompteol-example-zh"),
+    "": ("prompteol", "prompteol-says", "prompteol-example"),
 }
 # Beside the named templates for search.
 SEARCH_WORDINGS: Mapping[str, tuple[Wording, ...]] = {
@@ -137,7 +140,9 @@ def similarity_passes(
     once = Method("classical", pooling="mean")
     twice = Method("echo", pooling="mean")
     (prompt, reverse_prompt), *other_prompts = prompts_of(script_name)
+    default_prompt = Method("prompteol", template=search_wordings(script_name)[0])
     passes = [
+        Pass(default_prompt, ("end",), first_output_layers=(third + 1, half + 1)),
         Pass(prompt, ("end", "mean"), first_output_layers=(third + 1,)),
         Pass(reverse_prompt, ("end",), first_output_layers=(third + 1,)),
         Pass(once, ("mean", "last")),
@@ -152,9 +157,11 @@ def similarity_passes(
         passes.append(Pass(replace(twice, template="echo"), ("mean",)))
         passes.append(mask_upper_layers(twice, half, depth))
         passes.append(mask_upper_layers(twice, third, depth))
-        for prompts in other_prompts:
-            for method in prompts:
-                passes.append(Pass(method, ("end",), first_output_layers=(third + 1,)))
+        other_methods = [method for prompts in other_prompts for method in prompts]
+        reversed_default = "reverseol-topic-4-zh" if script_name == "CJK" else "reverseol-topic-4"
+        other_methods.append(Method("prompteol", template=reversed_default))
+        for method in other_methods:
+            passes.append(Pass(method, ("end",), first_output_layers=(third + 1,)))
     return passes
 
 
@@ -188,6 +195,16 @@ def search_passes(
     if not is_small:
         passes.append(mask_upper_layers(once, depth // 2, depth))
     return passes
+
+
+def default_on(base_model: SentenceTransformer, script_name: str) -> Method:
+    """The default of `build` on a base, in the wording for a script."""
+    prompt = Method("prompteol", template=search_wordings(script_name)[0])
+    transformer = transformer_of(base_model)
+    if not shows_attention(transformer.model):
+        return prompt
+    depth = transformer.depth
+    return replace(prompt, read="attention", layer=(depth // 2 + 1, depth))
 
 
 def search_wordings(script_name: str) -> list[Wording]:

@@ -14,12 +14,15 @@ from torch import Tensor
 
 from ..files import whole_path
 from ..methods import Method
+from ..modules.outputs import shows_attention
 from ..modules.version import __version__
 from .items import TuningItems
 from .passes import Pass
 from .readouts import build_on, depth_of
 from .shared_pass import transformer_of
 
+# By how many standard errors of its gain a method is clearly better than another.
+CLEAR_ERRORS = 3
 # Bytes of vectors that a pass may hold.
 _MAX_BYTES = 1 << 30
 
@@ -47,12 +50,27 @@ class Candidate:
         return float(self.evidence.mean())
 
 
-def select_best(candidates: Sequence[Candidate], most_cost: float | None = None) -> Candidate:
-    """The best by score, of several the cheapest.
+def find_candidate(
+    candidates: Sequence[Candidate], method: Method, filter_kind: str | None
+) -> Candidate | None:
+    """The candidate of a method and a kind of filter; None: it was not tried."""
+    for candidate in candidates:
+        if candidate.method == method and candidate.filter_kind == filter_kind:
+            return candidate
+    return None
+
+
+def select_best(
+    candidates: Sequence[Candidate],
+    most_cost: float | None = None,
+    default: Candidate | None = None,
+) -> Candidate:
+    """The best by score, of several the cheapest; the default, unless the best is clearly better.
 
     Args:
         candidates: Scored on the same items.
         most_cost: Highest cost of the choice.
+        default: One of the candidates; None: the best is chosen.
 
     Raises:
         ValueError: Nothing is as cheap.
@@ -63,7 +81,17 @@ def select_best(candidates: Sequence[Candidate], most_cost: float | None = None)
     if not affordable:
         lowest_cost = min(candidate.cost for candidate in candidates)
         raise ValueError(f"most_cost={most_cost}: the cheapest method costs {lowest_cost:.2f}.")
-    return max(affordable, key=lambda candidate: (candidate.score, -candidate.cost))
+    best_candidate = max(affordable, key=lambda candidate: (candidate.score, -candidate.cost))
+    if default in affordable and not is_clearly_better(best_candidate, default):
+        return default
+    return best_candidate
+
+
+def is_clearly_better(candidate: Candidate, standard: Candidate) -> bool:
+    """Whether a candidate's score is above another one's by more than chance brings about."""
+    gains = candidate.evidence - standard.evidence
+    standard_error = float(gains.std()) / len(gains) ** 0.5
+    return float(gains.mean()) > CLEAR_ERRORS * standard_error
 
 
 class Search:
@@ -90,6 +118,16 @@ class Search:
         self.pass_seconds = 0.0
         self.depth = depth_of(base_model)
         self.plain_positions = items.count_positions(base_model)
+
+    def why_not(self, planned_pass: Pass) -> str | None:
+        """Why a pass cannot run, as max_seq_length may leave no room behind its prompt; None: it can."""
+        try:
+            model = build_on(self.base_model, planned_pass.method, check=False)
+            for role in self.items.texts_by_role:
+                transformer_of(model).budget(task=role)
+        except ValueError as error:
+            return str(error)
+        return None
 
     def score_pass(self, planned_pass: Pass) -> list[Candidate]:
         """All candidates of a pass, which runs now, or was kept in the folder."""
@@ -121,6 +159,8 @@ class Search:
     def _run_pass(self, planned_pass: Pass) -> list[Candidate]:
         model = build_on(self.base_model, planned_pass.method)
         readouts = planned_pass.readouts(self.depth)
+        if not shows_attention(transformer_of(model).model):
+            readouts = [readout for readout in readouts if readout.first_layer is None]
         cost_per_layer = self.items.count_positions(model) / (self.plain_positions * self.depth)
         vector_bytes = 4 * transformer_of(model).get_embedding_dimension() * self.items.text_count
         # The pass runs again for readouts whose vectors do not fit.

@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from ..filters import with_filter
 from ..recipe import recipe_for
+from .passes import Pass
 from .readouts import build_on, load_base
 from .retrieval_items import read_rankings
 from .search import Candidate, Search, select_best
@@ -101,7 +102,7 @@ def tune(
     filter_kinds = plan.filter_kinds(base_model)
     search = Search(base_model, plan.choosing_items, filter_kinds, folder / "passes")
     candidates = run_search(search, plan, say)
-    best_candidate = select_best(candidates, most_cost)
+    best_candidate = select_best(candidates, most_cost, plan.find_default(candidates, base_model))
     say("scoring the choice, and what it is compared with, on the rest of the texts")
     length = loading_options.get("max_seq_length")
     choice = _fit_choice(plan, base_model, best_candidate, length, folder)
@@ -165,7 +166,13 @@ def run_search(
     say: Callable[[str], object],
 ) -> list[Candidate]:
     """Score the passes one after another."""
-    passes = plan.passes(search.depth)
+    passes: list[Pass] = []
+    for planned_pass in plan.passes(search.depth):
+        refusal = search.why_not(planned_pass)
+        if refusal is None:
+            passes.append(planned_pass)
+        else:
+            say(f"left out: {planned_pass.method}: {refusal}")
     candidates: list[Candidate] = []
     say(f"{len(passes)} passes through the base")
     for pass_number, planned_pass in enumerate(passes, 1):
@@ -200,8 +207,10 @@ def auto(
     search = Search(base_model, plan.choosing_items, plan.filter_kinds(base_model))
     candidates: list[Candidate] = []
     for planned_pass in plan.passes(search.depth, is_small=True):
+        if search.why_not(planned_pass):
+            continue
         candidates += search.score_pass(planned_pass)
-    best_candidate = select_best(candidates)
+    best_candidate = select_best(candidates, default=plan.find_default(candidates, base_model))
     model = build_on(
         base_model,
         best_candidate.method,

@@ -14,11 +14,17 @@ from sentence_transformers import SentenceTransformer
 
 from ..encode import encode_texts
 from ..filters import Filter
-from ..methods import DEFAULT, Method
+from ..methods import Method
 from ..sentences import QUERY_SAMPLE, sample_sentences
 from .items import TaskItems
 from .kinds.views import views_of
-from .passes import Pass, published_methods, search_passes, similarity_passes
+from .passes import (
+    Pass,
+    default_on,
+    published_methods,
+    search_passes,
+    similarity_passes,
+)
 from .readouts import build_on, depth_of
 from .retrieval_items import (
     RetrievalItems,
@@ -27,7 +33,7 @@ from .retrieval_items import (
     relevant_documents,
     retrieval_views,
 )
-from .search import Candidate
+from .search import CLEAR_ERRORS, Candidate, find_candidate
 from .task import KINDS, Task, TextIndex
 from .texts import draw_texts, script_of
 from .tune_report import ReportEntry, TuneRow, report_rows
@@ -36,10 +42,13 @@ from .word_scores import word_scores
 
 Purpose = Literal["similarity", "search"]
 Item = TypeVar("Item")
-# Share of the items that choose; the others report. Upper limits of both.
+# Share of the items that choose; the others report.
 CHOOSING_SHARE = 2 / 3
-MAX_CHOOSING = 400
-MAX_REPORTING = 300
+# Upper limits of both, of texts without labels and of labelled items.
+MAX_CHOOSING_VIEWS = 200
+MAX_REPORTING_VIEWS = 150
+MAX_CHOOSING_LABELS = 400
+MAX_REPORTING_LABELS = 300
 # Of fewer labels a choice is chance.
 FEWEST_LABELS = 30
 # Below, a report doubts the choice.
@@ -56,6 +65,10 @@ _VIEWS_NOTE = (
 _SEARCH_VIEWS_NOTE = (
     "A score (0 to 1) says how early a search for a sentence of a document finds the rest of the document, "
     "among those of all others. It only compares methods."
+)
+_KEPT_DEFAULT_NOTE = (
+    "The default of build is kept unless another method's score is above its own by "
+    f"{CLEAR_ERRORS} standard errors. Labels (--labels) tell more."
 )
 _SEARCH_LABELS_NOTE = "Scores are nDCG@10 of the labelled queries."
 _WHITENED_NOTE = (
@@ -102,15 +115,26 @@ class SimilarityPlan:
         return similarity_passes(depth, self.script, is_small=is_small, has_labels=has_labels)
 
     def filter_kinds(self, base_model: SentenceTransformer) -> list[str | None]:
-        """Kinds of filters that are tried, None for none.
-
-        Views judge vectors with a filter, as it helps nearly always; labels judge both.
-        """
+        """Kinds of filters that are tried, None for none."""
         if not sample_for_filter(self.filter_texts, base_model.get_embedding_dimension() or 0):
             return [None]
-        if self.is_by_views:
-            return ["abtt"]
         return [None, "abtt"]
+
+    def find_default(
+        self, candidates: Sequence[Candidate], base_model: SentenceTransformer
+    ) -> Candidate | None:
+        """The default of `build`, which stays unless another candidate is clearly better.
+
+        Args:
+            candidates: All that were scored.
+            base_model: A model from :func:`~st_reba.evaluation.readouts.load_base`.
+
+        Returns:
+            None: labels choose, or the default was left out.
+        """
+        if not self.is_by_views:
+            return None
+        return find_candidate(candidates, default_on(base_model, self.script), None)
 
     def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
         """Fit a filter for a model without one; there is one kind."""
@@ -124,20 +148,25 @@ class SimilarityPlan:
         choice: ReportEntry,
         candidates: Sequence[Candidate],
     ) -> tuple[TuneRow, ...]:
-        """The choice, and the papers' methods, on the items that report."""
+        """The choice, the default of ``build`` and the papers' methods, on the items that report."""
         entries = [choice]
+        default = default_on(base_model, self.script)
+        if find_candidate(candidates, default, None):
+            entries.append(ReportEntry("default", default))
         scores = {candidate.method: candidate.score for candidate in candidates}
+        masks_changed = any(candidate.method.setting for candidate in candidates)
         for name, method in published_methods(
             depth_of(base_model),
             self.script,
             scores,
         ).items():
-            entries.append(ReportEntry(name, method))
+            if masks_changed or not method.setting:
+                entries.append(ReportEntry(name, method))
         return report_rows(base_model, self.reporting_items, entries)
 
     def notes(self, choice: Candidate) -> list[str]:
         """How to read the scores, and reasons to doubt the choice."""
-        notes = [_VIEWS_NOTE] if self.is_by_views else []
+        notes = [_VIEWS_NOTE, _KEPT_DEFAULT_NOTE] if self.is_by_views else []
         notes += note_few_items(self.choosing_items.item_count)
         script_counts = Counter(map(script_of, self.texts))
         rare_count = len(self.texts) / 20
@@ -179,15 +208,32 @@ class RetrievalPlan:
     reporting_items: RetrievalItems
     documents: Sequence[str]
 
+    @property
+    def _script(self) -> str:
+        """The script of most documents."""
+        return script_of(" ".join(self.documents[:200]))
+
     def passes(self, depth: int, *, is_small: bool = False) -> list[Pass]:
         """As for :class:`SimilarityPlan`."""
-        script = script_of(" ".join(self.documents[:200]))
-        return search_passes(depth, script, is_small=is_small)
+        return search_passes(depth, self._script, is_small=is_small)
 
     def filter_kinds(self, base_model: SentenceTransformer) -> list[str | None]:
-        """Kinds of filters that are tried, None for none."""
+        """As for :class:`SimilarityPlan`."""
+        return self._filter_kinds
+
+    @property
+    def _filter_kinds(self) -> list[str | None]:
         document_count = min(len(self.documents), len(self.choosing_items.documents))
         return search_filter_kinds(document_count, len(self.choosing_items.query_sample))
+
+    def find_default(
+        self, candidates: Sequence[Candidate], base_model: SentenceTransformer
+    ) -> Candidate | None:
+        """The default of `build`, as an index whitens it; otherwise as for `SimilarityPlan`."""
+        if self.choosing_items.is_labelled:
+            return None
+        strongest_filter = self._filter_kinds[-1]
+        return find_candidate(candidates, default_on(base_model, self._script), strongest_filter)
 
     def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
         """Fit a filter on documents, and on sentences of them in place of queries, for a model without one."""
@@ -208,7 +254,7 @@ class RetrievalPlan:
         candidates: Sequence[Candidate],
     ) -> tuple[TuneRow, ...]:
         """The choice; the default of ``build``, also as an index whitens it; papers' methods, and BM25."""
-        default = Method.parse(DEFAULT)
+        default = default_on(base_model, self._script)
         default_filter = self.fit_filter(build_on(base_model, default, check=False), "whiten")
         entries = [
             choice,
@@ -237,7 +283,7 @@ class RetrievalPlan:
 
     def notes(self, choice: Candidate) -> list[str]:
         """How to read the scores, and reasons to doubt the choice."""
-        notes = [_SEARCH_VIEWS_NOTE]
+        notes = [_SEARCH_VIEWS_NOTE, _KEPT_DEFAULT_NOTE]
         if self.choosing_items.is_labelled:
             notes = [_SEARCH_LABELS_NOTE]
         notes.append(_WHITENED_NOTE)
@@ -267,8 +313,8 @@ def plan_by_views(
     drawn_texts = draw_texts(texts, sample_size, seed)
     choosing_items, reporting_items = divide(sorted(drawn_texts), seed)
     return SimilarityPlan(
-        TaskItems(views_of(choosing_items[:MAX_CHOOSING])),
-        TaskItems(views_of(reporting_items[:MAX_REPORTING])),
+        TaskItems(views_of(choosing_items[:MAX_CHOOSING_VIEWS])),
+        TaskItems(views_of(reporting_items[:MAX_REPORTING_VIEWS])),
         choosing_items,
         drawn_texts,
     )
@@ -295,10 +341,10 @@ def plan_by_labels(
         )
     drawn_texts = draw_texts(task.texts if texts is None else texts, sample_size, seed)
     choosing_items, reporting_items = divide(task.items, seed)
-    reporting_task = restrict_task(task, reporting_items[:MAX_REPORTING])
+    reporting_task = restrict_task(task, reporting_items[:MAX_REPORTING_LABELS])
     hidden_texts = set(reporting_task.texts)
     return SimilarityPlan(
-        TaskItems(restrict_task(task, choosing_items[:MAX_CHOOSING])),
+        TaskItems(restrict_task(task, choosing_items[:MAX_CHOOSING_LABELS])),
         TaskItems(reporting_task),
         [text for text in drawn_texts if text not in hidden_texts],
         drawn_texts,
@@ -336,8 +382,8 @@ def plan_search_by_views(
         seed,
     )
     return RetrievalPlan(
-        retrieval_views(choosing_items[:MAX_CHOOSING], seed),
-        retrieval_views(reporting_items[:MAX_REPORTING], seed),
+        retrieval_views(choosing_items[:MAX_CHOOSING_VIEWS], seed),
+        retrieval_views(reporting_items[:MAX_REPORTING_VIEWS], seed),
         choosing_items,
     )
 
@@ -361,8 +407,8 @@ def plan_search_by_labels(
     )
     choosing_items, reporting_items = divide(relevant_documents(task), seed)
     return RetrievalPlan(
-        labelled_items(task, choosing_items[:MAX_CHOOSING], seed),
-        labelled_items(task, reporting_items[:MAX_REPORTING], seed),
+        labelled_items(task, choosing_items[:MAX_CHOOSING_LABELS], seed),
+        labelled_items(task, reporting_items[:MAX_REPORTING_LABELS], seed),
         documents,
     )
 

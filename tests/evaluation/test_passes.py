@@ -85,7 +85,7 @@ def test_every_layer_is_read_by_every_pooling(pass_index: int) -> None:
 
 
 def test_deep_bases_are_read_at_some_layers() -> None:
-    masked_pass = similarity_passes(34, "LATIN")[3]
+    masked_pass = similarity_passes(34, "LATIN")[4]
     layers = list(map(attrgetter("layer"), masked_pass.readouts(34)))
     assert layers == list(range(34, 17, -3))
 
@@ -95,8 +95,8 @@ def test_prompts_are_read_from_attention_outputs_too() -> None:
     prompt_passes = [
         index for index, tried_pass in enumerate(passes) if tried_pass.first_output_layers
     ]
-    assert prompt_passes == [0, 1, 11, 12, 13, 14, 15, 16]
-    assert passes[0].readouts(30)[-1] == Readout(30, "end", 11)
+    assert prompt_passes == [0, 1, 2, 12, 13, 14, 15, 16]
+    assert passes[1].readouts(30)[-1] == Readout(30, "end", 11)
 
 
 def test_similarity_passes_differ() -> None:
@@ -105,7 +105,7 @@ def test_similarity_passes_differ() -> None:
 
 
 def test_the_small_search_is_the_beginning_of_the_whole_one() -> None:
-    assert similarity_passes(30, "LATIN", is_small=True) == similarity_passes(30, "LATIN")[:4]
+    assert similarity_passes(30, "LATIN", is_small=True) == similarity_passes(30, "LATIN")[:5]
     assert len(search_passes(6, "LATIN", is_small=True)) == 3
 
 
@@ -124,8 +124,10 @@ def test_the_published_k_is_the_better_one() -> None:
 
 
 def test_the_prompt_is_in_the_language_of_the_texts() -> None:
-    assert "一个词" in similarity_passes(6, "CJK")[0].method.full_template
-    assert similarity_passes(6, "CYRILLIC")[0].method.template is None
+    default_pass, prompt_pass = similarity_passes(6, "CJK")[:2]
+    assert default_pass.method.template == "prompteol-search-zh"
+    assert "一个词" in prompt_pass.method.full_template
+    assert similarity_passes(6, "CYRILLIC")[1].method.template is None
     assert published_methods(6, "CJK", {})["PromptEOL"].template == "prompteol-zh"
     assert published_methods(6, "LATIN", {})["PromptEOL"].template is None
 

@@ -25,7 +25,7 @@ from st_reba.encode import computed_positions
 from st_reba.evaluation import Task, items, read_task, search, tune, tune_plan, tune_report
 from st_reba.evaluation.items import TaskItems
 from st_reba.evaluation.kinds.views import views_of
-from st_reba.evaluation.passes import published_methods, similarity_passes
+from st_reba.evaluation.passes import default_on, published_methods, similarity_passes
 from st_reba.evaluation.readouts import build_on, encode_methods, load_base
 from st_reba.evaluation.search import Candidate, Search, select_best
 from st_reba.evaluation.shared_pass import run_pass
@@ -133,7 +133,33 @@ def test_the_best_candidate_costs_no_more_than_allowed() -> None:
         select_best(candidates, most_cost=0.5)
 
 
-def test_views_judge_with_a_filter_and_labels_with_and_without(base_folder: str) -> None:
+def test_the_default_is_kept_unless_another_method_is_clearly_better() -> None:
+    default = make_candidate(0.5, 1.5)
+    # The standard error of the gain is 0.01.
+    spread = 0.1 * torch.tensor([1.0, -1.0]).repeat(50)
+    for gain, is_clear in ((-0.1, False), (0.02, False), (0.029, False), (0.031, True)):
+        other = replace(make_candidate(0.0, 2.0), evidence=default.evidence + gain + spread)
+        chosen = select_best([default, other], default=default)
+        assert chosen is (other if is_clear else default)
+
+
+def test_the_default_is_not_kept_where_it_costs_too_much() -> None:
+    default = make_candidate(0.6, 1.5)
+    other = make_candidate(0.5, 1.0)
+    assert select_best([default, other], most_cost=1.2, default=default) is other
+
+
+def test_similarity_without_labels_keeps_the_default_without_a_filter(base_folder: str) -> None:
+    base_model = load_base(base_folder)
+    text_views = TaskItems(views_of(TEXTS))
+    plan = SimilarityPlan(text_views, text_views, TEXTS, TEXTS)
+    default = replace(make_candidate(0.5, 1.5), method=default_on(base_model, ""))
+    filtered_default = replace(default, filter_kind="abtt")
+    assert plan.find_default([filtered_default, default], base_model) is default
+    assert plan.find_default([filtered_default], base_model) is None
+
+
+def test_candidates_are_judged_with_a_filter_and_without(base_folder: str) -> None:
     base_model = load_base(base_folder)
     text_views = TaskItems(views_of(TEXTS))
     pairs = Task(
@@ -143,13 +169,9 @@ def test_views_judge_with_a_filter_and_labels_with_and_without(base_folder: str)
         tuple((row_number, 19 - row_number, float(row_number % 3)) for row_number in range(10)),
     )
     labelled_items = TaskItems(pairs)
-    assert SimilarityPlan(text_views, text_views, TEXTS, TEXTS).filter_kinds(base_model) == ["abtt"]
-    assert SimilarityPlan(labelled_items, labelled_items, TEXTS, TEXTS).filter_kinds(
-        base_model
-    ) == [
-        None,
-        "abtt",
-    ]
+    for choosing_items in (text_views, labelled_items):
+        plan = SimilarityPlan(choosing_items, choosing_items, TEXTS, TEXTS)
+        assert plan.filter_kinds(base_model) == [None, "abtt"]
 
 
 def test_few_texts_allow_no_filter(base_folder: str) -> None:
@@ -171,7 +193,7 @@ def test_few_texts_allow_no_filter(base_folder: str) -> None:
 def test_candidates_have_the_scores_and_costs_of_their_models(base_folder: str) -> None:
     base_model = load_base(base_folder)
     text_views = views_of(TEXTS)
-    masked_pass = similarity_passes(6, "LATIN")[3]
+    masked_pass = similarity_passes(6, "LATIN")[4]
     candidates = Search(base_model, TaskItems(text_views), ["abtt"]).score_pass(masked_pass)
     assert sorted(candidate.method.layer or 6 for candidate in candidates) == [
         4,
@@ -195,7 +217,7 @@ def test_readouts_that_do_not_fit_are_read_by_another_pass(
     base_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text_views = views_of(TEXTS[:40])
-    prompt_pass = similarity_passes(6, "LATIN")[0]
+    prompt_pass = similarity_passes(6, "LATIN")[1]
     whole_search = Search(load_base(base_folder), TaskItems(text_views), ["abtt"])
     expected_vectors = {
         str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)
@@ -239,7 +261,7 @@ def test_recipe_model_and_report_give_the_same_vectors(
 
 def test_report_names_the_choice_and_the_published_methods(report: TuneReport) -> None:
     names = list(map(attrgetter("name"), report.rows))
-    assert names == ["chosen", *published_methods(6, "LATIN", {})]
+    assert names == ["chosen", "default", *published_methods(6, "LATIN", {})]
     assert report.rows[0].method == report.method
 
 
@@ -336,7 +358,7 @@ def test_texts_that_report_neither_choose_nor_fit() -> None:
         plan.choosing_items.item_count,
         plan.reporting_items.item_count,
         len(plan.filter_texts),
-    ) == (400, 300, 667)
+    ) == (200, 150, 667)
     used_texts = {
         *plan.choosing_items.texts_by_role[None],
         *plan.filter_texts,
@@ -350,7 +372,7 @@ def test_finished_passes_are_read_from_the_folder(
 ) -> None:
     passes_folder = Path(report.folder) / "passes"
     files = sorted(passes_folder.iterdir())
-    assert len(files) == 7
+    assert len(files) == 8
     # A half written pass runs again.
     files[0].rename(files[0].with_suffix(".part"))
     readout_counts = count_passes(monkeypatch)
@@ -360,7 +382,7 @@ def test_finished_passes_are_read_from_the_folder(
     assert list(map(attrgetter("score"), resumed_report.rows)) == list(
         map(attrgetter("score"), report.rows)
     )
-    assert len(list(passes_folder.glob("*.pt"))) == 7
+    assert len(list(passes_folder.glob("*.pt"))) == 8
 
 
 def test_other_texts_filters_and_number_types_are_other_passes(base_folder: str) -> None:
@@ -469,11 +491,9 @@ def notes_of(item_count: int, texts: list[str]) -> list[str]:
 
 
 def test_notes_doubt_a_choice_by_few_items() -> None:
-    assert [note[:7] for note in notes_of(199, ["cat"])] == [
-        "A score",
-        "Only 19",
-    ]
-    assert [note[:7] for note in notes_of(200, ["cat"])] == ["A score"]
+    *_, doubt = notes_of(199, ["cat"])
+    assert doubt.startswith("Only 199 items chose")
+    assert "items chose" not in " ".join(notes_of(200, ["cat"]))
 
 
 def test_notes_name_several_scripts() -> None:
@@ -488,7 +508,7 @@ def test_auto_gives_a_model_with_a_filter(
 
     def two_similarity_passes(*arguments: Any, **options: Any) -> list[search.Pass]:
         pass_options.append(options)
-        return similarity_passes(6, "LATIN")[:2]
+        return similarity_passes(6, "LATIN")[1:3]
 
     monkeypatch.setattr(tune_plan, "similarity_passes", two_similarity_passes)
     model = st_reba.build(
@@ -503,6 +523,14 @@ def test_auto_gives_a_model_with_a_filter(
     assert (model.prompts["query"], model.max_seq_length) == ("q: ", 64)
     assert pass_options == [{"is_small": True, "has_labels": False}] * 2
     assert "Dense" in [type(module).__name__ for module in model]
+
+
+def test_prompts_without_room_for_a_text_are_not_tried(base_folder: str) -> None:
+    narrow_base = load_base(base_folder, max_seq_length=64)
+    narrow_search = Search(narrow_base, TaskItems(views_of(TEXTS)), [None])
+    default_pass, _, _, plain_pass, *_ = similarity_passes(6, "LATIN")
+    assert "leaves no room" in (narrow_search.why_not(default_pass) or "")
+    assert narrow_search.why_not(plain_pass) is None
 
 
 def test_auto_chooses_by_drawn_texts() -> None:

@@ -21,12 +21,13 @@ from st_reba.cli.app import main
 from st_reba.encode import Task as Role
 from st_reba.encode import encode_texts
 from st_reba.evaluation import items, tune_plan
-from st_reba.evaluation.passes import search_passes
+from st_reba.evaluation.passes import default_on, search_passes
 from st_reba.evaluation.readouts import build_on, encode_methods, load_base
 from st_reba.evaluation.retrieval_items import RetrievalItems, read_rankings, retrieval_views
 from st_reba.evaluation.search import Candidate, Search
 from st_reba.evaluation.tune import tune
 from st_reba.evaluation.tune_plan import (
+    Purpose,
     RetrievalPlan,
     plan_for_auto,
     plan_search_by_labels,
@@ -34,6 +35,7 @@ from st_reba.evaluation.tune_plan import (
 )
 from st_reba.evaluation.tune_report import TuneReport
 from st_reba.evaluation.vectors import SearchVectors, Vectors, normalize_rows, search_filter_kinds
+from st_reba.methods import DEFAULT
 
 ACTIONS = ["plays the guitar", "reads a long letter", "is buying bread", "walks home late", "sings"]
 PLACES = [
@@ -241,6 +243,34 @@ def test_notes_tell_how_to_keep_an_index_from_whitening(plan: RetrievalPlan) -> 
     assert "--no-whiten" in plan.notes(candidate)[-1]
     centered_candidate = replace(candidate, filter_kind="center")
     assert "--no-whiten" not in " ".join(plan.notes(centered_candidate))
+
+
+def test_the_default_is_kept_as_an_index_whitens_it(base_folder: str, plan: RetrievalPlan) -> None:
+    base_model = load_base(base_folder)
+    default = Candidate(default_on(base_model, ""), None, 1.5, torch.zeros(3))
+    whitened_default = replace(default, filter_kind="whiten")
+    candidates = [default, whitened_default]
+    assert plan.find_default(candidates, base_model) is whitened_default
+    labelled_plan = replace(plan, choosing_items=replace(plan.choosing_items, is_labelled=True))
+    assert labelled_plan.find_default(candidates, base_model) is None
+
+
+@pytest.mark.parametrize("purpose", ["similarity", "search"])
+def test_layers_that_hide_their_attention_are_read_by_states(
+    base: Callable[..., str], tmp_path: Path, purpose: Purpose
+) -> None:
+    report = tune(base("bloom"), DOCUMENTS, tmp_path / "tuned", purpose=purpose, **SILENT)
+    assert "attention" not in str(report)
+    assert "default" in map(attrgetter("name"), report.rows)
+
+
+def test_the_default_that_is_tried_is_what_build_makes(base_folder: str) -> None:
+    base_model = load_base(base_folder)
+    model = build_on(base_model, default_on(base_model, ""), check=False)
+    default = build_on(base_model, Method.parse(DEFAULT), check=False)
+    np.testing.assert_array_equal(
+        model.encode_query(DOCUMENTS[:3]), default.encode_query(DOCUMENTS[:3])
+    )
 
 
 def test_an_index_whitens_a_model_without_a_filter(base_folder: str, tmp_path: Path) -> None:

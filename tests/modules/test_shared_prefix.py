@@ -451,6 +451,20 @@ def test_shared_rows_of_16_bits_are_as_close_to_float32_as_whole_rows(
     assert difference(states(model).float(), exact_states) <= 2 * rounding
 
 
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+@pytest.mark.parametrize("base_name", ["llama", "gemma3_text"])
+def test_shared_rows_of_quantized_weights(base: Base, base_name: str, quantization: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    options: dict[str, Any] = {"quantization": quantization, "dtype": "float32"}
+    model: Any = build(base(base_name), "prompteol", template=QUESTIONS, **options)
+    with counted_positions(model) as passes:
+        shared_states = states(model)
+    with whole_rows():
+        whole_states = states(model)
+    assert len(passes) > 1
+    assert difference(shared_states, whole_states) <= TOLERANCE
+
+
 def test_threads_share_nothing_with_each_other(base: Base) -> None:
     model: Any = build(base("llama"), "prompteol", template=QUESTIONS)
     expected_states = states(model)
