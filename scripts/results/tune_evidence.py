@@ -37,7 +37,7 @@ from torch.nn.functional import normalize
 from st_reba.encode import computed_positions
 from st_reba.evaluation import Task, read_task
 from st_reba.evaluation.kinds.views import views_of
-from st_reba.evaluation.passes import Pass, similarity_passes
+from st_reba.evaluation.passes import Pass, default_on, similarity_passes
 from st_reba.evaluation.readouts import build_on, depth_of, load_base
 from st_reba.evaluation.results import markdown
 from st_reba.evaluation.search import Candidate, select_best
@@ -243,14 +243,19 @@ class SetRunner:
         views = views_of(draw_texts(unlabelled_texts, UNLABELLED_TEXTS))
         return cls(base_model, set_name, views, labelled_task)
 
+    @property
+    def script(self) -> str:
+        """The script of most texts."""
+        return script_of(" ".join(self.views.texts[:400]))
+
     def passes(self) -> list[Pass]:
         """The passes that tune tries."""
-        script = script_of(" ".join(self.views.texts[:400]))
-        return similarity_passes(depth_of(self.base_model), script)
+        return similarity_passes(depth_of(self.base_model), self.script)
 
     def run(self, tried_pass: Pass) -> list[Line]:
         """A line for each candidate of a pass: evidence of views, and of labelled items without and with a filter."""
         depth = depth_of(self.base_model)
+        default = default_on(self.base_model, self.script)
         model = build_on(self.base_model, tried_pass.method)
         texts = list(
             dict.fromkeys(
@@ -272,34 +277,33 @@ class SetRunner:
         ).items():
             unit_vectors = normalize(torch.from_numpy(vectors), dim=1)
             method = tried_pass.method_of_readout(readout, depth)
-            line = {
+            view_vectors = unit_vectors[view_rows]
+            labelled_vectors = unit_vectors[labelled_rows]
+            facts = {
                 "set": self.set_name,
                 "pass": str(tried_pass.method),
                 "method": str(method),
                 "cost": model_positions / base_positions / depth * readout.layer,
-                "paper": is_published(method),
+                "default": method == default,
             }
-            line |= self.score(unit_vectors[view_rows], unit_vectors[labelled_rows])
-            lines.append(line)
+            plain_scores = self.score(view_vectors, labelled_vectors)
+            lines.append({**facts, "filter": None, **plain_scores})
+            filtered_scores = self.score(
+                remove_directions(view_vectors), remove_directions(labelled_vectors, view_vectors)
+            )
+            lines.append({**facts, "filter": "abtt", **filtered_scores})
         return lines
 
-    def score(
-        self,
-        view_vectors: Tensor,
-        labelled_vectors: Tensor,
-    ) -> dict[str, list[float]]:
-        """The scores of views, and of labelled items without and with a filter."""
-        score_views = partial(self.views.task_kind.score_items, self.views)
-        score_labelled = partial(self.labelled_task.task_kind.score_items, self.labelled_task)
-        evidence = {
-            "views": score_views(remove_directions(view_vectors)),
-            "plain": score_labelled(labelled_vectors),
-            "filtered": score_labelled(remove_directions(labelled_vectors, view_vectors)),
+    def score(self, view_vectors: Tensor, labelled_vectors: Tensor) -> dict[str, list[float]]:
+        """The scores of views, and of labelled items."""
+        view_scores = self.views.task_kind.score_items(self.views, view_vectors)
+        labelled_scores = self.labelled_task.task_kind.score_items(
+            self.labelled_task, labelled_vectors
+        )
+        return {
+            "views": [round(float(score), 3) for score in view_scores],
+            "labels": [round(float(score), 3) for score in labelled_scores],
         }
-        rounded_evidence: dict[str, list[float]] = {}
-        for name, scores in evidence.items():
-            rounded_evidence[name] = [round(float(score), 3) for score in scores]
-        return rounded_evidence
 
 
 def is_published(method: Method) -> bool:
@@ -346,39 +350,49 @@ def remove_luck(candidate_scores: Scores) -> float:
 
 
 def choose_line(lines: Sequence[Line]) -> Line:
-    """The candidate that tune chooses by views."""
+    """The candidate that tune chooses by views: the default, unless another is clearly better."""
     candidates: list[Candidate] = []
+    default: Candidate | None = None
     for line in lines:
         method = Method.parse(line["method"])
-        candidates.append(
-            Candidate(
-                method,
-                "abtt",
-                line["cost"],
-                torch.tensor(line["views"]),
-            )
-        )
-    return lines[candidates.index(select_best(candidates))]
+        view_scores = torch.tensor(line["views"])
+        candidate = Candidate(method, line["filter"], line["cost"], view_scores)
+        candidates.append(candidate)
+        if line["default"] and line["filter"] is None:
+            default = candidate
+    return lines[candidates.index(select_best(candidates, default=default))]
 
 
 def summarize_set(lines: Sequence[Line]) -> Mapping[str, object]:
-    """tune's choice for a set, beside the best of all, the papers' methods, and the plain mean."""
+    """tune's choice for a set, beside the best of all, the default, the papers' methods, and the plain mean."""
     choice = choose_line(lines)
-    candidate_scores = np.array([line["filtered"] for line in lines])
-    choice_scores = np.array(choice["filtered"])
+    candidate_scores = np.array([line["labels"] for line in lines])
+    choice_scores = np.array(choice["labels"])
     best_scores = candidate_scores[candidate_scores.mean(axis=1).argmax()]
     differences = best_scores - choice_scores
     quality = choice_scores.mean()
-    published = {line["method"]: float(np.mean(line["plain"])) for line in lines if line["paper"]}
+    published: dict[str, float] = {}
+    default_quality = np.nan
+    for line in lines:
+        if line["filter"] is not None:
+            continue
+        if line["default"]:
+            default_quality = float(np.mean(line["labels"]))
+        if is_published(Method.parse(line["method"])):
+            published[line["method"]] = float(np.mean(line["labels"]))
+    chosen = "the default" if choice["default"] else choice["method"]
+    if choice["filter"] is not None:
+        chosen += " + filter"
     return {
         "set": choice["set"],
-        "chosen": choice["method"],
+        "chosen": chosen,
         "choice": quality,
         "best": best_scores.mean(),
         "± 1 s.e.": differences.std(ddof=1) / len(differences) ** 0.5,
         "/ best": quality / best_scores.mean(),
         "truth / best": remove_luck(candidate_scores),
         "/ by labels": compare_by_labels(candidate_scores, choice_scores),
+        "/ default": quality / default_quality,
         "/ best paper's": quality / max(published.values()),
         "/ plain mean": quality / published.get("classical:pooling=mean", np.nan),
     }

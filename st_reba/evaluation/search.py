@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def select_best(
 def is_clearly_better(candidate: Candidate, standard: Candidate) -> bool:
     """Whether a candidate's score is above another one's by more than chance brings about."""
     gains = candidate.evidence - standard.evidence
-    standard_error = float(gains.std()) / len(gains) ** 0.5
+    standard_error = float(gains.std()) / math.sqrt(len(gains))
     return float(gains.mean()) > CLEAR_ERRORS * standard_error
 
 
