@@ -45,6 +45,8 @@ METHODS = {
     "reba": "reba:pooling=mean",
     "nosink": "nosink:setting=mask0-bidir,k={k}",
     "prompteol": "prompteol",
+    # As callers see the default that know `encode` alone.
+    "similarity": "prompteol:template=prompteol-topic-4,read=attention",
     "default": DEFAULT,
 }
 NAMES = {
@@ -53,6 +55,7 @@ NAMES = {
     "reba": "ReBA, mean",
     "nosink": "NoSink",
     "prompteol": "PromptEOL, as published",
+    "similarity": "the default, encode for queries and documents",
     "default": "the default, vectors as they are",
     "trained": "vectors",
 }
@@ -304,7 +307,7 @@ def main() -> None:
     runner.add_argument("folders", metavar="FOLDER", type=Path, nargs="+")
     rows = [*METHODS, "trained", "tuned"]
     runner.add_argument(
-        "--rows", nargs="+", choices=rows, default=list(METHODS), help="default: the six methods"
+        "--rows", nargs="+", choices=rows, default=list(METHODS), help="default: all methods"
     )
     runner.add_argument("--results", type=Path, required=True, metavar="FILE.jsonl")
     runner.add_argument("--dtype", help="number type of the weights, as bfloat16")
