@@ -156,8 +156,11 @@ class WordScores:
 def read_lengths(connection: sqlite3.Connection) -> tuple[Keys, Scores]:
     """Keys of the documents, ascending, and the number of terms of each."""
     joined_keys, joined_lengths = connection.execute(_LENGTHS).fetchone()
-    length_bytes = bytes.fromhex(joined_lengths or "")
-    return parse_integers(joined_keys), decode_varints(length_bytes)
+    document_keys = parse_integers(joined_keys)
+    document_lengths = decode_varints(bytes.fromhex(joined_lengths or ""))
+    if len(document_keys) != len(document_lengths):
+        raise IndexError("not one length for each document")
+    return document_keys, document_lengths
 
 
 def decode_varints(encoded_numbers: bytes) -> Scores:

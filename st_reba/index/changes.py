@@ -299,11 +299,11 @@ class IndexWriter:
         segments = [Segment(pending_keys, lambda: pending_vectors), *new_segments]
         index = None
         if old_file is not None and factory is None and self._convert is None:
-            index = old_file.without(read_tombstones(self.connection))
+            index = old_file.without(read_tombstones(self.connection, state))
             add_vectors(index, segments)
         else:
             if old_file is not None:
-                keys = vector_keys(self.connection, "key < ?", state.first_pending_key)
+                keys = vector_keys(self.connection, state, "key < ?", state.first_pending_key)
                 segments = [*old_file.segments(keys), *segments]
                 if factory is None:
                     factory = state.factory
@@ -330,7 +330,7 @@ class IndexWriter:
     def _replace_file(self, index: FaissIndex | None) -> None:
         """Write a FAISS file, after which no vector is pending; None: no vector is left."""
         state = self.state
-        expected_count = len(vector_keys(self.connection))
+        expected_count = len(vector_keys(self.connection, state))
         vector_count = 0
         if index is not None:
             vector_count = int(index.ntotal)

@@ -16,7 +16,7 @@ from .schema import create_tables, read_documents
 from .scoring import Segment
 from .search import Snapshot
 from .state import IndexState, damaged
-from .store import check_keys, read_pending, vector_keys
+from .store import read_pending, vector_keys
 from .vectors import write_index
 from .whitening import read_content
 from .words import create_words, verify_words
@@ -38,10 +38,10 @@ def export(
     whitening_path = out.with_name(f"{out.name}.whitening.safetensors")
     for path in (out, whitening_path):
         _remove_leftovers(path)
-    keys = vector_keys(connection)
+    keys = vector_keys(connection, state)
     if not len(keys):
         raise ValueError(f"{store.folder}: the index is empty, so there is nothing to export")
-    _check_keys(snapshot, connection)
+    snapshot.check_keys(connection)
     segments = snapshot.vectors.segments(keys)
     _write_whitening(whitening_path, connection, state, store.path)
     if out.suffix == ".parquet":
@@ -71,14 +71,6 @@ def _remove_leftovers(path: Path) -> None:
     pattern = f".{glob.escape(path.name)}.{'[0-9a-f]' * 12}.tmp"
     for leftover in path.parent.glob(pattern):
         leftover.unlink(missing_ok=True)
-
-
-def _check_keys(snapshot: Snapshot, connection: sqlite3.Connection) -> None:
-    vector_file = snapshot.vectors.vector_file
-    file_keys = None
-    if vector_file is not None:
-        file_keys = vector_file.keys
-    check_keys(connection, snapshot.state, snapshot.store.folder, file_keys)
 
 
 def _write_whitening(
@@ -163,10 +155,10 @@ def verify(snapshot: Snapshot, connection: sqlite3.Connection) -> None:
     if truncated_count != state.truncated:
         reason = "another number of documents is marked as too long"
         raise damaged(store.path, reason)
-    _check_keys(snapshot, connection)
+    snapshot.check_keys(connection)
     vector_file = snapshot.vectors.vector_file
     if vector_file is not None:
-        file_keys = vector_keys(connection, "key < ?", state.first_pending_key)
+        file_keys = vector_keys(connection, state, "key < ?", state.first_pending_key)
         vector_file.check_search(file_keys[:_SEARCHED_VECTORS])
     if state.whitening is not None:
         read_content(connection, state, store.path)

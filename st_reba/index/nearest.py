@@ -31,7 +31,9 @@ SELECT key, vector_count FROM documents WHERE key IN (SELECT value FROM json_eac
 """
 # The document that a vector's key belongs to.
 _OWNERS = """
-SELECT value, (SELECT MAX(key) FROM documents WHERE key <= value) FROM json_each(?)
+SELECT value, documents.key FROM json_each(?)
+JOIN documents ON documents.key = (SELECT MAX(key) FROM documents WHERE key <= value)
+WHERE value < documents.key + vector_count
 """
 
 Mask = NDArray[np.bool_]
@@ -96,7 +98,7 @@ class VectorSearch:
         self.pending = PendingVectors(*read_pending(connection, state, store.path))
         # Of deleted documents, pending vectors are gone, and those in the file are not alive.
         self._is_alive = np.ones(state.next_key, bool)
-        self._is_alive[read_tombstones(connection)] = False
+        self._is_alive[read_tombstones(connection, state)] = False
 
     def has_file_of(self, state: IndexState) -> bool:
         file_facts = (self._state.vector_file, self._state.vector_file_sha256)
@@ -168,8 +170,11 @@ class VectorSearch:
         """Keys of documents by keys of vectors; of an index that is not cut, they are equal."""
         if self._state.passages is None:
             return {}
-        json_keys = json.dumps(np.unique(keys[keys >= 0]).tolist())
-        return dict(connection.execute(_OWNERS, (json_keys,)).fetchall())
+        distinct_keys = np.unique(keys[keys >= 0]).tolist()
+        owners = dict(connection.execute(_OWNERS, (json.dumps(distinct_keys),)).fetchall())
+        if len(owners) != len(distinct_keys):
+            raise damaged(self._path.parent, "documents of its vectors are missing")
+        return owners
 
     def nearest_vectors(
         self,

@@ -19,7 +19,7 @@ from .samples import Sample, draw_keys, read_texts
 from .schema import StoredDocument, documents_with
 from .scoring import Matrix, prepare_queries
 from .state import IndexState, damaged
-from .store import Store, vector_keys
+from .store import Store, check_keys, vector_keys
 from .where import Condition, Where, parse_where
 from .whitening import Whitening, read_whitening
 from .words import damaged_words
@@ -112,9 +112,17 @@ class Snapshot:
             terms = read_terms(self.state.words, queries.texts or [])
         return Question(query_vectors, terms)
 
+    def check_keys(self, connection: sqlite3.Connection) -> None:
+        """Raise a ValueError unless documents and vectors belong together."""
+        file_keys = None
+        if self.vectors.vector_file is not None:
+            file_keys = self.vectors.vector_file.keys
+        check_keys(connection, self.state, self.store.folder, file_keys)
+
     def raw_sample(self, connection: sqlite3.Connection) -> Sample:
         """Vectors of some documents, before any whitening, and their texts."""
-        drawn_keys = draw_keys(vector_keys(connection))
+        self.check_keys(connection)
+        drawn_keys = draw_keys(vector_keys(connection, self.state))
         vectors = self.vectors.load(drawn_keys)
         whitening = self.whitening(connection)
         if whitening is not None:
@@ -160,7 +168,7 @@ class Snapshot:
         if mask is not None:
             return mask
         mask = np.zeros(self.state.next_key, bool)
-        mask[vector_keys(connection, condition.sql, *condition.parameters)] = True
+        mask[vector_keys(connection, self.state, condition.sql, *condition.parameters)] = True
         if not mask.any():
             names = ", ".join(name for (name,) in connection.execute(_METADATA_NAMES))
             logger.warning("where: no document meets %.200s; there are: %s", where, names)

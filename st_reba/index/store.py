@@ -124,16 +124,28 @@ class Store:
         return OSError(error_number, message, str(self.path))
 
 
-def vector_keys(connection: sqlite3.Connection, where: str = "1", *parameters: object) -> Keys:
+def vector_keys(
+    connection: sqlite3.Connection,
+    state: IndexState,
+    where: str = "1",
+    *parameters: object,
+) -> Keys:
     """Keys of the vectors of documents that meet a condition in SQL, ascending."""
     query = f"SELECT key, vector_count FROM documents WHERE {where} ORDER BY key"
     rows = connection.execute(query, parameters)
-    key_table = np.fromiter(rows, [("key", np.int64), ("vector_count", np.int64)])
+    try:
+        key_table = np.fromiter(rows, [("key", np.int64), ("vector_count", np.int64)])
+    except (ValueError, TypeError, OverflowError):
+        raise _wrong_keys("documents") from None
     vector_counts = key_table["vector_count"]
+    if not ((vector_counts > 0) & (vector_counts <= state.next_key)).all():
+        raise _wrong_keys("documents")
     vectors_before = np.cumsum(vector_counts) - vector_counts
     offsets = np.arange(vector_counts.sum()) - np.repeat(vectors_before, vector_counts)
     first_keys = np.repeat(key_table["key"], vector_counts)
-    return np.asarray(first_keys + offsets, np.int64)
+    keys = np.asarray(first_keys + offsets, np.int64)
+    _check_range(keys, state, "documents")
+    return keys
 
 
 def read_pending(
@@ -154,8 +166,10 @@ def read_pending(
         vectors.append(vector)
     if len(keys) != state.pending:
         raise damage
+    key_array = np.array(keys, np.int64)
+    _check_range(key_array, state, "pending")
     values = np.frombuffer(b"".join(vectors), "<f4").reshape(len(keys), state.dimension)
-    return np.array(keys, np.int64), np.asarray(values, np.float32)
+    return key_array, np.asarray(values, np.float32)
 
 
 def check_keys(
@@ -178,8 +192,8 @@ def check_keys(
     """
     if before is None:
         before = state.next_key
-    keys = vector_keys(connection, "key < ?", before)
-    tombstones = read_tombstones(connection)
+    keys = vector_keys(connection, state, "key < ?", before)
+    tombstones = read_tombstones(connection, state)
     is_pending = keys >= state.first_pending_key
     expected_file_keys = np.sort(np.concatenate([keys[~is_pending], tombstones]))
     (document_count,) = connection.execute("SELECT COUNT(*) FROM documents").fetchone()
@@ -191,7 +205,7 @@ def check_keys(
     )
     counts = (state.documents, state.deleted, state.indexed_count, state.indexed_count)
     belong_together = counts == expected_counts
-    pending_keys = _read_keys(connection, "pending")
+    pending_keys = _read_keys(connection, state, "pending")
     belong_together &= np.array_equal(keys[is_pending], pending_keys)
     if file_keys is not None:
         belong_together &= np.array_equal(file_keys, expected_file_keys)
@@ -200,11 +214,26 @@ def check_keys(
         raise damaged(folder, reason)
 
 
-def read_tombstones(connection: sqlite3.Connection) -> Keys:
+def read_tombstones(connection: sqlite3.Connection, state: IndexState) -> Keys:
     """Keys that were deleted since the FAISS file was written, ascending."""
-    return _read_keys(connection, "tombstones")
+    return _read_keys(connection, state, "tombstones")
 
 
-def _read_keys(connection: sqlite3.Connection, table_name: str) -> Keys:
+def _read_keys(connection: sqlite3.Connection, state: IndexState, table_name: str) -> Keys:
     rows = connection.execute(f"SELECT key FROM {table_name} ORDER BY key").fetchall()
-    return np.array(rows, np.int64).ravel()
+    keys = np.array(rows, np.int64).ravel()
+    _check_range(keys, state, table_name)
+    return keys
+
+
+def _check_range(keys: Keys, state: IndexState, table_name: str) -> None:
+    """Raise an error unless keys ascend, and are of vectors that a state has given keys."""
+    is_ascending = (keys[1:] > keys[:-1]).all()
+    is_in_range = (keys[:1] >= 0).all() and (keys[-1:] < state.next_key).all()
+    if not is_ascending or not is_in_range:
+        raise _wrong_keys(table_name)
+
+
+def _wrong_keys(table_name: str) -> sqlite3.DatabaseError:
+    # As SQLite reports a damaged page: the store adds its path and the remedy.
+    return sqlite3.DatabaseError(f"keys of the table {table_name} are not what was written")

@@ -84,6 +84,7 @@ class VectorFile:
     def __init__(self, folder: Path, state: IndexState, *, mmap: bool = True) -> None:
         self.path = folder / str(state.vector_file)
         self._expected_digest = state.vector_file_sha256
+        self._end_of_keys = state.first_pending_key
         self._parameters = state.parameters
         size = self._size()
         if size != state.vector_file_size:
@@ -98,6 +99,10 @@ class VectorFile:
         self.keys: Keys | None = None
         if isinstance(self.index, faiss.IndexIDMap):
             self.keys = faiss.vector_to_array(self.index.id_map)
+            is_ascending = (self.keys[1:] > self.keys[:-1]).all()
+            if not is_ascending or (self.keys[:1] < 0).any():
+                raise self._wrong_keys()
+            self._check_found(self.keys[-1:])
             self._flat = faiss.downcast_index(self.index.index)
             values = faiss.rev_swig_ptr(self._flat.get_xb(), self._flat.ntotal * self._flat.d)
             self._rows: Matrix = values.reshape(self._flat.ntotal, self._flat.d)
@@ -133,6 +138,14 @@ class VectorFile:
         if not is_supported:
             kind = type(self.index).__name__
             raise damaged(self.path, f"{kind} is not used here")
+
+    def _check_found(self, keys: Keys) -> None:
+        """Raise a ValueError for keys that are not of this file."""
+        if (keys >= self._end_of_keys).any():
+            raise self._wrong_keys()
+
+    def _wrong_keys(self) -> ValueError:
+        return damaged(self.path, "its keys are not those of the index's vectors")
 
     def check_digest(self) -> None:
         """Raise a ValueError if the file's SHA-256 is not that of what was written."""
@@ -170,7 +183,9 @@ class VectorFile:
             self._apply_parameters()
             # The fewer vectors are allowed, the more lists are probed.
             widening = vector_count / allowed_count
-            return top_k(*search_lists(self.index, queries, k, bitmap, widening), k)
+            neighbors = search_lists(self.index, queries, k, bitmap, widening)
+            self._check_found(neighbors.keys)
+            return top_k(*neighbors, k)
         if len(queries) < _MIN_QUERIES_TOGETHER:
             options = None
             if bitmap is not None:
@@ -214,7 +229,10 @@ class VectorFile:
             return self._rows[rows]
         with self._direct_map_lock:  # made with the first call
             self.index.set_direct_map_type(faiss.DirectMap.Hashtable)
-        return np.asarray(self.index.reconstruct_batch(keys), np.float32)
+        try:
+            return np.asarray(self.index.reconstruct_batch(keys), np.float32)
+        except RuntimeError:
+            raise self._wrong_keys() from None
 
     def without(self, tombstones: Keys) -> FaissIndex:
         """The index, read into memory, without some keys.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indexes import MODEL, QUIET, build, documents, scores_of, texts
+from indexes import MODEL, QUIET, WordSpans, build, documents, scores_of, texts
+from tiny import tiny_model
 
 from st_reba.corpus import Corpus, Document, encode_corpus
 from st_reba.index import Index, changes
@@ -31,6 +33,13 @@ READS: dict[str, Callable[[Index], object]] = {
     "export": lambda index: index.export(index.path.with_name("out.parquet")),
     "verify": lambda index: index.verify(),
 }
+ALTERATIONS = [
+    f"UPDATE tombstones SET key = {2**62}",
+    f"UPDATE documents SET key = {2**31} WHERE id = 'd3'",
+    f"UPDATE documents SET vector_count = {2**62} WHERE id = 'd3'",
+    "UPDATE documents SET vector_count = 'x' WHERE id = 'd3'",
+    "UPDATE words_docsize SET sz = x'0505' WHERE id = 3",
+]
 
 
 @pytest.fixture(scope="module", params=["Flat", "IVF2,SQ8"])
@@ -79,7 +88,7 @@ def test_a_damaged_vector_file_is_not_rewritten(
     monkeypatch.setattr(changes, "MIN_PENDING", 0)
     monkeypatch.setattr(changes, "PENDING_SHARE", 0.0)
     vector_file = index_copy / "vectors-1.faiss"
-    flip(vector_file, -200)  # within the vectors
+    flip(vector_file, -400)  # within the vectors
     damaged_content = vector_file.read_bytes()
     index = Index.open(index_copy, MODEL)
     with pytest.raises(ValueError, match="SHA-256"):
@@ -100,10 +109,62 @@ def test_a_damaged_document_is_not_passed_on(
         read(index)
 
 
+@pytest.mark.parametrize("wrong_key", [-5, 2**40])
+def test_a_search_refuses_keys_of_no_document(
+    index_copy: Path,
+    wrong_key: int,
+) -> None:
+    """A search compares no digest, but what it finds must be there."""
+    vector_file = index_copy / "vectors-1.faiss"
+    before, _, after = vector_file.read_bytes().rpartition(encode_key(5))
+    vector_file.write_bytes(before + encode_key(wrong_key) + after)
+    with pytest.raises(ValueError, match=r"vectors-1\.faiss: damaged.*keys.*restore a copy"):
+        Index.open(index_copy, MODEL).search(documents(6)[5].text, 40)
+
+
+def encode_key(key: int) -> bytes:
+    """A key as FAISS writes it."""
+    return key.to_bytes(8, "little", signed=True)
+
+
+def test_a_search_refuses_vectors_of_no_passage(index_path: Path) -> None:
+    model = tiny_model()
+    model[0].tokenizer = WordSpans(model[0].tokenizer)
+    texts = ["cat cat dog dog", "gold gold gold gold"]
+    Index.build(model, texts, index_path, passages="2:0", factory="IVF1,Flat", **QUIET)
+    alter(index_path, "UPDATE documents SET vector_count = 1")
+    with pytest.raises(ValueError, match="documents of its vectors are missing.*restore a copy"):
+        Index.open(index_path, model).search("gold", mode="vectors")
+
+
 def test_altered_tombstones_delete_nothing_else(index_copy: Path) -> None:
     alter(index_copy, "UPDATE tombstones SET key = 7")
     with pytest.raises(ValueError, match="belong together"):
         Index.open(index_copy).compact()
+
+
+@pytest.mark.parametrize("statement", ALTERATIONS)
+def test_no_altered_number_is_used(
+    index_copy: Path,
+    statement: str,
+) -> None:
+    alter(index_copy, statement)
+    with pytest.raises(ValueError, match="damaged"):
+        Index.open(index_copy).verify()
+    for use in (*READS.values(), search_some, fit_whitening, Index.compact):
+        try:
+            use(Index.open(index_copy, MODEL))
+        except ValueError as error:
+            assert str(index_copy) in str(error)
+            assert re.search("restore a copy|Index.compact", str(error))
+
+
+def search_some(index: Index) -> None:
+    index.search("cat", where={"n": {">=": 0}})
+
+
+def fit_whitening(index: Index) -> None:
+    index.compact(whiten=True)
 
 
 def test_the_error_of_a_lost_vector_file_has_a_remedy(index_copy: Path) -> None:

@@ -48,6 +48,7 @@ def save_and_open(path: Path, index: Any, *, mmap: bool = True, **state_changes:
         vector_file_size=size,
         vector_file_sha256=digest,
         indexed_count=index.ntotal,
+        first_pending_key=int(KEYS[-1]) + 1,
     )
     return VectorFile(path.parent, replace(state, **state_changes), mmap=mmap)
 
