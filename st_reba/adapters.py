@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .bases import Options
 from .optional import required
+from .safety import RepositoryRefused, limit_adapter
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,10 @@ class Adapter:
         adapter_config = peft.PeftConfig.from_pretrained(self.path, **self.hub_options)
         adapter_config.task_type = None  # it says what a head is for
         row_count = count_embeddings(model)
-        adapter_weights = peft.utils.load_peft_weights(self.path, device="cpu", **self.hub_options)
+        with self._explained_errors():
+            adapter_weights = peft.utils.load_peft_weights(
+                self.path, device="cpu", **self.hub_options
+            )
         self._resize_embeddings(model, tokenizer, adapter_weights, adapter_config)
         new_row_count = count_embeddings(model)
         if new_row_count > row_count and not has_new_tokens:
@@ -85,9 +90,9 @@ class Adapter:
             )
         # An adapter of a model with a head names the decoder's weights from there.
         key_mapping = {rf"^{model.base_model_prefix}\.": ""}
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("error", "Found missing adapter keys")
+        with self._explained_errors(), warnings.catch_warnings():
+            warnings.filterwarnings("error", "Found missing adapter keys")
+            with limit_adapter(self.path, adapter_weights):
                 adapted_model = peft.PeftModel.from_pretrained(
                     model,
                     self.path,
@@ -96,13 +101,21 @@ class Adapter:
                     **self.hub_options,
                 )
             adapted_model.merge_and_unload()
-        except (ValueError, TypeError, KeyError, RuntimeError, UserWarning) as error:
+        vars(model).pop("peft_config", None)
+        model.requires_grad_(True)
+
+    @contextmanager
+    def _explained_errors(self) -> Iterator[None]:
+        """Within the ``with`` block, errors of peft, of whatever class, name the base."""
+        try:
+            yield
+        except (RepositoryRefused, OSError):
+            raise
+        except Exception as error:
             problem = " ".join(str(error).split())[:500]
             raise ValueError(
                 f"base={self.name!r}: peft cannot merge the adapter. {problem}"
             ) from error
-        vars(model).pop("peft_config", None)
-        model.requires_grad_(True)
 
     def _resize_embeddings(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,10 @@ from tokenizers import Regex, pre_tokenizers
 
 from .optional import required
 
+# Values that are read one by one, in Python: of a vocabulary, a few for each token. A file has more
+# of them the larger its weights are.
+_FREE_READS = 1_000_000
+_BYTES_OF_A_READ = 256
 _SHARD_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 # What llama.cpp itself needs of every file, and of one with attention.
 _REQUIRED = ("context_length", "embedding_length", "block_count")
@@ -102,6 +107,10 @@ class GgufFile:
 def read_gguf(path: str) -> GgufFile:
     """Read what a GGUF file says; an error where it is cut, or holds what cannot be read."""
     status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(
+            f"base={path!r} is no file, but a folder, a pipe or a device. Name a file."
+        )
     return _read_gguf(path, status.st_mtime_ns, status.st_size)
 
 
@@ -110,27 +119,47 @@ def _read_gguf(path: str, modified: int, size: int) -> GgufFile:
     gguf: Any = required("gguf", "gguf", f"base={path!r}")
 
     class Reader(gguf.GGUFReader):  # type: ignore[misc]
-        # gguf's own hangs on sizes beyond the file's end.
+        # gguf's own hangs on sizes beyond the file's end, and keeps an array for each value.
+        remaining_reads = _FREE_READS + size // _BYTES_OF_A_READ
+
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            self.remaining_reads -= 1
+            if self.remaining_reads < 0:
+                raise ValueError("its metadata hold more values than its weights can need")
             if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
                 raise ValueError("a part reaches beyond its end")
             return super()._get(offset, dtype, count, override_order)
 
     try:
         reader = Reader(path)
-    except (ValueError, IndexError, KeyError, RecursionError) as error:
+        file_metadata = _read_metadata(gguf, reader)
+        file_type = _name_of_file_type(gguf, file_metadata.get("general.file_type"))
+    except (ValueError, TypeError, IndexError, KeyError, RecursionError) as error:
         raise ValueError(
             f"base={path!r} is no whole GGUF file ({error}). Download it again."
         ) from error
-    file_metadata = {}
+    tensor_shapes = {tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors}
+    type_of_most = _type_of_most_matrices(gguf, reader, path)
+    return GgufFile(path, file_type or type_of_most, file_metadata, tensor_shapes)
+
+
+def _read_metadata(gguf: Any, reader: Any) -> dict[str, Any]:
+    metadata = {}
     for name, field in reader.fields.items():
         is_list = field.types[:1] == [gguf.GGUFValueType.ARRAY]
-        file_metadata[name] = len(field.data) if is_list else field.contents()
-    tensor_shapes = {tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors}
-    return GgufFile(path, _quantization(gguf, reader, path), file_metadata, tensor_shapes)
+        metadata[name] = len(field.data) if is_list else field.contents()
+    return metadata
 
 
-def _quantization(gguf: Any, reader: Any, path: str) -> str:
+def _name_of_file_type(gguf: Any, number: Any) -> str | None:
+    """The quantization that a file says it has; None: it says none."""
+    if number is None:
+        return None
+    name = str(gguf.LlamaFileType(int(number)).name)
+    return name.removeprefix("MOSTLY_").removeprefix("ALL_")
+
+
+def _type_of_most_matrices(gguf: Any, reader: Any, path: str) -> str:
     def is_readable(tensor_type: Any) -> bool:
         try:
             quantized_block = np.zeros((1, gguf.GGML_QUANT_SIZES[tensor_type][1]), dtype=np.uint8)
@@ -148,10 +177,6 @@ def _quantization(gguf: Any, reader: Any, path: str) -> str:
             )
             problem = f"holds tensors of type {tensor_type.name}, which cannot be read"
             raise ValueError(f"base={path!r} {problem}. Readable: {readable}.")
-    field = reader.fields.get("general.file_type")
-    if field is not None:
-        name = str(gguf.LlamaFileType(int(field.contents())).name)
-        return name.removeprefix("MOSTLY_").removeprefix("ALL_")
     return str(type_counts.most_common(1)[0][0].name) if type_counts else "unknown"
 
 
@@ -169,7 +194,7 @@ def check_gguf(file: GgufFile, *, has_other_tokenizer: bool) -> None:
 
 
 def _check_is_whole(file: GgufFile) -> None:
-    shard_count = file.metadata.get("split.count", 1)
+    shard_count = _whole_number(file, "split.count", default=1)
     match = _SHARD_NAME.fullmatch(os.path.basename(file.path))
     if match and not shard_count > 1:
         shard_count = int(match[3])
@@ -210,11 +235,18 @@ def _has_attention(file: GgufFile) -> bool:
 def _check_tensors(file: GgufFile) -> None:
     if "token_embd.weight" not in file.shapes:
         _refuse(file, "it holds no token_embd.weight")
-    block_count = file.metadata[f"{file.metadata['general.architecture']}.block_count"]
+    block_count = _whole_number(file, f"{file.metadata['general.architecture']}.block_count")
     block_numbers = set(re.findall(r"blk\.(\d+)\.", " ".join(file.shapes)))
     for number in range(block_count):
         if str(number) not in block_numbers:
             _refuse(file, f"it holds no tensor of layer {number} of {block_count}")
+
+
+def _whole_number(file: GgufFile, field_name: str, default: int = 0) -> int:
+    value = file.metadata.get(field_name, default)
+    if not isinstance(value, int):
+        _refuse(file, f"{field_name}={value!r:.80} is no whole number")
+    return int(value)
 
 
 def _refuse(file: GgufFile, problem: str) -> None:

@@ -19,7 +19,7 @@ from .gguf_files import GgufFile, check_gguf, complete_tokenizer, read_gguf
 from .modules import RepeatTransformer
 from .near_names import suggest_bases
 from .optional import required
-from .safety import check_base, check_tokenizer, limit_numbers, panics_as_errors
+from .safety import check_base, check_gguf_folder, check_tokenizer, limit_numbers, panics_as_errors
 
 KWARGS_OPTIONS = ("model_kwargs", "processor_kwargs", "config_kwargs")
 # An adapter with a tokenizer has one of these files.
@@ -53,7 +53,9 @@ class NamedBase:
                 ]
         self.path, self.name, self.gguf_name = bases.locate(base, loading_options.get("gguf_file"))
         self.adapter: Adapter | None = None
-        if self.gguf_name is None:
+        if self.gguf_name is not None:
+            check_gguf_folder(self.path, **self.st_hub_options)
+        else:
             check_base(self.path, **self.st_hub_options)
             self.adapter = Adapter.find(self.path, self.name, self.hf_hub_options)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from pipelines import build
 from tokenizers import Regex, pre_tokenizers
 
 import st_reba
-from st_reba.gguf_files import PATTERNS, read_gguf
+from st_reba.gguf_files import PATTERNS, check_gguf, read_gguf
+from st_reba.safety import RepositoryRefused
 
 pytestmark = pytest.mark.skipif(
     not hasattr(transformers, "GgufConfig"), reason="no GGUF file is made dense"
@@ -173,3 +176,89 @@ def test_lists_within_lists_for_ever_are_refused(tmp_path: Path) -> None:
     file.write_bytes(header + list_of_one_list * 3000)
     with pytest.raises(ValueError, match="is no whole GGUF file"):
         st_reba.build(file)
+
+
+UINT8, UINT32, FLOAT32, STRING, ARRAY = 0, 4, 6, 8, 9
+
+
+def write_fields(file: Path, **fields: tuple[int, bytes]) -> Path:
+    """Write a GGUF file that holds some metadata alone, each as its type and its bytes."""
+    content = b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields))
+    for name, (value_type, value) in fields.items():
+        key = name.replace("__", ".").encode()
+        content += struct.pack("<Q", len(key)) + key + struct.pack("<I", value_type) + value
+    file.write_bytes(content)
+    return file
+
+
+def test_more_values_than_a_vocabulary_has_are_refused(tmp_path: Path) -> None:
+    """Each is read by itself, and takes hundreds of bytes."""
+    pytest.importorskip("gguf")
+    count = 3_000_000
+    values = struct.pack("<IQ", UINT8, count) + bytes(count)
+    file = write_fields(tmp_path / "long.gguf", x=(ARRAY, values))
+    with pytest.raises(ValueError, match="more values than its weights can need"):
+        st_reba.build(file)
+
+
+TEXT_VALUE = (STRING, struct.pack("<Q", 1) + b"3")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("split__count", TEXT_VALUE),
+        ("general__file_type", TEXT_VALUE),
+        ("general__file_type", (ARRAY, struct.pack("<IQ", UINT32, 0))),
+        ("general__file_type", (UINT32, struct.pack("<I", 9999))),
+        ("general__name", (STRING, struct.pack("<Q", 1) + b"\xff")),
+        ("split__count", (FLOAT32, struct.pack("<f", 3.0))),
+    ],
+)
+def test_metadata_of_a_wrong_type_are_refused(
+    name: str, value: tuple[int, bytes], tmp_path: Path
+) -> None:
+    pytest.importorskip("gguf")
+    file = write_fields(tmp_path / "typed.gguf", **{name: value})
+    with pytest.raises(ValueError, match="is no whole") as raised:
+        st_reba.build(file)
+    assert "typed.gguf" in str(raised.value)
+
+
+@pytest.mark.parametrize("block_count", ["2", 2.0])
+def test_a_number_of_layers_that_is_no_number_is_refused(block_count: Any, tmp_path: Path) -> None:
+    file = read_gguf(str(gguf_file(tmp_path)))
+    metadata = file.metadata | {"llama.block_count": block_count}
+    with pytest.raises(ValueError, match="block_count=.* is no whole number"):
+        check_gguf(replace(file, metadata=metadata), has_other_tokenizer=False)
+
+
+def test_a_pipe_is_no_gguf_file(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ValueError, match="a pipe or a device"):
+        st_reba.build(tmp_path, gguf_file="pipe.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("adapter_config.json", "{}"),
+        ("tokenizer_config.json", '{"tokenizer_class": "AutoModel"}'),
+        ("config.json", '{"_attn_implementation": "evil/kernel"}'),
+    ],
+)
+def test_files_beside_a_gguf_file_are_checked(name: str, content: str, tmp_path: Path) -> None:
+    """Transformers reads them: an adapter's would lead to another base."""
+    file = gguf_file(tmp_path)
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(RepositoryRefused, match=name):
+        st_reba.build(file, "echo", device="cpu")
+
+
+def test_a_gguf_file_may_lie_among_other_things(tmp_path: Path) -> None:
+    file = gguf_file(tmp_path)
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / "pipe")
+    (tmp_path / "README.md").write_text("Mine.", encoding="utf-8")
+    assert build(file, "echo").encode("a").shape == (64,)

@@ -206,7 +206,10 @@ CONFIGURATIONS: list[dict[str, Any]] = [
     {"transformers_weights": "adapter_model.bin"},
     {"_attn_implementation": "flash_attention_3"},
     {"_experts_implementation": "sonicmoe"},
+    {"attribute_map": {"x": "_attn_implementation_internal"}, "x": KERNEL},
+    {"text_config": {"attribute_map": {"x": "num_labels"}, "x": 10**9}},
     {"quantization_config": {"quant_method": "quark"}},
+    {"quantization_config": {"load_in_8bit": True, "llm_int8_skip_modules": ["((a*)*)*X"]}},
     {"tokenizer_class": "AutoModel"},
     {"num_attention_heads": 10**9},
 ]
@@ -219,7 +222,7 @@ def test_a_configuration_is_refused(folder: Path, tmp_path: Path, values: dict[s
     base = Path(shutil.copytree(MINI, tmp_path / "base"))
     for place in (folder, base):
         write_json(place / "config.json", **values)
-    assert_refused(folder, f"{name}|model_type|quant_method|architecture")
+    assert_refused(folder, f"{name}|model_type|quant_method|architecture|attribute_map|skip")
     with pytest.raises(RepositoryRefused):
         st_reba.build(base, "echo", device="cpu")
 
@@ -357,6 +360,11 @@ ADAPTERS: list[dict[str, Any]] = [
     {"layer_replication": [[0, 6]] * 100},
     {"target_modules": "(([a-z_.0-9]*)*)*X"},
     {"peft_type": "POLY"},
+    {"target_modules": r"(\w?\w?\w?\w?\w?\w?\w?\w?.?.?.?.?.?.?.?.?)X"},
+    {"target_modules": "(.|[a-z.])" * 30 + "X"},
+    {"modules_to_save": ["(([a-z_.0-9]*)*)*X"]},
+    {"init_lora_weights": "pissa_niter_1000000000"},
+    {"base_model_name_or_path": 5},
 ]
 
 
@@ -378,6 +386,82 @@ def test_an_adapter_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
     save_file(weights, tmp_path / "adapter_model.safetensors")
     with pytest.raises(RepositoryRefused, match=next(iter(values)) + "|r=1"):
         st_reba.build(tmp_path, "echo", device="cpu")
+
+
+def adapter_weights(rank: int) -> dict[str, torch.Tensor]:
+    """Of an adapter of one matrix in each layer of the tiny model."""
+    weights = {}
+    for layer in range(6):
+        name = f"base_model.model.layers.{layer}.self_attn.q_proj.lora"
+        weights[f"{name}_A.weight"] = torch.zeros(rank, 192)
+        weights[f"{name}_B.weight"] = torch.zeros(192, rank)
+    return weights
+
+
+@pytest.mark.parametrize("is_pickle", [True, False])
+def test_an_adapter_that_is_larger_than_its_weights_is_refused(
+    tmp_path: Path, is_pickle: bool
+) -> None:
+    """As a pickle, whose header nobody reads; and where one large tensor stands for all ranks."""
+    pytest.importorskip("peft")
+    rank = 3000
+    write_json(
+        tmp_path / "adapter_config.json",
+        peft_type="LORA",
+        base_model_name_or_path=MINI,
+        target_modules=["q_proj", "o_proj"],
+        r=rank,
+    )
+    weights = adapter_weights(4)
+    if is_pickle:
+        torch.save(weights, tmp_path / "adapter_model.bin")
+    else:
+        large = {"large": torch.zeros(rank, rank)}
+        save_file(weights | large, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match="adapter_config.json: it asks for far more|peft cannot"):
+        st_reba.build(tmp_path, "echo", device="cpu")
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_config.json"])
+def test_what_peft_stumbles_over_names_the_adapter(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("peft")
+    indices = [10**9] if name == "adapter_config.json" else None
+    write_json(
+        tmp_path / "adapter_config.json",
+        peft_type="LORA",
+        base_model_name_or_path=MINI,
+        target_modules=["q_proj"],
+        r=4,
+        trainable_token_indices=indices,
+    )
+    torch.save(adapter_weights(4), tmp_path / "adapter_model.bin")
+    if name == "adapter_model.bin":
+        (tmp_path / name).write_bytes(b"cos\nsystem\n.")
+    with pytest.raises(ValueError, match="peft cannot merge the adapter|its embeddings"):
+        st_reba.build(tmp_path, "echo", device="cpu")
+
+
+def write_weights_header(file: Path, header: bytes) -> None:
+    """Write a file of weights with a header and no numbers."""
+    padded = header + b" " * (-len(header) % 8)
+    file.write_bytes(len(padded).to_bytes(8, "little") + padded)
+
+
+def test_weights_whose_header_is_larger_than_a_models_are_refused(folder: Path) -> None:
+    """It takes minutes to read."""
+    tensor = '"dtype":"F32","shape":[0],"data_offsets":[0,0]'
+    tensors = ",".join(f'"x{number}":{{{tensor}}}' for number in range(200_000))
+    write_weights_header(folder / "model.safetensors", f"{{{tensors}}}".encode())
+    with (folder / "model.safetensors").open("ab") as stream:
+        stream.write(b"\0")
+    assert_refused(folder, "its header has")
+
+
+def test_an_index_of_shards_that_is_larger_than_a_models_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "shard.safetensors")
+    names = dict.fromkeys(map(str, range(100_000)), "shard.safetensors")
+    write_json(folder / "model.safetensors.index.json", metadata={}, weight_map=names)
+    assert_refused(folder, "for these weights")
 
 
 def test_sound_modules_of_every_kind_load(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..safety import Repository
+
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | float | bool | None"
 
 WEIGHTS = "weights"
@@ -216,9 +218,12 @@ def _listed_modules(folder: Path) -> list[dict[str, str]]:
     if not file.is_file():
         return []
     modules = []
-    for module in json.loads(file.read_text(encoding="utf-8")):
-        class_name = module["type"].rpartition(".")[2]
-        modules.append({"path": module["path"], "type": class_name})
+    repository = Repository(str(folder))
+    for module in repository.read_list(file.name):
+        with repository.explaining(file.name):
+            path = repository.check_folder_name(module["path"], file.name)
+            class_name = module["type"].rpartition(".")[2]
+        modules.append({"path": path, "type": class_name})
     return modules
 
 

@@ -30,6 +30,9 @@ from .digests import compare_digests, digests_of, writers_of
 FILE = "golden.json"
 # Of a model with thousands of tensors, and vectors of thousands of dimensions, it is a few million.
 _MOST_BYTES = 32 << 20
+# Each text is encoded by itself.
+_MOST_TEXTS = 1000
+_MOST_LETTERS = 100_000
 _PACKAGES = ("sentence-transformers", "transformers", "torch")
 
 
@@ -272,6 +275,11 @@ def _check_header(header: Mapping[str, Any]) -> None:
         raise ValueError(f"dtype {header['made']['dtype']!r:.40} is not known")
     if not isinstance(header["fields"], dict) or not isinstance(header["tolerance"], (int, float)):
         raise ValueError("a value is of the wrong type")
+    letter_count = 0
     for text in header["texts"]:
         if not isinstance(text["text"], str):
             raise ValueError("a text is none")
+        letter_count += len(text["text"])
+    if len(header["texts"]) > _MOST_TEXTS or letter_count > _MOST_LETTERS:
+        limits = f"{_MOST_TEXTS:,} texts of {_MOST_LETTERS:,} letters in all"
+        raise ValueError(f"more than {limits}")

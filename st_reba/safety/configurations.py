@@ -27,8 +27,14 @@ from .weights import (
 _MOST_SETTING = 1 << 20
 # A group that repeats, and more repetitions than this, can take a regular expression for ever.
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
-_REPETITION = re.compile(r"[*+{]")
+# Also "maybe": a question mark that makes no repetition lazy, and says nothing of a group.
+_REPETITION = re.compile(r"[*+{]|(?<![(*+?}])\?")
 _MOST_REPETITIONS = 4
+_INNERMOST_GROUP = re.compile(r"\(([^()]*)\)")
+# Ways through a regular expression that lists alternatives in group after group.
+_MOST_WAYS = 100_000
+_NUMBER = re.compile(r"\d+")
+_MOST_ITERATIONS = 1000
 # Tokens that a text may be padded to: they take memory with their square, however short it is.
 _MOST_PADDING = 4096
 
@@ -79,6 +85,17 @@ def check_model_files(
     if is_adapted:
         raise adapter_config.refusal("an adapter of an adapter is not read. Merge it first.")
     _check_adapter(adapter_config, folder)
+
+
+def check_files_beside_gguf(repository: Repository) -> None:
+    """Check the files beside a GGUF file, which transformers reads too."""
+    _check_values(repository.configuration("config.json"))
+    check_processors(repository, "")
+    adapter_config = repository.configuration("adapter_config.json")
+    if repository.find(adapter_config.file_name) is not None:
+        raise adapter_config.refusal(
+            "transformers would take it for an adapter of the GGUF file beside it. Move one of them."
+        )
 
 
 def check_processors(repository: Repository, folder: str) -> None:
@@ -195,7 +212,7 @@ def _check_origin(configuration: Configuration, setting: str, value: JsonValue) 
     # timm fetches what stands behind a colon.
     is_fetched = setting == "architecture" and ":" in str(value)
     if value and (is_unchecked or names_repository or is_fetched):
-        reason = "names code or files elsewhere. Remove it."
+        reason = "can lead to code or files that are not checked. Remove it."
         raise configuration.refusal_of(setting, value, reason)
 
 
@@ -280,6 +297,7 @@ def _check_model_type(model_config: Configuration) -> None:
             raise model_config.refusal_of(setting, value, reason)
         if setting == "quantization_config" and isinstance(value, dict):
             _check_quantization(model_config, value)
+            _check_skipped_modules(model_config, value)
 
 
 def _check_quantization(model_config: Configuration, values: JsonObject) -> None:
@@ -292,6 +310,11 @@ def _check_quantization(model_config: Configuration, values: JsonObject) -> None
         raise model_config.refusal_of("quant_method", quant_method, reason)
 
 
+def _check_skipped_modules(model_config: Configuration, values: JsonObject) -> None:
+    for setting in names.PATTERNS_OF_QUANTIZATION:
+        _check_patterns(model_config, setting, values.get(setting) or [])
+
+
 def _check_adapter(adapter_config: Configuration, folder: str) -> None:
     repository = adapter_config.repository
     _check_values(adapter_config)
@@ -300,29 +323,52 @@ def _check_adapter(adapter_config: Configuration, folder: str) -> None:
         reason = f"is none of {sorted(names.ADAPTER_TYPES)}. Use another adapter."
         raise adapter_config.refusal_of("peft_type", adapter_type, reason)
     for setting, value in adapter_config.walk():
-        is_pattern = setting in ("target_modules", "exclude_modules") and isinstance(value, str)
-        if is_pattern or setting.endswith("_pattern"):
+        is_pattern = setting in names.PATTERN_OR_NAMES and isinstance(value, str)
+        if is_pattern or setting in names.PATTERNS or setting.endswith("_pattern"):
             _check_patterns(adapter_config, setting, value)
+        if setting == "init_lora_weights":
+            _check_iterations(adapter_config, str(value))
     weights_file = os.path.join(folder, "adapter_model.safetensors")
     if repository.find(weights_file) is not None:
         tensors = read_header(repository, weights_file)
         check_number_types(repository, folder, tensors)
         _check_ranks(adapter_config, tensors)
     base_path = adapter_config.values.get("base_model_name_or_path")
-    if isinstance(base_path, str):
+    if base_path is not None and not isinstance(base_path, str):
+        reason = "is no name of a model. Correct it."
+        raise adapter_config.refusal_of("base_model_name_or_path", base_path, reason)
+    if base_path is not None:
         base = adapted_base(repository, base_path)
         base.check_files()
         check_model_files(base, "", is_adapted=True)
 
 
-def _check_patterns(adapter_config: Configuration, setting: str, value: JsonValue) -> None:
-    """Regular expressions that peft searches the names of all layers for."""
+def _check_patterns(configuration: Configuration, setting: str, value: JsonValue) -> None:
+    """Regular expressions that libraries search the names of all layers for."""
     patterns = value if isinstance(value, (dict, list)) else [value]
     for pattern in map(str, patterns):
         repetition_count = len(_REPETITION.findall(pattern))
-        if _REPEATED_GROUP.search(pattern) or repetition_count > _MOST_REPETITIONS:
+        is_repeated = _REPEATED_GROUP.search(pattern) or repetition_count > _MOST_REPETITIONS
+        if is_repeated or _count_ways(pattern) > _MOST_WAYS:
             reason = "can take for ever to search for. List the names."
-            raise adapter_config.refusal_of(setting, pattern, reason)
+            raise configuration.refusal_of(setting, pattern, reason)
+
+
+def _count_ways(pattern: str) -> int:
+    """In how many ways the alternatives of a regular expression can be taken, at most."""
+    way_count = 1
+    while group := _INNERMOST_GROUP.search(pattern):
+        way_count *= 1 + group[1].count("|")
+        pattern = pattern[: group.start()] + pattern[group.end() :]
+    return way_count
+
+
+def _check_iterations(adapter_config: Configuration, initial_weights: str) -> None:
+    """PiSSA's first weights, which are found again when an adapter is loaded."""
+    for number in _NUMBER.findall(initial_weights):
+        if len(number) > 9 or int(number) > _MOST_ITERATIONS:
+            reason = f"asks for more than {_MOST_ITERATIONS} iterations. Correct it."
+            raise adapter_config.refusal_of("init_lora_weights", initial_weights, reason)
 
 
 def _check_ranks(adapter_config: Configuration, tensors: StoredTensors) -> None:

@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 
 from ..bases import EMBEDDED, HUB, check_device, requested_dtype, weights_dtype, without_dtype
 from ..near_names import suggest_models
-from .configurations import check_model_files, check_processors
+from .configurations import check_files_beside_gguf, check_model_files, check_processors
 from .module_types import check_modules
 from .numbers import limit_numbers
 from .repository import (
@@ -132,6 +132,23 @@ def check_base(path: str, **hub_options: JsonValue) -> None:
     repository = Repository(path, hub_options)
     repository.check_files()
     check_model_files(repository, "")
+
+
+def check_gguf_folder(path: str, **hub_options: JsonValue) -> None:
+    """Refuse a folder of a GGUF file whose other files ask for what they may not have.
+
+    Its subfolders are not looked at: a file may lie in a folder that is not a model's.
+
+    Args:
+        path: The folder or Hub id.
+        **hub_options: How sentence-transformers finds it on the Hub.
+
+    Raises:
+        RepositoryRefused: A file beside the GGUF file asks for what it may not have.
+    """
+    repository = Repository(path, hub_options)
+    repository.check_files(with_subfolders=False)
+    check_files_beside_gguf(repository)
 
 
 def check_tokenizer(path: str, **hub_options: JsonValue) -> None:

@@ -27,6 +27,7 @@ TYPES_OF_SEVERAL_MODELS = {
 }
 # Settings by which libraries read other files than those that are checked, or replace classes.
 UNCHECKED_SETTINGS = {
+    "attribute_map",  # other names for settings, so that none of these is seen
     "audio_tokenizer",
     "configuration_files",
     "fusion_config",
@@ -142,6 +143,11 @@ ADAPTER_TYPES = {
     "P_TUNING",
     "VERA",
 }
+# Settings of an adapter that peft takes for a regular expression if they are a text, and always.
+PATTERN_OR_NAMES = ("exclude_modules", "target_modules")
+PATTERNS = ("modules_to_save",)
+# Settings of a quantization that transformers takes for regular expressions.
+PATTERNS_OF_QUANTIZATION = ("llm_int8_skip_modules", "modules_to_not_convert")
 # How large an adapter is made.
 RANK_SETTINGS = ("init_r", "r", "rank", "target_r")
 # Settings of any size.

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from torch import Tensor
@@ -32,9 +32,14 @@ class NumberLimit:
     """
 
     def __init__(
-        self, repository: Repository, stored_numbers: float, stored_tensors: float
+        self,
+        repository: Repository,
+        stored_numbers: float,
+        stored_tensors: float,
+        file_name: str = "config.json",
     ) -> None:
         self.repository = repository
+        self.file_name = file_name
         self.stored_numbers = stored_numbers
         self.meta_budget = 3 * stored_numbers + _FREE_NUMBERS
         self.real_budget = 1.4 * stored_numbers + _FREE_NUMBERS
@@ -77,7 +82,7 @@ class NumberLimit:
             reason = (
                 f"it asks for far more than the {self.stored_numbers:,} numbers of the weights."
             )
-            raise self.repository.refusal("config.json", reason)
+            raise self.repository.refusal(self.file_name, reason)
 
 
 @contextmanager
@@ -98,7 +103,23 @@ def limit_numbers(
         numbers, tensors = _stored(repository, folder)
         stored_numbers += numbers
         stored_tensors += tensors
-    limit = NumberLimit(repository, stored_numbers, stored_tensors)
+    with _limited(NumberLimit(repository, stored_numbers, stored_tensors)):
+        yield
+
+
+@contextmanager
+def limit_adapter(path: str, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside the ``with`` block, refuse an adapter that is made larger than its weights are."""
+    stored_numbers = float(sum(weight.numel() for weight in weights.values()))
+    # Beside each of its matrices stand several modules without weights.
+    tensor_count = 8.0 * len(weights)
+    limit = NumberLimit(Repository(path), stored_numbers, tensor_count, "adapter_config.json")
+    with _limited(limit):
+        yield
+
+
+@contextmanager
+def _limited(limit: NumberLimit) -> Iterator[None]:
     with ExitStack() as hooks:
         for register, hook in (
             (torch_module.register_module_parameter_registration_hook, limit.count_weight),

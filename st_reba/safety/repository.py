@@ -74,14 +74,14 @@ class Repository:
             )
         return folder
 
-    def check_files(self, folder: str = "") -> None:
+    def check_files(self, folder: str = "", *, with_subfolders: bool = True) -> None:
         """Refuse pipes, devices and texts larger than a model's, which libraries would read."""
         root = self.local_folder(folder)
         if root is None:
             return
         text_bytes: dict[str, int] = {}
         weight_bytes = 0
-        for path, size in self._walk(root):
+        for path, size in self._walk(root, with_subfolders):
             if _TEXT_NAME.fullmatch(os.path.basename(path)):
                 text_bytes[path] = size
             elif path.endswith(_WEIGHT_SUFFIXES):
@@ -92,9 +92,11 @@ class Repository:
                 name = os.path.relpath(path, root)
                 raise self.refusal(name, f"{size:,} bytes: at most {limit:,} here. Remove it.")
 
-    def _walk(self, root: Path) -> Iterator[tuple[str, int]]:
+    def _walk(self, root: Path, with_subfolders: bool) -> Iterator[tuple[str, int]]:
         file_count = 0
-        for parent, _, names in os.walk(root):
+        for parent, subfolders, names in os.walk(root):
+            if not with_subfolders:
+                subfolders.clear()
             file_count += len(names)
             if file_count > _MAX_FILES:
                 raise self.refusal(str(root), f"more than {_MAX_FILES:,} files. Name the model's.")

@@ -40,6 +40,11 @@ _MASKS = {"bias", "masked_bias"}
 _USUAL_WEIGHTS = (1e-7, 0.4)
 _HALF_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 _SAMPLED_ROWS = 8
+# A header has about a hundred bytes a tensor; a longer one than a model's takes minutes to read.
+# So has an index of shards.
+_FREE_HEADER_BYTES = 1 << 20
+_MOST_HEADER_BYTES = 32 << 20
+_WEIGHT_BYTES_OF_A_HEADER_BYTE = 64
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,20 @@ def read_headers(repository: Repository, folder: str) -> StoredTensors | None:
     return tensors
 
 
+def _check_index_length(repository: Repository, index_file: str) -> None:
+    folder = repository.local_folder(os.path.dirname(index_file))
+    if folder is None or not os.path.isfile(os.path.join(repository.path, index_file)):
+        return
+    index_length = os.path.getsize(os.path.join(repository.path, index_file))
+    shards = [file for file in folder.glob("*.safetensors") if file.is_file()]
+    limit = _longest_header(sum(file.stat().st_size for file in shards))
+    if index_length > limit:
+        reason = f"{index_length:,} bytes: at most {limit:,} for these weights. {COPY_AGAIN}"
+        raise repository.refusal(index_file, reason)
+
+
 def _shard_names(repository: Repository, index_file: str) -> list[str]:
+    _check_index_length(repository, index_file)
     values = repository.read_object(index_file, is_list=True)
     if not values:
         return []
@@ -111,6 +129,7 @@ def read_header(repository: Repository, file_name: str) -> StoredTensors:
     path = repository.find(file_name)
     if path is None:
         raise repository.refusal(file_name, f"it is missing. {COPY_AGAIN}")
+    _check_header_length(repository, file_name, path)
     tensors: StoredTensors = {}
     try:
         # Sizes, and offsets that overlap or lead out of the file, are checked here.
@@ -122,6 +141,21 @@ def read_header(repository: Repository, file_name: str) -> StoredTensors:
         reason = f"it is no safetensors file, or cut ({str(error)[:200]})."
         raise repository.refusal(file_name, reason) from error
     return tensors
+
+
+def _longest_header(weight_bytes: int) -> int:
+    proportionate_length = weight_bytes // _WEIGHT_BYTES_OF_A_HEADER_BYTE
+    return min(max(_FREE_HEADER_BYTES, proportionate_length), _MOST_HEADER_BYTES)
+
+
+def _check_header_length(repository: Repository, file_name: str, path: str) -> None:
+    with open(path, "rb") as file:
+        header_length = int.from_bytes(file.read(8), "little")
+    file_length = os.path.getsize(path)
+    limit = _longest_header(file_length)
+    if limit < header_length < file_length:
+        reason = f"its header has {header_length:,} bytes: at most {limit:,} here. {COPY_AGAIN}"
+        raise repository.refusal(file_name, reason)
 
 
 def check_number_types(repository: Repository, folder: str, tensors: StoredTensors) -> None:

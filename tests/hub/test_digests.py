@@ -229,6 +229,25 @@ def test_golden_vectors_without_digests_say_that_they_have_none(
     assert "no digests" in str(report)
 
 
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ({"path": "/tmp", "type": "a.B"}, "leads out of"),
+        ({"path": "../..", "type": "a.B"}, "leads out of"),
+        ({"path": 5, "type": "a.B"}, "no name of a folder"),
+        ({"path": ""}, "a value is missing"),
+        (5, "a value is missing"),
+    ],
+)
+def test_modules_that_lead_elsewhere_are_refused(
+    copied_folder: Path, module: Any, message: str
+) -> None:
+    """Also in an exported folder, of which no module is loaded."""
+    (copied_folder / "modules.json").write_text(json.dumps([module]), encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        digests_of(copied_folder)
+
+
 def test_files_that_are_not_the_models_do_not_matter(
     copied_folder: Path,
 ) -> None:

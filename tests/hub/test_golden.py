@@ -61,6 +61,18 @@ def test_a_model_of_other_dimensions_is_not_compared(golden_file: Path) -> None:
         compare(wide_model, read_golden(golden_file))
 
 
+@pytest.mark.parametrize(("text", "count"), [("a", 2000), ("a " * 100_000, 1)])
+def test_texts_that_take_for_ever_to_encode_are_refused(
+    golden_file: Path, tmp_path: Path, text: str, count: int
+) -> None:
+    stored = read_golden(golden_file)
+    stored["texts"] = [{"text": text, "vector": [0.0]}] * count
+    file = tmp_path / golden.FILE
+    file.write_text(json.dumps(stored), encoding="utf-8")
+    with pytest.raises(ValueError, match="more than 1,000 texts of 100,000 letters"):
+        read_golden(file)
+
+
 def test_the_text_that_differs_most_is_named(reba_model: Any, golden_file: Path) -> None:
     stored = read_golden(golden_file)
     changed_text = stored["texts"][3]
