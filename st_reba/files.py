@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
 WRITER_PATIENCE = 30.0  # seconds that a writer waits for another
+MAKE_ROOM = "make room, then run the same again"
+# A disk that is full, a quota, a limit on the size of a file.
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -32,27 +36,33 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 def whole_path(target_path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path, to be written by a library; it becomes ``path`` when the ``with`` block ends without error."""
     target_path = Path(target_path)
+    if target_path.is_dir():
+        raise IsADirectoryError(
+            f"{target_path}: a folder, where a file is to be written; remove it, or give another path"
+        )
     temporary_path = target_path.with_name(f".{target_path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         with naming_full_disk(target_path):
             yield temporary_path
             sync(temporary_path)
             os.replace(temporary_path, target_path)
+            sync(target_path.parent)
     except BaseException:
         temporary_path.unlink(missing_ok=True)
         raise
-    sync(target_path.parent)
 
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Add the path and the remedy to an error of the system that names no file, as that of a full disk."""
+    """Add the path and the remedy to an error of the system that names no file, or is of a full disk."""
     try:
         yield
     except OSError as error:
-        if error.errno is None or error.filename is not None:
+        if error.errno is None or MAKE_ROOM in str(error):
             raise
-        message = f"{error.strerror}; make room, then run the same again: what is finished stays"
+        if error.filename is not None and error.errno not in _FULL_DISK:
+            raise
+        message = f"{error.strerror}; {MAKE_ROOM}: what is finished stays"
         raise type(error)(error.errno, message, str(path)) from error
 
 

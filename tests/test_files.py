@@ -99,6 +99,21 @@ def test_an_error_that_names_a_file_stays_as_it_is(tmp_path: Path) -> None:
     assert tmp_path.is_dir()
 
 
+def test_a_full_disk_is_named_once_with_the_remedy(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(source))
+
+    monkeypatch.setattr(os, "replace", fail)
+    path = tmp_path / "numbers.npy"
+    with pytest.raises(OSError, match="make room") as raised, sole_writer(tmp_path, "no file"):
+        write_npy(path, np.zeros(1))
+    assert raised.value.filename == str(path)
+    assert str(raised.value).count("make room") == 1
+
+
 @pytest.mark.parametrize(("finished_pattern", "stays"), [("no file", False), ("*.npy", True)])
 def test_a_new_folder_is_removed_after_an_error_unless_a_file_is_finished(
     finished_pattern: str,

@@ -4,7 +4,8 @@
                                SHA-256 of every file
     documents/00000.parquet    documents of a part, in the columns of `Row`; and rejected records
     vectors/00000.npy          their vectors [vectors, d], as the model gives them
-    vectors/00000.json         the SHA-256 of that file, and the rows of truncated texts
+    vectors/00000.json         the SHA-256 of that file, the digest of the documents that its vectors
+                               are of, and the rows of truncated texts
     rejects.jsonl              all rejects, at the end
 
 A part is encoded when all its files are there: each appears whole, by a rename, in this order.
@@ -314,18 +315,25 @@ class Corpus:
     def _compare_digest(self, part_number: int) -> None:
         if part_number in self._intact_parts:
             return
-        if sha256(self.vectors_path(part_number)) != self._summary(part_number)["sha256"]:
+        summary = self._summary(part_number)
+        if sha256(self.vectors_path(part_number)) != summary["sha256"]:
             raise ValueError("its SHA-256 is not that of what was written")
+        documents_digest = self.part_info(part_number).digest
+        # Earlier versions wrote none.
+        if summary.get("documents", documents_digest) != documents_digest:
+            raise ValueError("its vectors are of other documents")
         self._intact_parts.add(part_number)
 
     def _summary(self, part_number: int) -> JsonObject:
         path = self.summary_path(part_number)
         try:
             summary: JsonObject = json.loads(path.read_bytes())
-            summary["sha256"], summary["truncated"]
+            summary["sha256"]
+            if not all(type(row) is int for row in summary["truncated"]):
+                raise ValueError("its rows are no numbers")
             return summary
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: missing or damaged ({error})") from None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{path}: missing or damaged ({error}); encode again") from None
 
     def truncated(self, part_number: int) -> list[int]:
         """Rows of a part whose texts are longer than the model reads."""
@@ -344,7 +352,11 @@ class Corpus:
         with np.errstate(over="ignore", under="ignore"):
             stored_vectors = vectors.astype(dtype)
         write_npy(path, stored_vectors)
-        summary = {"sha256": sha256(path), "truncated": list(truncated)}
+        summary = {
+            "sha256": sha256(path),
+            "documents": self.part_info(part_number).digest,
+            "truncated": list(truncated),
+        }
         with whole_file(self.summary_path(part_number)) as stream:
             stream.write(f"{to_json(summary)}\n".encode())
 

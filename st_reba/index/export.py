@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
-from ..files import whole_file, whole_path
+from ..files import whole_file
 from .factories import add_vectors, train_index
 from .schema import create_tables, read_documents
 from .scoring import Segment
 from .search import Snapshot
 from .state import IndexState, damaged
 from .store import read_pending, vector_keys
-from .vectors import write_index
+from .vectors import write_index_into
 from .whitening import read_content
 from .words import create_words, verify_words
 
@@ -43,13 +44,16 @@ def export(
         raise ValueError(f"{store.folder}: the index is empty, so there is nothing to export")
     snapshot.check_keys(connection)
     segments = snapshot.vectors.segments(keys)
-    _write_whitening(whitening_path, connection, state, store.path)
-    if out.suffix == ".parquet":
-        _write_parquet(out, connection, segments, state)
-    else:
-        flat = train_index("Flat", state.dimension, None, segments)
-        add_vectors(flat.index, segments)
-        write_index(out, flat.index)
+    with whole_file(out) as stream:
+        if out.suffix == ".parquet":
+            _write_parquet(stream, connection, segments, state)
+        else:
+            flat = train_index("Flat", state.dimension, None, segments)
+            add_vectors(flat.index, segments)
+            write_index_into(stream, flat.index)
+        stream.flush()
+        # Last, so that an earlier export keeps its own after an error.
+        _write_whitening(whitening_path, connection, state, store.path)
     return len(keys)
 
 
@@ -89,7 +93,7 @@ def _write_whitening(
 
 
 def _write_parquet(
-    out: Path,
+    stream: BinaryIO,
     connection: sqlite3.Connection,
     segments: list[Segment],
     state: IndexState,
@@ -112,7 +116,7 @@ def _write_parquet(
     ]
     schema = pyarrow.schema(column_types, {"st_reba": json.dumps(facts)})
     rows = _read_rows(connection)
-    with whole_path(out) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+    with parquet.ParquetWriter(stream, schema) as writer:
         for segment in segments:
             if not len(segment.keys):
                 continue

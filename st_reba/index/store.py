@@ -57,7 +57,10 @@ class Store:
     def writing(self, *, create: bool) -> Iterator[sqlite3.Connection]:
         """The one writer; the ``with`` block takes effect at its end, or not at all."""
         open_mode = "rwc" if create else "rw"
-        with self._translated_errors(), closing(self._connect_writer(open_mode)) as connection:
+        with (
+            self._translated_errors(create=create),
+            closing(self._connect_writer(open_mode)) as connection,
+        ):
             connection.execute("BEGIN IMMEDIATE")
             if not has_tables(connection):
                 create_tables(connection)
@@ -100,28 +103,34 @@ class Store:
         )
 
     @contextmanager
-    def _translated_errors(self) -> Iterator[None]:
+    def _translated_errors(self, *, create: bool = False) -> Iterator[None]:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise self._translate(error) from error
+            raise self._translate(error, create) from error
 
-    def _translate(self, error: sqlite3.DatabaseError) -> Exception:
+    def _translate(self, error: sqlite3.DatabaseError, create: bool) -> Exception:
         sqlite_code = getattr(error, "sqlite_errorcode", 0)
         error_number = _SYSTEM_ERRORS.get(sqlite_code & 0xFF)
         is_cut_short = sqlite_code == sqlite3.SQLITE_IOERR_SHORT_READ
         if error_number is None or is_cut_short:
             return damaged(self.path, error)
-        if not self.path.exists():
+        if not create and not self.path.exists():
             return FileNotFoundError(absent_index(self.folder))
         if error_number == errno.EAGAIN:
             event = "another process is changing the index"
             return BlockingIOError(files.waited_for(event, self.folder))
+        if error_number == errno.EACCES and self._may_write():
+            error_number = errno.EIO  # a file that could not be made, for lack of room
         message = str(error)
         if error_number in (errno.ENOSPC, errno.EIO):
-            message += ": if the disk is full, make room, then run the same again; "
-            message += "the index is as it was"
+            message += f": if the disk is full, {files.MAKE_ROOM}; nothing in the index is lost"
         return OSError(error_number, message, str(self.path))
+
+    def _may_write(self) -> bool:
+        """True if this user may write into the folder and, where it is there, into the file."""
+        is_file_writable = os.access(self.path, os.W_OK) or not self.path.exists()
+        return is_file_writable and os.access(self.folder, os.W_OK)
 
 
 def vector_keys(

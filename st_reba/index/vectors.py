@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,28 +47,40 @@ def write_index(path: Path, index: FaissIndex) -> tuple[int, str]:
     Returns:
         The size of the file and its SHA-256.
     """
+    with whole_file(path) as stream:
+        return write_index_into(stream, index)
+
+
+def write_index_into(stream: BinaryIO, index: FaissIndex) -> tuple[int, str]:
+    """Write an index into a file that is open.
+
+    Returns:
+        The number of bytes and their SHA-256.
+    """
     digest = hashlib.sha256()
     size = 0
     failures: list[OSError] = []
 
     def write(block: bytes) -> int:
         nonlocal size
+        if failures:
+            return 0
         try:
             stream.write(block)
-        except OSError as error:  # FAISS would report it in its own words
+        except OSError as error:  # FAISS would report it in its own words, or not at all
             failures.append(error)
             return 0
         digest.update(block)
         size += len(block)
         return len(block)
 
-    with whole_file(path) as stream:
-        try:
-            faiss.write_index(index, faiss.PyCallbackIOWriter(write, _WRITE_SIZE))
-        except RuntimeError:
-            if failures:
-                raise failures[0] from None
+    try:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(write, _WRITE_SIZE))
+    except RuntimeError:
+        if not failures:
             raise
+    if failures:
+        raise failures[0]
     return size, digest.hexdigest()
 
 

@@ -153,6 +153,39 @@ def test_a_run_that_was_killed_at_its_beginning_begins_again(tmp_path: Path) -> 
     encode(tmp_path / "corpus").verify()
 
 
+def test_vectors_of_another_part_are_encoded_again(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "corpus")
+    files_before = read_files(corpus)
+    for find_file in (corpus.vectors_path, corpus.summary_path):
+        contents = [find_file(part_number).read_bytes() for part_number in (0, 1)]
+        find_file(0).write_bytes(contents[1])
+        find_file(1).write_bytes(contents[0])
+    with pytest.raises(ValueError, match="of other documents"):
+        Corpus(corpus.path).vectors(0)
+    assert read_files(encode(tmp_path / "corpus")) == files_before
+
+
+@pytest.mark.parametrize("truncated", [None, 5, ["x"]])
+def test_a_damaged_summary_is_made_again(tmp_path: Path, truncated: Any) -> None:
+    corpus = encode(tmp_path / "corpus")
+    files_before = read_files(corpus)
+    path = corpus.summary_path(1)
+    summary = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**summary, "truncated": truncated}), encoding="utf-8")
+    with pytest.raises(ValueError, match="encode again"):
+        corpus.truncated(1)
+    assert read_files(encode(tmp_path / "corpus")) == files_before
+
+
+def test_a_folder_where_a_file_should_be_is_named(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "corpus")
+    path = corpus.documents_path(1)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(IsADirectoryError, match=r"00001\.parquet: a folder.*remove it"):
+        encode(tmp_path / "corpus", overwrite=True)
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "input"),
     [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import faiss
 import numpy as np
@@ -12,7 +14,7 @@ import pandas as pd
 import pytest
 from indexes import QUIET, build, documents, encoded, ids_of, texts, texts_of
 
-from st_reba.index import Index
+from st_reba.index import Index, export
 from st_reba.index.store import Store
 
 
@@ -118,3 +120,27 @@ def test_an_empty_index_is_not_exported(tmp_path: Path) -> None:
     index.delete(["0"])
     with pytest.raises(ValueError, match="empty"):
         index.export(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "writer_name"),
+    [("a.parquet", "_write_parquet"), ("a.faiss", "write_index_into")],
+)
+def test_after_a_full_disk_an_earlier_export_has_its_own_whitening(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    writer_name: str,
+) -> None:
+    out = tmp_path / name
+    whitening_path = tmp_path / f"{name}.whitening.safetensors"
+    index = build(tmp_path / "index", documents(60), whiten=True)
+    index.export(out)
+    exported = out.read_bytes()
+    index.compact(whiten=False)
+    full_disk = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(export, writer_name, full_disk)
+    with pytest.raises(OSError, match="make room"):
+        index.export(out, overwrite=True)
+    assert out.read_bytes() == exported
+    assert whitening_path.is_file()

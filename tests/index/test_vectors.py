@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -211,3 +213,17 @@ def test_vectors_of_any_length_are_scaled_to_one() -> None:
     assert not zero.any()
     assert np.isnan(broken).any()
     assert prepare_vectors(rows[:2], "dot").tolist() == rows[:2].tolist()
+
+
+def test_a_block_that_was_not_written_is_an_error_though_there_is_room_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vectors, "_WRITE_SIZE", 100)
+    index = factories.train_index("Flat", DIMENSION, None, SEGMENTS).index
+    factories.add_vectors(index, SEGMENTS)
+    full_disk = OSError(errno.ENOSPC, "No space left on device")
+    stream = Mock()
+    stream.write.side_effect = [100, full_disk, *[100] * COUNT]
+    with pytest.raises(OSError, match="No space left on device"):
+        vectors.write_index_into(stream, index)
+    assert stream.write.call_count == 2
