@@ -120,7 +120,7 @@ class Index:
                 queries lose a mean of their own, and directions that all documents share count for
                 less. It is fitted without labels, on 100 different texts or more; on 20 or more,
                 means alone. None: if the model is a decoder without training or filter.
-            tokens: Give whitened vectors of 100 texts or more 192 dimensions besides, for the mean
+            tokens: Give whitened vectors of 100 texts or more up to 256 dimensions besides, for the mean
                 embedding of a text's tokens: mode="vectors" finds more. Hybrid searches do not use
                 it. False: do not, and save its space.
             show_progress_bar: Show bars; None: on a terminal.

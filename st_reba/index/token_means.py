@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..encode import Task
 
 # Chosen on Cranfield, CISI, STARD and XQuAD.
-TOKEN_DIMENSIONS = 192
+TOKEN_DIMENSIONS = 256
 _TEXTS_AT_A_TIME = 256
 _FORMAT = "st_reba.token_means"
 
@@ -63,10 +63,10 @@ class TokenMeans:
         if not is_ours or not are_enough:
             return None
         reader = _TokenReader(model)
-        document_tokens = reader.token_ids(documents, "document")
+        document_tokens = reader.token_ids(documents)
         token_weights = _inverse_document_frequency(document_tokens, reader.vocabulary_size)
         document_means = reader.mean_embeddings(document_tokens, token_weights)
-        query_tokens = reader.token_ids(query_sentences, "query")
+        query_tokens = reader.token_ids(query_sentences)
         query_means = reader.mean_embeddings(query_tokens, token_weights)
         linear_filter = Filter.fit(
             document_means,
@@ -85,7 +85,7 @@ class TokenMeans:
     def encode(self, model: SentenceTransformer, texts: Sequence[str], task: Task) -> Matrix:
         """Vectors [n, k] of texts, of length one, by the embeddings of the index's model."""
         reader = _TokenReader(model)
-        token_ids = reader.token_ids(texts, task)
+        token_ids = reader.token_ids(texts)
         mean_embeddings = reader.mean_embeddings(token_ids, self.token_weights)
         return prepare_vectors(self.linear_filter.apply(mean_embeddings, task), "cosine")
 
@@ -122,11 +122,10 @@ class _TokenReader:
         """Number V of tokens."""
         return len(self._transformer.text_tokenizer)
 
-    def token_ids(self, texts: Sequence[str], task: Task) -> TokenIds:
-        """The tokens of each text that the model reads."""
-        token_count = self._transformer.budget(task=task)
-        content: TokenIds = self._transformer.content(texts)["input_ids"]
-        return [text_tokens[:token_count] for text_tokens in content]
+    def token_ids(self, texts: Sequence[str]) -> TokenIds:
+        """All tokens of each text, also those beyond what the model reads."""
+        token_ids: TokenIds = self._transformer.content(texts)["input_ids"]
+        return token_ids
 
     def mean_embeddings(self, token_ids: TokenIds, token_weights: NDArray[np.float32]) -> Matrix:
         """Weighted means of unit embeddings, [n, e], scaled to length one; zero for no tokens."""

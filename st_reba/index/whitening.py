@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _LEAST_VARIANCE = 1e-6
 # How much a cosine of tokens counts beside one of whitened vectors: chosen on Cranfield, CISI,
 # STARD and XQuAD.
-TOKEN_SHARE = 0.3
+TOKEN_SHARE = 0.4
 # Rows whose float64 copies exist at a time.
 _ROWS_AT_A_TIME = 4096
 

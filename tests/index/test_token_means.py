@@ -22,8 +22,8 @@ from st_reba.index import Index
 from st_reba.sentences import QUERY_SAMPLE, sample_sentences
 
 Array = NDArray[np.float64]
-SHARE = 0.3
-DIMENSIONS = 192
+SHARE = 0.4
+DIMENSIONS = 192  # those of its embeddings, 256 at most
 QUERIES = ["gold ship", "a moon and a king", "cat"]
 
 
