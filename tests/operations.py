@@ -13,8 +13,10 @@ from unittest.mock import patch
 
 import numpy as np
 from kills import Operation, State
+from sentence_transformers import SentenceTransformer
 from tiny import WORDS, tiny_model
 
+import st_reba
 import st_reba.index.changes as changes
 from st_reba.corpus import Corpus, encode_corpus
 from st_reba.index import Document, Index, SearchResult
@@ -29,9 +31,16 @@ _VISIBLE_FACTS = (
     "columns",
     "pending",
     "whitening",
+    "token_dimension",
 )
 
 model = cache(tiny_model)
+
+
+@cache
+def decoder() -> SentenceTransformer:
+    """A model whose indexes are whitened, with a part for tokens."""
+    return st_reba.build("mini", "echo", pooling="mean", device="cpu")
 
 
 def texts(
@@ -107,8 +116,12 @@ def index_state(index_path: Path) -> State:
     out.unlink()
     facts = index.verify()
     index_facts = {name: facts[name] for name in _VISIBLE_FACTS}
-    query_vectors = np.asarray(model().encode_query(QUERIES, show_progress_bar=False))
-    nearest = index.search(query_vectors, k=8)
+    index_model = model()
+    if facts["token_dimension"]:
+        index_model = decoder()
+    query_vectors = np.asarray(index_model.encode_query(QUERIES, show_progress_bar=False))
+    opened_index = Index.open(index_path, index_model)
+    nearest = opened_index.search(QUERIES, k=8, mode="vectors", vectors=query_vectors)
     found_by_words = index.search(QUERIES, k=8, mode="words")
     index_facts |= {
         "found": nearest,
@@ -139,10 +152,9 @@ def corpus_state(corpus: Corpus) -> State:
 def build_whitened(work_folder: Path) -> None:
     """An index of as many different texts as a whitening needs."""
     Index.build(
-        model(),
+        decoder(),
         documents(300),
         work_folder / "index",
-        whiten=True,
         part_size=150,
         show_progress_bar=False,
     )
@@ -150,13 +162,13 @@ def build_whitened(work_folder: Path) -> None:
 
 def change_whitened(work_folder: Path) -> None:
     build_whitened(work_folder)
-    index = Index.open(work_folder / "index", model())
+    index = Index.open(work_folder / "index", decoder())
     index.add(texts(8, 5), show_progress_bar=False)
     index.delete([f"d{id_number}" for id_number in range(20)])
 
 
 def whiten_anew(work_folder: Path) -> None:
-    Index.open(work_folder / "index", model()).compact(whiten=True)
+    Index.open(work_folder / "index", decoder()).compact(whiten=True)
 
 
 def _mixed_rows(row_count: int) -> list[dict[str, Any]]:

@@ -60,6 +60,7 @@ NAMES = {
     "trained": "vectors",
 }
 WHITENED = "the default, whitened"
+WITH_TOKENS = "the default, whitened, with tokens"
 HYBRID = "words and vectors"
 TUNED = "tune's choice"
 
@@ -190,14 +191,18 @@ def load_row(row: str, options: argparse.Namespace) -> SentenceTransformer:
     return model
 
 
-def searches_of(row: str) -> Iterator[tuple[str, Mode, bool]]:
-    """The names and modes under which the vectors of a row are searched, and whether they are whitened for it."""
-    yield NAMES.get(row, TUNED), "vectors", False
+def search_in_all_ways(row: str, index: Index) -> Iterator[tuple[str, Mode]]:
+    """The names and modes under which the vectors of a row are searched, as the index is at that time."""
+    name = NAMES.get(row, TUNED)
+    yield name, "vectors"
     if row == "default":
-        yield WHITENED, "vectors", True
-        yield HYBRID, "hybrid", True
+        index.compact(whiten=True, tokens=False)
+        yield WHITENED, "vectors"
+        index.compact(whiten=True)
+        yield WITH_TOKENS, "vectors"
+        yield HYBRID, "hybrid"
     elif row in ("trained", "tuned"):
-        yield f"{NAMES.get(row, TUNED)}, with words", "hybrid", False
+        yield f"{name}, with words", "hybrid"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -223,9 +228,7 @@ def run_row(
         seconds = time.perf_counter() - started
         if not results_file.find("", collection.name, WORDS):
             results_file.add(Result("", collection.name, WORDS, *collection.score(index, "words")))
-        for name, mode, is_whitened in searches_of(row):
-            if is_whitened and mode == "vectors":
-                index.compact(whiten=True)
+        for name, mode in search_in_all_ways(row, index):
             ndcgs, recalls = collection.score(index, mode)
             results_file.add(
                 Result(

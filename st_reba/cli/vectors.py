@@ -245,6 +245,13 @@ Whiten = Annotated[
         help="Fit what vectors need for search. [default: for decoders without training]",
     ),
 ]
+Tokens = Annotated[
+    bool,
+    Option(
+        "--tokens/--no-tokens",
+        help="Let tokens have a part of whitened vectors; --mode vectors finds more.",
+    ),
+]
 AddsDocuments = Annotated[
     bool, Option("--add", help="Add the documents that the index does not have.")
 ]
@@ -267,6 +274,7 @@ def index(
     id_column: IdColumn = None,
     passages: Passages = None,
     whiten: Whiten = None,
+    tokens: Tokens = True,
     workers: Workers = None,
     batch_tokens: BatchTokens = None,
     text_encoding: TextEncoding = None,
@@ -287,7 +295,7 @@ def index(
         raise ValueError("give one of --add, --upsert and --overwrite")
     is_existing = adds_documents or upserts_documents
     if is_existing:
-        _refuse_index_settings(factory, parameters, passages, whiten)
+        _refuse_index_settings(factory, parameters, passages, whiten, tokens)
     elif model is None:
         raise ValueError(
             "--model is missing: name a saved model, or give --add or --upsert for an index"
@@ -300,8 +308,8 @@ def index(
     options.update(encoding=text_encoding, batch_tokens=batch_tokens, workers=workers)
     options["strict"] = is_strict
     if not is_existing:
-        options.update(factory=factory, parameters=parameters, passages=passages, whiten=whiten)
-        options["overwrite"] = overwrite
+        options.update(factory=factory, parameters=parameters, passages=passages)
+        options.update(whiten=whiten, tokens=tokens, overwrite=overwrite)
     loading = dict[str, Any](device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     silence_loading()
     if not as_json:
@@ -318,7 +326,11 @@ def index(
 
 
 def _refuse_index_settings(
-    factory: str, parameters: str | None, passages: str | None, whiten: bool | None
+    factory: str,
+    parameters: str | None,
+    passages: str | None,
+    whiten: bool | None,
+    tokens: bool,
 ) -> None:
     changed_factory = factory.replace("auto", "")
     index_settings = {
@@ -327,9 +339,9 @@ def _refuse_index_settings(
         "--passages": passages,
     }
     _refuse("an index that is there, which has its own", index_settings)
-    if whiten is not None:
+    if whiten is not None or not tokens:
         raise ValueError(
-            "--whiten and --no-whiten do not go with an index that is there: st-reba prune --compact"
+            "--whiten, --no-whiten and --no-tokens do not go with an index that is there: st-reba prune --compact"
         )
 
 
@@ -478,6 +490,7 @@ def prune(
             "--whiten/--no-whiten", help="With --compact: fit the whitening anew, or take it away."
         ),
     ] = None,
+    tokens: Tokens = True,
     model: MovedModel = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -491,6 +504,8 @@ def prune(
         raise ValueError("nothing to do: give an id, or --compact")
     if whiten is not None and not compact:
         raise ValueError("--whiten and --no-whiten write all vectors anew: give --compact too")
+    if not tokens and not whiten:
+        raise ValueError("--no-tokens goes with --compact --whiten, which fits all of it anew")
     from ..index import Index
 
     silence_loading()
@@ -501,7 +516,7 @@ def prune(
         change = opened_index.delete(ids)
         print(f"{index_folder}: {change.deleted:,} deleted; {change.count:,} documents")
     if compact:
-        change = opened_index.compact(whiten=whiten)
+        change = opened_index.compact(whiten=whiten, tokens=tokens)
         removed_vectors = f"{change.deleted:,} vectors removed from the disk"
         print(f"{index_folder}: {removed_vectors}; {change.count:,} documents")
 

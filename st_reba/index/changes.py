@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,9 @@ from ..corpus.records import Reject, preview
 from ..files import refuse_links, sole_writer
 from ..probe import Probe
 from .factories import FaissIndex, add_vectors, train_index, try_factory
+from .samples import read_texts
 from .schema import DATA_TABLES, StoredDocument, insert_document, read_documents
-from .scoring import Matrix, Segment, prepare_vectors
+from .scoring import Keys, Matrix, Segment, prepare_vectors
 from .state import IndexState, damaged, read_state, write_state
 from .store import Store, check_keys, read_pending, read_tombstones, vector_keys
 from .vectors import VectorFile, write_index
@@ -35,10 +36,12 @@ from .whitening import (
     Whitening,
     convert_segments,
     read_whitening,
-    rewhiten,
     write_whitening,
 )
 from .words import drop_words, insert_words, remove_words, write_words
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 BUILDING = ".building"
 _ENCODED_FILES = "vectors/*.npy"
@@ -116,12 +119,21 @@ class IndexWriter:
         self._first_new_key = state.next_key  # documents from this key on are of this change
         self._is_empty = state.next_key == 0
         # Of vectors that were in the index, for a new whitening.
-        self._convert: Callable[[Matrix], Matrix] | None = None
+        self._convert: Callable[[Keys, Matrix], Matrix] | None = None
+        # As the vectors were written, which have other dimensions before a new whitening.
+        self._written_state = state
 
-    def insert_documents(self, corpus: Corpus, *, strict: bool) -> list[Segment]:
+    def insert_documents(
+        self, corpus: Corpus, model: SentenceTransformer, *, strict: bool
+    ) -> list[Segment]:
         """Insert the documents of a corpus, or reject them.
 
         For an addition, the corpus holds new documents, and those that replace others by their ids.
+
+        Args:
+            corpus: The documents, encoded by the index's model.
+            model: That model.
+            strict: Stop at the first record that cannot be taken.
 
         Returns:
             The vectors of documents that were inserted.
@@ -140,7 +152,13 @@ class IndexWriter:
             first_key = self.state.next_key
             is_inserted = self._insert_part(corpus, part_number, first_number, strict)
             load = partial(
-                _load_vectors, corpus, part_number, is_inserted, self.state.metric, whitening
+                _load_vectors,
+                corpus,
+                part_number,
+                is_inserted,
+                self.state.metric,
+                whitening,
+                model,
             )
             keys = np.arange(first_key, self.state.next_key)
             segments.append(Segment(keys, load))
@@ -254,12 +272,31 @@ class IndexWriter:
         """Write the words of all documents anew."""
         self.state.words = write_words(self.connection)
 
-    def whiten(self, whitening: Whitening | None) -> None:
+    def whiten(self, whitening: Whitening | None, model: SentenceTransformer | None) -> None:
         """Change the whitening: of new vectors at once, and of others when they are rewritten."""
         if not self._is_empty:
             old_whitening = read_whitening(self.connection, self.state, self._path)
-            self._convert = partial(rewhiten, old_whitening=old_whitening, new_whitening=whitening)
+            self._convert = partial(self._rewhiten, old_whitening, whitening, model)
+            self._written_state = replace(self.state)
         write_whitening(self.connection, self.state, whitening)
+
+    def _rewhiten(
+        self,
+        old_whitening: Whitening | None,
+        new_whitening: Whitening | None,
+        model: SentenceTransformer | None,
+        keys: Keys,
+        vectors: Matrix,
+    ) -> Matrix:
+        """Vectors [n, d] of documents, whitened otherwise than they were; None: they are raw."""
+        raw_vectors = vectors
+        if old_whitening is not None:
+            raw_vectors = old_whitening.invert(vectors)
+        if new_whitening is None:
+            return raw_vectors
+        assert model is not None  # it has encoded sentences for the whitening
+        texts = read_texts(self.connection, keys)
+        return new_whitening.convert_documents(raw_vectors, model, texts)
 
     def store_vectors(self, segments: Sequence[Segment]) -> None:
         """Put new vectors among the pending, or all into a new FAISS file if those are too many."""
@@ -288,14 +325,16 @@ class IndexWriter:
         """
         state = self.state
         if factory is not None and factory != "auto":
-            try_factory(factory, state.dimension, parameters)
+            try_factory(factory, state.vector_dimension, parameters)
         old_file = None
         file_keys = None
         if state.vector_file is not None:
-            old_file = VectorFile(self._folder, state, mmap=False)
+            old_file = VectorFile(self._folder, self._written_state, mmap=False)
             file_keys = old_file.keys
         check_keys(self.connection, state, self._folder, file_keys, before=self._first_new_key)
-        pending_keys, pending_vectors = read_pending(self.connection, state, self._path)
+        pending_keys, pending_vectors = read_pending(
+            self.connection, self._written_state, self._path
+        )
         segments = [Segment(pending_keys, lambda: pending_vectors), *new_segments]
         index = None
         if old_file is not None and factory is None and self._convert is None:
@@ -321,7 +360,7 @@ class IndexWriter:
         segments: Sequence[Segment],
     ) -> FaissIndex:
         """A new index of all vectors."""
-        trained = train_index(factory, self.state.dimension, parameters, segments)
+        trained = train_index(factory, self.state.vector_dimension, parameters, segments)
         add_vectors(trained.index, segments)
         self.state.factory = trained.factory
         self.state.parameters = trained.parameters
@@ -361,13 +400,16 @@ def _load_vectors(
     is_inserted: NDArray[np.bool_],
     metric: str,
     whitening: Whitening | None,
+    model: SentenceTransformer,
 ) -> Matrix:
     vectors = corpus.vectors(part_number)
     if not is_inserted.all():
         vectors = vectors[is_inserted]
     if whitening is None:
         return prepare_vectors(vectors, metric)
-    return whitening.apply(vectors)
+    encoded_texts = corpus.part(part_number).passages
+    inserted_texts = [encoded_texts[row] for row in np.flatnonzero(is_inserted)]
+    return whitening.convert_documents(vectors, model, inserted_texts)
 
 
 def _remove_other_files(folder: Path, kept_name: str | None) -> None:

@@ -23,15 +23,20 @@ def compact(
     factory: str | None,
     parameters: str | None,
     whiten: bool | None,
+    tokens: bool,
 ) -> Change:
     """Write an index anew; arguments as for ``Index.compact``."""
     if factory is None and parameters is not None:
         raise ValueError(f"parameters={parameters!r}: of another index; name its factory")
-    check_whiten(whiten)
+    check_whiten(whiten, tokens)
+    if not tokens and not whiten:
+        raise ValueError("tokens=False: give whiten=True too, which fits all of it anew")
     fitted_whitening = None
     fitted_state = None
     if whiten:
-        fitted_state, fitted_whitening = _fit_whitening(store, snapshots, index_model)
+        fitted_state, fitted_whitening = _fit_whitening(
+            store, snapshots, index_model, with_tokens=tokens
+        )
     with changing(store) as writer:
         deleted_count = writer.state.deleted
         if fitted_state is not None and fitted_state.model != writer.state.model:
@@ -39,7 +44,7 @@ def compact(
                 f"{store.folder}: another model's index has taken its place; compact it again"
             )
         if whiten is not None:
-            writer.whiten(fitted_whitening)
+            writer.whiten(fitted_whitening, index_model.loaded)
         writer.write_words()
         writer.rewrite_vectors((), factory, parameters)
     if not store.clear_log():
@@ -56,12 +61,16 @@ def _fit_whitening(
     store: Store,
     snapshots: Snapshots,
     index_model: IndexModel,
+    *,
+    with_tokens: bool,
 ) -> tuple[IndexState, Whitening | None]:
     """Fit on the documents of the index, before the change: 200 sentences must be encoded."""
     with store.reading() as connection:
         snapshot = snapshots.read(connection, check_digest=True)
         index_model.check(snapshot.state)
         sample = snapshot.raw_sample(connection)
-    whitening = Whitening.fit(index_model.load(), sample, snapshot.state.metric)
+    model = index_model.load()
+    metric = snapshot.state.metric
+    whitening = Whitening.fit(model, sample, metric, with_tokens=with_tokens)
     tell_what_was_fitted(whitening, store.folder, is_asked_for=True)
     return snapshot.state, whitening

@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -14,12 +15,12 @@ from typing import BinaryIO
 from ..files import whole_file
 from .factories import add_vectors, train_index
 from .schema import create_tables, read_documents
-from .scoring import Segment
+from .scoring import Keys, Matrix, Segment
 from .search import Snapshot
 from .state import IndexState, damaged
 from .store import read_pending, vector_keys
 from .vectors import write_index_into
-from .whitening import read_content
+from .whitening import Whitening, convert_segments, read_contents
 from .words import create_words, verify_words
 
 _SEARCHED_VECTORS = 8  # by verify
@@ -44,6 +45,9 @@ def export(
         raise ValueError(f"{store.folder}: the index is empty, so there is nothing to export")
     snapshot.check_keys(connection)
     segments = snapshot.vectors.segments(keys)
+    whitening = snapshot.whitening(connection)
+    if whitening is not None:
+        segments = convert_segments(segments, partial(_model_part, whitening))
     with whole_file(out) as stream:
         if out.suffix == ".parquet":
             _write_parquet(stream, connection, segments, state)
@@ -55,6 +59,10 @@ def export(
         # Last, so that an earlier export keeps its own after an error.
         _write_whitening(whitening_path, connection, state, store.path)
     return len(keys)
+
+
+def _model_part(whitening: Whitening, keys: Keys, vectors: Matrix) -> Matrix:
+    return whitening.model_part(vectors)
 
 
 def _check_target(out: Path, index_folder: Path, overwrite: bool) -> None:
@@ -87,7 +95,7 @@ def _write_whitening(
     if state.whitening is None:
         whitening_path.unlink(missing_ok=True)
         return
-    content = read_content(connection, state, index_path)
+    content, *_ = read_contents(connection, state, index_path)
     with whole_file(whitening_path) as stream:
         stream.write(content)
 
@@ -165,7 +173,7 @@ def verify(snapshot: Snapshot, connection: sqlite3.Connection) -> None:
         file_keys = vector_keys(connection, state, "key < ?", state.first_pending_key)
         vector_file.check_search(file_keys[:_SEARCHED_VECTORS])
     if state.whitening is not None:
-        read_content(connection, state, store.path)
+        read_contents(connection, state, store.path)
     verify_words(connection, state.words, store.path)
 
 

@@ -91,6 +91,7 @@ class Index:
         strict: bool = True,
         overwrite: bool = False,
         whiten: bool | None = None,
+        tokens: bool = True,
         show_progress_bar: bool | None = None,
         **loading: Any,
     ) -> Index:
@@ -119,6 +120,9 @@ class Index:
                 queries lose a mean of their own, and directions that all documents share count for
                 less. It is fitted without labels, on 100 different texts or more; on 20 or more,
                 means alone. None: if the model is a decoder without training or filter.
+            tokens: Give whitened vectors of 100 texts or more up to 256 dimensions besides, for the mean
+                embedding of a text's tokens: mode="vectors" finds more. Hybrid searches do not use
+                it. False: do not, and save its space.
             show_progress_bar: Show bars; None: on a terminal.
             **loading: Of a model that is loaded, as `st_reba.load` takes them: device, dtype,
                 trust_remote_code.
@@ -144,7 +148,7 @@ class Index:
             overwrite=overwrite,
             show_progress_bar=show_progress_bar,
         )
-        build_options = BuildOptions(factory, parameters, whiten, strict)
+        build_options = BuildOptions(factory, parameters, whiten, tokens, strict)
         read_options = dict(text_column=text_column, id_column=id_column, encoding=encoding)
         store = Store(resolve_folder(path))
         loaded_model = _build(
@@ -243,8 +247,7 @@ class Index:
         query_vectors = parsed_queries.vectors
         checked_probe = self._model.checked_probe
         if query_vectors is None and mode != "words":
-            model = self._model.load()
-            encoded = model.encode_query(parsed_queries.texts, show_progress_bar=False)
+            encoded = self._model.load().encode_query(parsed_queries.texts, show_progress_bar=False)
             query_vectors = np.asarray(encoded)
             checked_probe = None
         with self._store.reading() as connection:
@@ -253,7 +256,11 @@ class Index:
             is_checked = checked_probe == snapshot.state.model
             if self._model.loaded is not None and mode != "words" and not is_checked:
                 self._model.check(snapshot.state)
-            question = snapshot.question(connection, mode, parsed_queries, query_vectors)
+            model = None
+            if snapshot.reads_tokens(mode, parsed_queries):
+                model = self._model.load()
+                self._model.check(snapshot.state)
+            question = snapshot.question(connection, mode, parsed_queries, query_vectors, model)
             results = snapshot.search(connection, question, k, where, explain=explain)
         if parsed_queries.is_single:
             return results[0]
@@ -361,6 +368,7 @@ class Index:
         factory: str | None = None,
         parameters: str | None = None,
         whiten: bool | None = None,
+        tokens: bool = True,
     ) -> Change:
         """Write the FAISS file and the words anew; what was deleted leaves the disk.
 
@@ -373,6 +381,7 @@ class Index:
             whiten: True: fit the whitening on the documents that are there, for which the model
                 encodes some of their sentences, and apply it to all. False: give all vectors back
                 as the model made them. None: leave it.
+            tokens: With ``whiten=True``, as for `build`.
         """
         return compact(
             self._store,
@@ -381,6 +390,7 @@ class Index:
             factory=factory,
             parameters=parameters,
             whiten=whiten,
+            tokens=tokens,
         )
 
     def export(self, out: str | PathLike[str], *, overwrite: bool = False) -> int:
@@ -389,9 +399,10 @@ class Index:
         Args:
             out: ``X.parquet``: the columns key, id, text, metadata (JSON), passage and vector.
                 ``X.faiss``: one FAISS file of the vectors, its ids the keys. A quantized factory
-                gives approximate vectors. They are the vectors that are searched: of a whitened
-                index, ``X.parquet.whitening.safetensors`` beside it (or ``X.faiss…``) is what
-                queries need, `st_reba.Filter.load(file).apply(query_vectors, "query")`.
+                gives approximate vectors. They are the vectors that are searched, without the
+                dimensions of tokens: of a whitened index, ``X.parquet.whitening.safetensors``
+                beside it (or ``X.faiss…``) is what queries need,
+                `st_reba.Filter.load(file).apply(query_vectors, "query")`.
             overwrite: Replace a file.
         """
         out_path = parse_path(out, "out")
@@ -475,7 +486,7 @@ def _build(
         source = open_source(input, **read_options).unique()
         columns = source.columns
         passages = encode_options.passages
-    check_whiten(build_options.whiten)
+    check_whiten(build_options.whiten, build_options.tokens)
     check_target(store, overwrite=encode_options.overwrite)
     loaded_model = resolve_model(model, loading_options)
     model_probe = take_probe(loaded_model)

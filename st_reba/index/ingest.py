@@ -37,6 +37,7 @@ class BuildOptions:
     factory: str = "auto"
     parameters: str | None = None
     whiten: bool | None = None
+    tokens: bool = True
     strict: bool = True
 
 
@@ -90,12 +91,14 @@ def build_index(
         whitening = None
         if is_to_be_whitened(model, build_options.whiten):
             sample = sample_corpus(corpus, new_state.metric)
-            whitening = Whitening.fit(model, sample, new_state.metric)
+            whitening = Whitening.fit(
+                model, sample, new_state.metric, with_tokens=build_options.tokens
+            )
             is_asked_for = build_options.whiten is True
             tell_what_was_fitted(whitening, store.folder, is_asked_for=is_asked_for)
         with changing(store, new_state) as writer:
-            writer.whiten(whitening)
-            segments = writer.insert_documents(corpus, strict=strict)
+            writer.whiten(whitening, model)
+            segments = writer.insert_documents(corpus, model, strict=strict)
             if not writer.state.documents:
                 raise ValueError(describe_rejects(list(corpus.rejects())))
             writer.write_words()
@@ -120,7 +123,7 @@ def extend_index(
         new_source = replace(source, read=new_records.read)
         corpus = _encode(model, new_source, building, options, state, strict)
         with changing(store) as writer:
-            segments = writer.insert_documents(corpus, strict=strict)
+            segments = writer.insert_documents(corpus, model, strict=strict)
             writer.store_vectors(segments)
     return _finish(store, writer, new_records.unchanged_count)
 

@@ -80,11 +80,16 @@ def draw_keys(vector_keys: Keys) -> Keys:
     return vector_keys[_draw_rows(len(vector_keys))]
 
 
+def read_beginnings(connection: sqlite3.Connection, vector_keys: Keys) -> list[str]:
+    """Read the beginnings of the texts, or passages, of vectors, whose keys are ascending."""
+    return list(map(_beginning, read_texts(connection, vector_keys)))
+
+
 def read_texts(
     connection: sqlite3.Connection,
     vector_keys: Keys,
 ) -> list[str]:
-    """Read the beginnings of the texts, or passages, of vectors, whose keys are ascending."""
+    """Read the texts, or passages, of vectors, whose keys are ascending."""
     key_rows = connection.execute("SELECT key FROM documents ORDER BY key").fetchall()
     document_keys = np.array(key_rows, np.int64).ravel()
     next_rows = np.searchsorted(
@@ -100,12 +105,11 @@ def read_texts(
     ):
         owner_key = int(document_keys[next_row - 1])
         drawn_keys[owner_key].append(vector_key)
-    sampled_texts: list[str] = []
+    texts: list[str] = []
     for document in documents_with(connection, "key", drawn_keys):
         for vector_key in drawn_keys[document.key]:
-            passage = document.passage(vector_key)
-            sampled_texts.append(_beginning(passage))
-    return sampled_texts
+            texts.append(document.passage(vector_key))
+    return texts
 
 
 def _beginning(text: str) -> str:

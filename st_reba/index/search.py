@@ -6,7 +6,7 @@ import logging
 import sqlite3
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from .fusion import LIST_LENGTH, Hit, best_keys, fused_scores
 from .nearest import Mask, NearestDocuments, VectorSearch
 from .queries import Mode, Queries, Question, Vectors
 from .query_terms import QueryTerms, read_terms
-from .samples import Sample, draw_keys, read_texts
+from .samples import Sample, draw_keys, read_beginnings
 from .schema import StoredDocument, documents_with
 from .scoring import Matrix, prepare_queries
 from .state import IndexState, damaged
@@ -23,6 +23,9 @@ from .store import Store, check_keys, vector_keys
 from .where import Condition, Where, parse_where
 from .whitening import Whitening, read_whitening
 from .words import damaged_words
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 logger = logging.getLogger(__name__)
 
@@ -93,20 +96,35 @@ class Snapshot:
             self._whitening = read_whitening(connection, self.state, self.store.path)
         return self._whitening
 
+    def reads_tokens(self, mode: Mode, queries: Queries) -> bool:
+        """Whether the tokens of queries count: words, where they are searched, say the same."""
+        has_part = self.state.token_dimension > 0
+        return has_part and mode == "vectors" and queries.texts is not None
+
     def question(
         self,
         connection: sqlite3.Connection,
         mode: Mode,
         queries: Queries,
         vectors: Vectors | None,
+        model: SentenceTransformer | None,
     ) -> Question:
-        """Queries as the sides of a search need them; ``vectors`` are those of the model."""
+        """Queries as the sides of a search need them.
+
+        Args:
+            connection: The transaction.
+            mode: What is searched.
+            queries: What the user has given.
+            vectors: The model's vectors of the queries.
+            model: The model, whose token embeddings `reads_tokens` says are needed.
+        """
         query_vectors = None
         if mode != "words" and vectors is not None:
             query_vectors = prepare_queries(vectors, self.state.dimension, self.state.metric)
             whitening = self.whitening(connection)
             if whitening is not None:
-                query_vectors = whitening.apply(query_vectors, "query")
+                texts = queries.texts if mode == "vectors" else None
+                query_vectors = whitening.convert_queries(query_vectors, model, texts)
         terms = None
         if mode != "vectors":
             terms = read_terms(self.state.words, queries.texts or [])
@@ -127,7 +145,7 @@ class Snapshot:
         whitening = self.whitening(connection)
         if whitening is not None:
             vectors = whitening.invert(vectors)
-        return Sample(vectors, read_texts(connection, drawn_keys))
+        return Sample(vectors, read_beginnings(connection, drawn_keys))
 
     def search(
         self,

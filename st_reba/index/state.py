@@ -14,7 +14,7 @@ from ..corpus.records import to_json
 from .schema import has_tables
 from .terms import TOKENIZERS
 
-INDEX_FORMAT = 7
+INDEX_FORMAT = 8
 
 # A view or a trigger in a stranger's file could run in place of our tables, without an end.
 _FOREIGN_OBJECTS = "SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger') LIMIT 1"
@@ -26,7 +26,7 @@ class IndexState:
 
     model: dict[str, Any]  # probe of the model, as JSON
     metric: str
-    dimension: int
+    dimension: int  # of the model's vectors
     columns: dict[str, str | None]  # of the text and the id, for additions
     passages: str | None
     max_seq_length: int | None  # of the model when it encoded documents
@@ -48,6 +48,12 @@ class IndexState:
     words: str = ""  # language of the documents' words; "": they are written when the build ends
     whitening: str | None = None  # as `Whitening.description`; None: the vectors are raw
     whitening_sha256: str = ""  # of the content of the table
+    token_dimension: int = 0  # of the part of a vector that its text's tokens have
+
+    @property
+    def vector_dimension(self) -> int:
+        """Dimension of the vectors that are searched."""
+        return self.dimension + self.token_dimension
 
 
 def damaged(path: Path, reason: object) -> ValueError:

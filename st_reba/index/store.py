@@ -168,7 +168,7 @@ def read_pending(
     vectors: list[bytes] = []
     rows = connection.execute("SELECT key, checksum, vector FROM pending ORDER BY key")
     for key, checksum, vector in rows:
-        is_whole = type(vector) is bytes and len(vector) == 4 * state.dimension
+        is_whole = type(vector) is bytes and len(vector) == 4 * state.vector_dimension
         if not is_whole or zlib.crc32(vector) != checksum:
             raise damage
         keys.append(key)
@@ -177,7 +177,7 @@ def read_pending(
         raise damage
     key_array = np.array(keys, np.int64)
     _check_range(key_array, state, "pending")
-    values = np.frombuffer(b"".join(vectors), "<f4").reshape(len(keys), state.dimension)
+    values = np.frombuffer(b"".join(vectors), "<f4").reshape(len(keys), state.vector_dimension)
     return key_array, np.asarray(values, np.float32)
 
 

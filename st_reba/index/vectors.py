@@ -141,7 +141,7 @@ class VectorFile:
 
     def _check_kind(self, state: IndexState) -> None:
         shape = (self.index.d, self.index.ntotal, self.index.metric_type)
-        if shape != (state.dimension, state.indexed_count, faiss.METRIC_INNER_PRODUCT):
+        if shape != (state.vector_dimension, state.indexed_count, faiss.METRIC_INNER_PRODUCT):
             reason = "another number of vectors, another dimension, or another metric"
             raise damaged(self.path, reason)
         is_supported = isinstance(self.index, faiss.IndexIVF)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -22,7 +22,7 @@ from ..encode import encode_texts
 from ..filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN
 from ..sentences import QUERY_SAMPLE, sample_sentences
 from .samples import Sample
-from .scoring import Matrix, Segment, prepare_vectors
+from .scoring import Keys, Matrix, Segment, prepare_vectors
 from .state import IndexState, damaged
 
 if TYPE_CHECKING:
@@ -30,11 +30,15 @@ if TYPE_CHECKING:
 
     from ..encode import Task
     from ..linear_filter import Filter
+    from .token_means import TokenMeans
 
 logger = logging.getLogger(__name__)
 
 # A smaller share of the vectors' squared length, as variance, is mostly rounding.
 _LEAST_VARIANCE = 1e-6
+# How much a cosine of tokens counts beside one of whitened vectors: chosen on Cranfield, CISI,
+# STARD and XQuAD.
+TOKEN_SHARE = 0.4
 # Rows whose float64 copies exist at a time.
 _ROWS_AT_A_TIME = 4096
 
@@ -45,6 +49,7 @@ class Whitening:
     Args:
         linear_filter: The map; its weight is square and can be inverted.
         metric: ``"cosine"``: vectors have length one before and after it; ``"dot"``: any length.
+        token_means: What stands beside the whitened vectors; None: nothing.
 
     Example:
         >>> from st_reba import Filter
@@ -55,8 +60,11 @@ class Whitening:
         True
     """
 
-    def __init__(self, linear_filter: Filter, metric: str) -> None:
+    def __init__(
+        self, linear_filter: Filter, metric: str, token_means: TokenMeans | None = None
+    ) -> None:
         self.linear_filter = linear_filter
+        self.token_means = token_means
         self._metric = metric
 
     @classmethod
@@ -65,6 +73,8 @@ class Whitening:
         model: SentenceTransformer,
         sample: Sample,
         metric: str,
+        *,
+        with_tokens: bool,
     ) -> Self | None:
         """Fit what the sample allows; None: it allows nothing.
 
@@ -73,6 +83,8 @@ class Whitening:
             sample: With 100 different texts or more, the whitening is whole; with 20 or more, means
                 alone.
             metric: The metric of the index.
+            with_tokens: Let a text's tokens have a part of their own, where vectors are compared by
+                cosines and the model is of ours.
         """
         distinct_sample = sample.without_repetitions()
         text_count = len(distinct_sample.texts)
@@ -81,18 +93,29 @@ class Whitening:
         query_sentences = sample_sentences(distinct_sample.texts, QUERY_SAMPLE)
         raw_query_vectors = encode_texts(model, query_sentences, task="query")
         query_vectors = prepare_vectors(raw_query_vectors, metric)
-        # Here, as it imports torch, without which an index is searched by words.
+        # Here, as they import torch, without which an index is searched by words.
         from ..linear_filter import Filter
+        from .token_means import TokenMeans
 
         linear_filter = Filter.fit_for_search(distinct_sample.vectors, query_vectors)
         if linear_filter is None:
             return None
-        return cls(linear_filter, metric)
+        token_means = None
+        if with_tokens and metric == "cosine":
+            token_means = TokenMeans.fit(model, distinct_sample.texts, query_sentences)
+        return cls(linear_filter, metric, token_means)
 
     @property
     def description(self) -> str:
         """Its kind and what it was fitted on: ``"whiten:power=0.25,texts=1400,queries=200"``."""
         return self.linear_filter.description
+
+    @property
+    def token_dimension(self) -> int:
+        """Dimension of the part that a text's tokens have."""
+        if self.token_means is None:
+            return 0
+        return self.token_means.dimension
 
     @cached_property
     def _inverse_weight(self) -> NDArray[np.float64]:
@@ -102,6 +125,46 @@ class Whitening:
     def is_whole(self) -> bool:
         """False: too few texts were there for more than means."""
         return self.linear_filter.kind == "whiten"
+
+    def convert_documents(
+        self,
+        raw_vectors: NDArray[np.floating],
+        model: SentenceTransformer,
+        texts: Sequence[str],
+    ) -> Matrix:
+        """Vectors [n, d + k] of documents as they are searched."""
+        whitened_vectors = self.apply(raw_vectors)
+        if self.token_means is None:
+            return whitened_vectors
+        return self._join(whitened_vectors, self.token_means.encode(model, texts, "document"))
+
+    def convert_queries(
+        self,
+        raw_vectors: NDArray[np.floating],
+        model: SentenceTransformer | None,
+        texts: Sequence[str] | None,
+    ) -> Matrix:
+        """Vectors [n, d + k] that are searched for; without texts, scores are those of the model's part alone."""
+        whitened_vectors = self.apply(raw_vectors, "query")
+        if self.token_means is None:
+            return whitened_vectors
+        if model is None or texts is None:
+            no_tokens = np.zeros((len(whitened_vectors), self.token_dimension), np.float32)
+            return np.concatenate([whitened_vectors * _joined_length(), no_tokens], axis=1)
+        return self._join(whitened_vectors, self.token_means.encode(model, texts, "query"))
+
+    def _join(self, whitened_vectors: Matrix, token_means: Matrix) -> Matrix:
+        """Two unit vectors as one, whose cosine is the mean of both cosines, the second by its share."""
+        weighted_tokens = token_means * np.float32(np.sqrt(TOKEN_SHARE))
+        joined_vectors = np.concatenate([whitened_vectors, weighted_tokens], axis=1)
+        return np.asarray(joined_vectors / _joined_length(), np.float32)
+
+    def model_part(self, joined_vectors: Matrix) -> Matrix:
+        """The whitened vectors [n, d] alone."""
+        if self.token_means is None:
+            return joined_vectors
+        width = len(self.linear_filter.mean)
+        return prepare_vectors(joined_vectors[:, :width], self._metric)
 
     def apply(self, raw_vectors: NDArray[np.floating], task: Task = "document") -> Matrix:
         """Whiten vectors [n, d] of documents, or of queries; for cosines, to length one."""
@@ -115,7 +178,8 @@ class Whitening:
         return whitened_vectors
 
     def invert(self, whitened_vectors: Matrix) -> Matrix:
-        """The vectors [n, d] of documents that `apply` was given, of length one for cosines."""
+        """The raw vectors [n, d] of documents that are searched so, of length one for cosines."""
+        whitened_vectors = self.model_part(whitened_vectors)
         inverse_weight = self._inverse_weight
         raw_vectors = np.empty_like(whitened_vectors)
         for start in range(0, len(whitened_vectors), _ROWS_AT_A_TIME):
@@ -129,7 +193,7 @@ class Whitening:
 
 def convert_segments(
     segments: Iterable[Segment],
-    convert: Callable[[Matrix], Matrix],
+    convert: Callable[[Keys, Matrix], Matrix],
 ) -> list[Segment]:
     """Segments whose vectors are converted when they are loaded."""
     converted_segments: list[Segment] = []
@@ -139,28 +203,19 @@ def convert_segments(
     return converted_segments
 
 
-def _load_converted(segment: Segment, convert: Callable[[Matrix], Matrix]) -> Matrix:
-    return convert(segment.load())
+def _load_converted(segment: Segment, convert: Callable[[Keys, Matrix], Matrix]) -> Matrix:
+    return convert(segment.keys, segment.load())
+
+
+def _joined_length() -> np.float32:
+    """Length of two unit vectors beside each other, the second by its share."""
+    return np.float32(np.sqrt(1 + TOKEN_SHARE))
 
 
 def _vary(vectors: Matrix) -> bool:
     total_variance = vectors.var(axis=0, dtype=np.float64).sum()
     squared_length = np.square(vectors, dtype=np.float64).sum(axis=1).mean()
     return bool(total_variance > _LEAST_VARIANCE * squared_length)
-
-
-def rewhiten(
-    vectors: Matrix,
-    old_whitening: Whitening | None,
-    new_whitening: Whitening | None,
-) -> Matrix:
-    """Vectors [n, d] of documents, whitened otherwise than they were; None: they are raw."""
-    raw_vectors = vectors
-    if old_whitening is not None:
-        raw_vectors = old_whitening.invert(vectors)
-    if new_whitening is None:
-        return raw_vectors
-    return new_whitening.apply(raw_vectors)
 
 
 def _distances_to_sphere(
@@ -184,10 +239,12 @@ def _distances_to_sphere(
     return distances
 
 
-def check_whiten(whiten: bool | None) -> None:
-    """Refuse a value of the option that is none of its three."""
+def check_whiten(whiten: bool | None, tokens: bool) -> None:
+    """Refuse values of the options that are none of theirs."""
     if whiten is not None and not isinstance(whiten, bool):
         raise TypeError(f"whiten={whiten!r:.80} must be True, False or None")
+    if not isinstance(tokens, bool):
+        raise TypeError(f"tokens={tokens!r:.80} must be True or False")
 
 
 def is_to_be_whitened(model: SentenceTransformer, whiten: bool | None) -> bool:
@@ -232,20 +289,27 @@ def read_whitening(
     if state.whitening is None:
         return None
     from ..linear_filter import Filter
+    from .token_means import TokenMeans
 
-    linear_filter = Filter.from_bytes(read_content(connection, state, index_path))
-    return Whitening(linear_filter, state.metric)
+    filter_content, *token_contents = read_contents(connection, state, index_path)
+    token_means = None
+    if token_contents:
+        token_means = TokenMeans.from_bytes(token_contents[0])
+    return Whitening(Filter.from_bytes(filter_content), state.metric, token_means)
 
 
-def read_content(connection: sqlite3.Connection, state: IndexState, index_path: Path) -> bytes:
-    """The linear map of a whitened index, as of `Filter.to_bytes`; its digest is compared."""
-    row = connection.execute("SELECT content FROM whitening").fetchone()
-    if row is None:
+def read_contents(
+    connection: sqlite3.Connection, state: IndexState, index_path: Path
+) -> list[bytes]:
+    """The parts of a whitening, `Filter.to_bytes` first; their digest is compared."""
+    rows = connection.execute("SELECT content FROM whitening ORDER BY rowid").fetchall()
+    if not rows:
         raise damaged(index_path, "its whitening is missing")
-    content = row[0]
-    if type(content) is not bytes or _digest_of(content) != state.whitening_sha256:
+    contents: list[bytes] = [content for (content,) in rows]
+    are_bytes = all(type(content) is bytes for content in contents)
+    if not are_bytes or _digest_of(contents) != state.whitening_sha256:
         raise damaged(index_path, "its whitening is not what was written")
-    return content
+    return contents
 
 
 def write_whitening(
@@ -255,13 +319,22 @@ def write_whitening(
     connection.execute("DELETE FROM whitening")
     state.whitening = None
     state.whitening_sha256 = ""
+    state.token_dimension = 0
     if whitening is None:
         return
-    content = whitening.linear_filter.to_bytes()
-    connection.execute("INSERT INTO whitening VALUES (?)", (content,))
+    contents = [whitening.linear_filter.to_bytes()]
+    if whitening.token_means is not None:
+        contents.append(whitening.token_means.to_bytes())
+    rows = [(content,) for content in contents]
+    connection.executemany("INSERT INTO whitening VALUES (?)", rows)
     state.whitening = whitening.description
-    state.whitening_sha256 = _digest_of(content)
+    state.whitening_sha256 = _digest_of(contents)
+    state.token_dimension = whitening.token_dimension
 
 
-def _digest_of(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _digest_of(contents: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
+    return digest.hexdigest()

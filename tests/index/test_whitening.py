@@ -132,7 +132,7 @@ def test_an_index_ranks_as_the_model_with_the_filter(
     sentences = []
     for _ in range(110):
         sentences.append(" ".join(random.choice(WORDS[:12], size=6)) + ".")
-    index = Index.build(mini, sentences, tmp_path / "index", **QUIET)
+    index = Index.build(mini, sentences, tmp_path / "index", tokens=False, **QUIET)
     filtered_model = st_reba.fit_filter(mini, sentences, "whiten", power=0.25, queries=True)
     raw_index = Index.build(filtered_model, sentences, tmp_path / "raw", **QUIET)
     # A decoder is whitened unless it has a filter.
@@ -353,9 +353,9 @@ def test_another_models_index_is_not_whitened_by_this_model(
     index = Index.build(MODEL, documents(120), index_path, **QUIET)
     fit = whitening.Whitening.fit
 
-    def fit_while_the_index_is_replaced(*arguments: Any) -> Any:
+    def fit_while_the_index_is_replaced(*arguments: Any, **options: Any) -> Any:
         Index.build(tiny_model(1), documents(9), index_path, overwrite=True, **QUIET)
-        return fit(*arguments)
+        return fit(*arguments, **options)
 
     monkeypatch.setattr(whitening.Whitening, "fit", fit_while_the_index_is_replaced)
     with pytest.raises(OtherModelError, match="another model's index has taken its place"):
