@@ -87,7 +87,7 @@ def read_state(connection: sqlite3.Connection, path: Path) -> IndexState:
         return _parse_state(*row)
     except _OtherFormatError as error:
         raise ValueError(f"{path}: {error}; remove the folder and build the index again") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise damaged(path, error) from None
 
 
@@ -97,9 +97,9 @@ class _OtherFormatError(Exception):
 
 @lru_cache(4)  # every search reads the state
 def _parse_state(text: str, digest: str) -> IndexState:
-    values = json.loads(text)
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         raise ValueError("its state is not what was written")
+    values = json.loads(text)
     index_format = values.pop("format")
     if index_format != INDEX_FORMAT:
         raise _OtherFormatError(

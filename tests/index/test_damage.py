@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import sqlite3
@@ -165,6 +166,18 @@ def search_some(index: Index) -> None:
 
 def fit_whitening(index: Index) -> None:
     index.compact(whiten=True)
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_a_state_without_end_is_damage(index_copy: Path, is_signed: bool) -> None:
+    """Brackets that nobody closes, with a digest of something else, and with their own."""
+    text = "[" * 100_000
+    digest = hashlib.sha256(text.encode()).hexdigest() if is_signed else "0" * 64
+    with closing(sqlite3.connect(index_copy / "index.sqlite")) as connection:
+        connection.execute("UPDATE meta SET state = ?, sha256 = ?", (text, digest))
+        connection.commit()
+    with pytest.raises(ValueError, match="damaged, or not of an index"):
+        Index.open(index_copy)
 
 
 def test_the_error_of_a_lost_vector_file_has_a_remedy(index_copy: Path) -> None:
