@@ -52,7 +52,8 @@ class Runner:
             raise ValueError(
                 f"{str(folder)!r}: tokenizer.json is missing or damaged ({error}). Export the model again."
             ) from error
-        if not self.tokenizer.padding:
+        self._padding = dict(self.tokenizer.padding or {})
+        if not self._padding:
             raise ValueError(
                 f"{str(folder)!r}: tokenizer.json names no padding token. Export the model again."
             )
@@ -64,10 +65,9 @@ class Runner:
         padding_side: Literal["left", "right"] = "right",
     ) -> NDArray[np.float32]:
         """Sentence vectors [n, d] of texts, padded on the given side of a batch."""
-        padding = dict(self.tokenizer.padding)
         self.tokenizer.enable_padding(
-            pad_id=padding["pad_id"],
-            pad_token=padding["pad_token"],
+            pad_id=self._padding["pad_id"],
+            pad_token=self._padding["pad_token"],
             direction=padding_side,
         )
         vector_batches: list[NDArray[np.float32]] = []
