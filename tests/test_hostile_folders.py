@@ -464,6 +464,81 @@ def test_an_index_of_shards_that_is_larger_than_a_models_is_refused(folder: Path
     assert_refused(folder, "for these weights")
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"module_output_name": ["a"]},
+        {"max_seq_length": ["a"]},
+        {"max_seq_length": {"a": 1}},
+        {"modality_config": {"text": {"method": "forward", "method_output_name": 5}}},
+        {"modality_config": {"text": {"method": "forward", "method_output_name": [["a"]]}}},
+    ],
+    ids=str,
+)
+def test_settings_of_another_type_are_refused(folder: Path, settings: dict[str, Any]) -> None:
+    write_json(folder / SETTINGS, **settings)
+    assert_refused(folder, "is no text|is no number")
+
+
+EMBEDDINGS = torch.rand(8192, 6)
+TOKEN_WEIGHTS = torch.ones(8192)
+
+
+def write_static(folder: Path, **tensors: torch.Tensor) -> None:
+    """Write a StaticEmbedding of these tensors, as model2vec stores them."""
+    module = StaticEmbedding(AutoTokenizer.from_pretrained(MINI), EMBEDDINGS)
+    SentenceTransformer(modules=[module], device="cpu").save_pretrained(str(folder))
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"embeddings": EMBEDDINGS.short(), "weights": TOKEN_WEIGHTS}, "embeddings is stored as"),
+        ({"embeddings": EMBEDDINGS.char()}, "embeddings is stored as I8"),
+        ({"embeddings": EMBEDDINGS, "weights": TOKEN_WEIGHTS.short()}, "weights is stored as I16"),
+        ({"embeddings": EMBEDDINGS, "weights": EMBEDDINGS.clone()}, "one number a token"),
+        ({"embeddings": EMBEDDINGS, "mapping": TOKEN_WEIGHTS}, "mapping is stored as F32"),
+    ],
+    ids=["I16", "I8 alone", "weights of I16", "weights in rows", "mapping of F32"],
+)
+def test_embeddings_of_tokens_in_other_numbers_are_refused(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], message: str
+) -> None:
+    write_static(tmp_path, **tensors)
+    assert_refused(tmp_path, message)
+
+
+def test_embeddings_of_tokens_that_are_rounded_to_8_bits_load(tmp_path: Path) -> None:
+    """As model2vec does; their weights make them floating numbers."""
+    mapping = torch.arange(8192)
+    embeddings = (EMBEDDINGS * 100).char()
+    write_static(tmp_path, embeddings=embeddings, weights=TOKEN_WEIGHTS, mapping=mapping)
+    assert st_reba.load(tmp_path, device="cpu").encode("hi").any()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("echo", {"template": "{text}" * 40_000}, "40000 slots for the text"),
+        ("echo", {"template": ["{text}"] * 20_000}, "20000 templates"),
+        (
+            "nosink:setting=extend-bidir,k=2",
+            {"second": [[0, "bidirectional"]] * 30_000},
+            "30000 second runs",
+        ),
+    ],
+    ids=["slots", "templates", "runs"],
+)
+def test_a_method_that_runs_without_end_is_refused(
+    tmp_path: Path, method: str, settings: dict[str, Any], message: str
+) -> None:
+    st_reba.build("mini", method, device="cpu", check=False).save_pretrained(str(tmp_path))
+    write_json(tmp_path / SETTINGS, **settings)
+    with pytest.raises(ValueError, match=message):
+        st_reba.load(tmp_path, device="cpu")
+
+
 def test_sound_modules_of_every_kind_load(tmp_path: Path) -> None:
     """Embeddings of words and of tokens, and a Router of them."""
     tokenizer = WhitespaceTokenizer(["hi", "there"])

@@ -238,7 +238,8 @@ def _settings_digests(file: Path, prefix: str) -> dict[str, str]:
         value = settings[name]
         if name in _SPECIAL_TOKENS and isinstance(value, dict):
             value = value.get("content")
-        if not _is_empty(value):
+        # What is not said may mean yes, so a no counts.
+        if value is False or not _is_empty(value):
             digests[f"{prefix}{file.name}: {name}"] = _json_digest(value)
     return digests
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..optional import required
+from ..safety import panics_as_errors
 from .golden import Report, report
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Runner:
         onnxruntime = required("onnxruntime", "onnx", "running a graph needs onnxruntime")
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3  # it warns of initializers that it folds
+        self._name = f"{str(folder)!r}: {graph}"
         graph_path = str(Path(folder, graph))
         try:
             self._session = onnxruntime.InferenceSession(
@@ -43,7 +45,18 @@ class Runner:
                 f"{str(folder)!r}: onnxruntime does not read {graph}: {error}"
             ) from error
         tokenizer_path = Path(folder) / "tokenizer.json"
-        self.tokenizer = Tokenizer.from_file(str(tokenizer_path))
+        try:
+            with panics_as_errors():
+                self.tokenizer = Tokenizer.from_file(str(tokenizer_path))
+        except Exception as error:  # its errors have no class of their own
+            raise ValueError(
+                f"{str(folder)!r}: tokenizer.json is missing or damaged ({error}). Export the model again."
+            ) from error
+        self._padding = dict(self.tokenizer.padding or {})
+        if not self._padding:
+            raise ValueError(
+                f"{str(folder)!r}: tokenizer.json names no padding token. Export the model again."
+            )
 
     def encode(
         self,
@@ -52,17 +65,22 @@ class Runner:
         padding_side: Literal["left", "right"] = "right",
     ) -> NDArray[np.float32]:
         """Sentence vectors [n, d] of texts, padded on the given side of a batch."""
-        padding = dict(self.tokenizer.padding or {})
         self.tokenizer.enable_padding(
-            pad_id=padding["pad_id"],
-            pad_token=padding["pad_token"],
+            pad_id=self._padding["pad_id"],
+            pad_token=self._padding["pad_token"],
             direction=padding_side,
         )
         vector_batches: list[NDArray[np.float32]] = []
-        for batch_start in range(0, len(texts), batch_size):
-            batch_texts = texts[batch_start : batch_start + batch_size]
-            vector_batches.append(self._encode_batch(batch_texts))
-        return np.concatenate(vector_batches)
+        try:
+            for batch_start in range(0, len(texts), batch_size):
+                batch_texts = texts[batch_start : batch_start + batch_size]
+                vector_batches.append(self._encode_batch(batch_texts))
+            return np.concatenate(vector_batches)
+        except Exception as error:  # of graphs and tokenizers that are not those of an export
+            problem = " ".join(str(error).split())[:300]
+            raise ValueError(
+                f"{self._name} gives no vectors ({problem}). Export the model again."
+            ) from error
 
     def _encode_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
         encodings = self.tokenizer.encode_batch(texts)

@@ -115,8 +115,21 @@ def push(
 
 def _stage(source: Path, staged: Path, repo_id: str) -> tuple[str, ...]:
     """Make a folder of links, so that weights are not copied, with a card of its own; returns the files' names."""
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.pyc", "*.tmp", "*~")
-    shutil.copytree(source.resolve(), staged, copy_function=os.symlink, ignore=ignored)
+    hidden_names = shutil.ignore_patterns(".*", "__pycache__", "*.pyc", "*.tmp", "*~")
+    listed_folders: set[str] = set()
+
+    def ignored_names(folder: str, names: list[str]) -> set[str]:
+        """Called once for every folder, also for what links lead to."""
+        real_folder = os.path.realpath(folder)
+        if real_folder in listed_folders:
+            link = os.path.relpath(folder, source.resolve())
+            raise ValueError(
+                f"{str(source)!r}: {link} leads back into the folder. Remove the link."
+            )
+        listed_folders.add(real_folder)
+        return hidden_names(folder, names)
+
+    shutil.copytree(source.resolve(), staged, copy_function=os.symlink, ignore=ignored_names)
     card = (staged / CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
     (staged / CARD).unlink()
     (staged / CARD).write_text(card, encoding="utf-8", newline="\n")

@@ -22,6 +22,8 @@ SIMILARITY = "similarity"
 # Fields of a template that stand for the text: as it is, or its words (in Chinese its characters)
 # in reverse order.
 SLOTS = ("text", "reversed")
+# Copies of a text in a row, and rows that a text makes: each takes its time.
+MOST_REPEATS = 64
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.
 tokenizer_lock = threading.RLock()

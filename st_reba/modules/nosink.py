@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .attention import as_booleans, install_attention
 from .extensions import extensions
-from .layout import Features, published, spans_of, tokenizer_lock
+from .layout import MOST_REPEATS, Features, published, spans_of, tokenizer_lock
 from .masks import MASKS, AttentionView
 from .passes import ForwardPass
 from .transformer import RepeatTransformer
@@ -206,6 +206,11 @@ class NoSinkTransformer(RepeatTransformer):
         if len(self.layer_masks) != self.depth or m < 0 or not are_layers:
             raise ValueError(
                 f"layer_masks={len(self.layer_masks)} names, second={second}: {self.depth} layers; m={m}."
+            )
+        most_runs = max(self.depth, MOST_REPEATS)
+        if len(self.second) > most_runs:
+            raise ValueError(
+                f"second: {len(self.second)} second runs of layers, at most {most_runs}. Lower k."
             )
         self.repeated_layers: PassHook | None = (
             extensions.repeated_layers(self) if self.second else None

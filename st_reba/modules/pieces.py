@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .capture import Capture
-from .layout import Features, RowLayout, Span, pad, published
+from .layout import MOST_REPEATS, Features, RowLayout, Span, pad, published
 from .pooling import ReBAPooling
 
 # Positions of a forward pass over chunks, so that memory does not grow with the text.
@@ -137,9 +137,10 @@ class ChunkedReBAPooling(ReBAPooling):
         super().__init__(embedding_dimension, pooling, **options)
         self.chunk = chunk
         self.repeats = repeats
-        if chunk < 1 or repeats not in range(1, 65):
+        if chunk < 1 or repeats not in range(1, MOST_REPEATS + 1):
             raise ValueError(
-                f"chunk={chunk}, repeats={repeats}: give 1 or more, and at most 64 copies."
+                f"chunk={chunk}, repeats={repeats}: give 1 or more, and at most "
+                f"{MOST_REPEATS} copies."
             )
 
     @property

@@ -10,6 +10,8 @@ from .masks import MASKS
 
 # Upper bound on the number of layers while the model is not loaded.
 _MOST_LAYERS = 1 << 10
+# Second runs that NoSinkTransformer takes of a model with fewer layers.
+_MOST_SECOND_RUNS = 64
 
 
 @dataclass(frozen=True)
@@ -177,9 +179,11 @@ def _converted_layers(
     if k is None:
         return []
     if is_extended:
-        if type(k) is int and k >= 0:
+        most_runs = max(layer_count, _MOST_SECOND_RUNS)
+        if type(k) is int and 0 <= k <= most_runs:
             return [layer_count - 1] * k
-    elif k == "all":
+        raise ValueError(f"k={k!r} must be a number of at most {most_runs} runs (extend).")
+    if k == "all":
         return list(range(layer_count))
     elif type(k) is int and 0 <= k <= layer_count:
         return list(range(layer_count - k, layer_count))
@@ -188,10 +192,8 @@ def _converted_layers(
         if layers:
             return layers
     count_in_words = f"its {depth}" if depth else f"at most {_MOST_LAYERS}"
-    alternatives = ", all, or a list of different layers"
-    if is_extended:
-        alternatives = " (no list with extend)"
-    raise ValueError(f"k={k!r} must be a number of {count_in_words} layers{alternatives}.")
+    alternatives = "all, or a list of different layers"
+    raise ValueError(f"k={k!r} must be a number of {count_in_words} layers, {alternatives}.")
 
 
 def _listed_layers(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .extensions import extensions
 from .layout import (
+    MOST_REPEATS,
     POOLED,
     SIMILARITY,
     TASKS,
@@ -147,9 +148,10 @@ class RepeatTransformer(Transformer):
             super().__init__(
                 model_name_or_path, **{**TEXT_ONLY, **kwargs, "model_kwargs": model_kwargs}
             )
-        if pooled not in POOLED or repeats not in range(1, 65):
+        if pooled not in POOLED or repeats not in range(1, MOST_REPEATS + 1):
             raise ValueError(
-                f"pooled={pooled!r} must be one of {', '.join(POOLED)}, repeats={repeats!r} 1 to 64."
+                f"pooled={pooled!r} must be one of {', '.join(POOLED)}, repeats={repeats!r} 1 to "
+                f"{MOST_REPEATS}."
             )
         self.template, self.repeats, self.instruction = template, repeats, instruction
         self.pooled, self.compute_matched, self.reading = pooled, compute_matched, reading
@@ -164,6 +166,11 @@ class RepeatTransformer(Transformer):
         # Rows that a text makes, and copies in each of them.
         self.rows = len(self.templates)
         self.copies = copies_of(self.templates[0]["document"])
+        if max(self.rows, self.copies) > MOST_REPEATS:
+            raise ValueError(
+                f"template: {self.rows} templates with {self.copies} slots for the text: "
+                f"at most {MOST_REPEATS} of each. Remove some."
+            )
         if self.tokenizer is None:
             raise ValueError(
                 f"{type(self.processor).__name__} holds no tokenizer. Put its files beside the model."

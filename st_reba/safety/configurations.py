@@ -139,6 +139,8 @@ def _check_settings(settings: Configuration) -> None:
         if task not in names.TRANSFORMER_TASKS:
             reason = f"is none of {sorted(names.TRANSFORMER_TASKS)}. Correct it."
             raise settings.refusal_of("transformer_task", task, reason)
+        _check_text(settings, "module_output_name", settings.values.get("module_output_name"))
+        _check_number(settings, "max_seq_length", settings.values.get("max_seq_length"))
         _check_methods(settings, settings.values.get("modality_config") or {})
         _check_padding(settings)
 
@@ -161,6 +163,21 @@ def _check_methods(settings: Configuration, modalities: JsonObject) -> None:
         method = modality["method"]
         if not names.FEATURE_METHOD.fullmatch(method):
             raise settings.refusal_of("method", method, "is none that embeds. Correct it.")
+        output_names = modality.get("method_output_name")
+        if not isinstance(output_names, list):
+            output_names = [output_names]
+        for output_name in output_names:
+            _check_text(settings, "method_output_name", output_name)
+
+
+def _check_text(settings: Configuration, setting: str, value: JsonValue) -> None:
+    if value is not None and not isinstance(value, str):
+        raise settings.refusal_of(setting, value, "is no text. Correct it.")
+
+
+def _check_number(settings: Configuration, setting: str, value: JsonValue) -> None:
+    if value is not None and not isinstance(value, (int, float)):
+        raise settings.refusal_of(setting, value, "is no number. Correct it.")
 
 
 def _check_padding(settings: Configuration) -> None:

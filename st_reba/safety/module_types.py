@@ -350,19 +350,33 @@ def _check_word_embeddings(stored_module: StoredModule) -> None:
 
 def _check_static(stored_module: StoredModule) -> None:
     """Embeddings of tokens, which may be stored once for several of them (model2vec)."""
+    repository = stored_module.repository
     tensors = stored_module.required_headers()
     token_mapping = tensors.get("mapping")
+    token_weights = tensors.get("weights")
     embeddings = tensors.get("embeddings")
-    if embeddings is None:
-        check_number_types(stored_module.repository, stored_module.folder, tensors)
-    elif token_mapping is not None:
+    # model2vec rounds embeddings to whole numbers of 8 bits, and multiplies them by weights.
+    is_rounded = embeddings is not None and embeddings.dtype == "I8" and token_weights is not None
+    floats = {name: tensor for name, tensor in tensors.items() if name != "mapping"}
+    if is_rounded:
+        del floats["embeddings"]
+    check_number_types(repository, stored_module.folder, floats)
+    weights_file = stored_module.path_of("model.safetensors")
+    if token_weights is not None and len(token_weights.shape) != 1:
+        reason = f"weights is {token_weights.shape}, and not one number a token. {COPY_AGAIN}"
+        raise repository.refusal(weights_file, reason)
+    if token_mapping is not None and token_mapping.dtype not in ("I32", "I64"):
+        reason = (
+            f"mapping is stored as {token_mapping.dtype}, and not as whole numbers. {COPY_AGAIN}"
+        )
+        raise repository.refusal(weights_file, reason)
+    if embeddings is not None and token_mapping is not None:
         row_size = max(embeddings.shape[-1:], default=1)
         if token_mapping.size * row_size > 8 * embeddings.size + _LARGEST_NUMBER:
-            weights_file = stored_module.path_of("model.safetensors")
             reason = (
                 f"mapping: {token_mapping.size:,} tokens do not fit its embeddings. {COPY_AGAIN}"
             )
-            raise stored_module.repository.refusal(weights_file, reason)
+            raise repository.refusal(weights_file, reason)
     check_processors(stored_module.repository, stored_module.folder)
 
 

@@ -128,13 +128,22 @@ def test_a_changed_setting_is_named(
     assert re.search(message, "\n".join(damage_of(copied_folder, saved_digests)))
 
 
+def test_a_setting_that_said_no_and_is_gone_is_named(copied_folder: Path) -> None:
+    """Where nothing is said, a prompt is pooled too."""
+    config_file = copied_folder / "1_Pooling" / "config.json"
+    change_json(config_file, lambda value: value.update(include_prompt=False))
+    saved_digests = digests_of(copied_folder)
+    change_json(config_file, lambda value: value.pop("include_prompt"))
+    assert "include_prompt" in damage_of(copied_folder, saved_digests)[0]
+
+
 def test_settings_that_another_version_adds_are_no_damage(
     copied_folder: Path,
 ) -> None:
     saved_digests = digests_of(copied_folder)
     change_json(
         copied_folder / "config.json",
-        lambda value: value.update(a_new_setting=7, another=None),
+        lambda value: value.update(a_new_setting=7, a_new_no=False, another=None),
     )
     comparison = compare_digests(saved_digests, digests_of(copied_folder), has_same_writers=False)
     assert comparison.damage == []

@@ -60,6 +60,24 @@ def test_a_pushed_model_loads_by_its_name(hub: Hub, copied_folder: Path, tmp_pat
     assert (loaded_model.encode("猫") == local_model.encode("猫")).all()
 
 
+@pytest.mark.parametrize("names", [("a",), ("a", "b"), ("more/a",)])
+def test_links_that_lead_back_are_refused(
+    hub: Hub, copied_folder: Path, names: tuple[str, ...]
+) -> None:
+    (copied_folder / "more").mkdir()
+    for name in names:
+        (copied_folder / name).symlink_to(copied_folder)
+    assert_refused(copied_folder, "leads back into the folder. Remove the link")
+    assert not hub.repos
+
+
+def test_files_behind_a_link_are_sent(hub: Hub, copied_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "notes.txt").write_text("mine", encoding="utf-8")
+    (copied_folder / "more").symlink_to(tmp_path / "elsewhere")
+    assert "more/notes.txt" in push(copied_folder, REPO).files
+
+
 def test_a_repository_is_private_where_that_is_asked_for(hub: Hub, copied_folder: Path) -> None:
     push(copied_folder, REPO, private=True)
     push(copied_folder, "org/open")

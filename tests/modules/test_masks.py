@@ -149,9 +149,15 @@ def test_the_authors_second_stream_runs_all_layers_above() -> None:
     assert second_layers == [(1, BACKWARD), (2, FORWARD), (3, FORWARD)]
 
 
-@pytest.mark.parametrize("pass_count", [0, 5])
-def test_extend_may_add_any_number_of_passes(pass_count: int) -> None:
+@pytest.mark.parametrize("pass_count", [0, 5, 64])
+def test_extend_may_add_more_passes_than_there_are_layers(pass_count: int) -> None:
     assert plan_layers("extend-back", 3, k=pass_count).second == [(2, BACKWARD)] * pass_count
+
+
+@pytest.mark.parametrize("pass_count", [-1, 65, 1 << 30])
+def test_extend_adds_no_passes_without_end(pass_count: int) -> None:
+    with pytest.raises(ValueError, match="at most 64 runs"):
+        plan_layers("extend-back", 3, k=pass_count)
 
 
 @pytest.mark.parametrize("k", [5, -1, [4], [0, -4], [], "some"], ids=str)

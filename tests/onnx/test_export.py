@@ -22,6 +22,7 @@ from marks import Base, slow_but
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoTokenizer
 
 import st_reba
@@ -389,6 +390,45 @@ def test_a_tokenizer_without_a_file_is_refused(tmp_path: Path) -> None:
 def test_a_folder_without_a_graph_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not read onnx/model.onnx"):
         Runner(tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["input_ids", "last_hidden_state"])
+def test_a_graph_with_other_names_is_refused(
+    exported_model: Exported, tmp_path: Path, fault: str
+) -> None:
+    folder = Path(shutil.copytree(exported_model.folder, tmp_path / "exported"))
+    names = {"input_ids": "input_ids", "last_hidden_state": "last_hidden_state", fault: "y"}
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["b", "t"])
+        for name in (names["input_ids"], "attention_mask", names["last_hidden_state"])
+    ]
+    node = onnx.helper.make_node("Add", [values[0].name, values[1].name], [values[2].name])
+    graph = onnx.helper.make_graph([node], "graph", values[:2], values[2:])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    (folder / "onnx" / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match="gives no vectors .* Export the model again"):
+        verify(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is missing or damaged"),
+        ("{}", "is missing or damaged"),
+        (Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str(), "names no padding token"),
+    ],
+    ids=["missing", "empty", "without padding"],
+)
+def test_a_tokenizer_that_cannot_be_used_is_refused(
+    exported_model: Exported, tmp_path: Path, content: str | None, message: str
+) -> None:
+    folder = Path(shutil.copytree(exported_model.folder, tmp_path / "exported"))
+    (folder / "tokenizer.json").unlink()
+    if content is not None:
+        (folder / "tokenizer.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        verify(folder)
 
 
 @pytest.fixture
