@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
+from .. import progress
 from .app import (
     CheckedCommand,
     app,
@@ -102,13 +103,15 @@ def compare(
     options.update(metric=metric, prompts=prompts, out=results_file, figure=figure_file, seed=seed)
     options["loading"] = drop_unset(device=device, dtype=dtype)
     if varied_option is None:
-        comparison = run.compare(base, table, methods, **options)
+        with progress.step(f"Comparing on {table}"):
+            comparison = run.compare(base, table, methods, **options)
         scores = asdict(comparison)
         del scores["task"]
         typer.echo(to_json(scores, indent=2) if as_json else str(comparison))
         return
     option_name, values = _parse_varied_option(varied_option)
-    score_table = run.curve(base, table, methods, option_name, values, **options)
+    with progress.step(f"Comparing on {table}"):
+        score_table = run.curve(base, table, methods, option_name, values, **options)
     if as_json:
         typer.echo(to_json(json.loads(score_table.to_json(orient="index"))))
     else:
@@ -156,16 +159,18 @@ def evaluate(
     from ..safety import load
 
     silence_loading()
-    loaded_model = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    results = run.evaluate(
-        loaded_model,
-        tasks,
-        prompts=prompts,
-        out=results_file,
-        figure=figure_file,
-        seed=seed,
-        **_reading_options(task_kind, column_pairs, label_pairs, train_file, item_limit),
-    )
+    with progress.step(f"Loading {model}"):
+        loaded_model = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    with progress.step(f"Scoring {model}"):
+        results = run.evaluate(
+            loaded_model,
+            tasks,
+            prompts=prompts,
+            out=results_file,
+            figure=figure_file,
+            seed=seed,
+            **_reading_options(task_kind, column_pairs, label_pairs, train_file, item_limit),
+        )
     result_rows = list(map(asdict, results))
     if as_json:
         typer.echo(to_json(result_rows, indent=2))
@@ -235,7 +240,7 @@ def tune(
         )
     silence_loading()
     kept_passes = f"Passes that were finished are kept in {out}; the same command goes on."
-    with describing_stops(lambda: kept_passes):
+    with describing_stops(lambda: kept_passes), progress.step(f"Tuning {base}"):
         report = tune_model(
             base,
             training_texts,
