@@ -21,7 +21,7 @@ from .app import (
     to_json,
 )
 from .options import AsJson, Base, Device, Dtype, Model, Trust
-from .streams import print_error
+from .streams import STARTING, print_error
 
 if TYPE_CHECKING:
     from ..evaluation.task import Task
@@ -95,10 +95,11 @@ def compare(
     Examples: st-reba compare mini pairs.tsv prompteol reba; st-reba compare mini pairs.tsv echo
     --vary repeats=2,3,4
     """
-    from ..evaluation import run
-    from ..evaluation.results import markdown
+    with progress.step(STARTING):
+        from ..evaluation import run
+        from ..evaluation.results import markdown
 
-    silence_loading()
+        silence_loading()
     options = _reading_options(task_kind, column_pairs, label_pairs, train_file, item_limit)
     options.update(metric=metric, prompts=prompts, out=results_file, figure=figure_file, seed=seed)
     options["loading"] = drop_unset(device=device, dtype=dtype)
@@ -152,14 +153,14 @@ def evaluate(
     Examples: st-reba evaluate my_model pairs.tsv Clustering=topics.csv toy; st-reba evaluate
     my_model C-MTEB
     """
-    import pandas as pd
-
-    from ..evaluation import run
-    from ..evaluation.results import markdown
-    from ..safety import load
-
-    silence_loading()
     with progress.step(f"Loading {model}"):
+        import pandas as pd
+
+        from ..evaluation import run
+        from ..evaluation.results import markdown
+        from ..safety import load
+
+        silence_loading()
         loaded_model = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     with progress.step(f"Scoring {model}"):
         results = run.evaluate(
@@ -225,9 +226,11 @@ def tune(
     Examples: st-reba tune mini texts.txt tuned; st-reba tune mini documents.jsonl tuned --for
     search
     """
-    from ..corpus.source import read_texts
-    from ..evaluation.tune import tune as tune_model
+    with progress.step(STARTING):
+        from ..corpus.source import read_texts
+        from ..evaluation.tune import tune as tune_model
 
+        silence_loading()
     columns = parse_pairs(column_pairs, "--column")
     training_texts = read_texts(texts, columns.pop("text", None))
     options = drop_unset(device=device, dtype=dtype)
@@ -238,7 +241,6 @@ def tune(
         raise ValueError(
             "--kind, --label and --column (but text=…) are about the table of --labels."
         )
-    silence_loading()
     kept_passes = f"Passes that were finished are kept in {out}; the same command goes on."
     with describing_stops(lambda: kept_passes), progress.step(f"Tuning {base}"):
         report = tune_model(

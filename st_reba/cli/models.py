@@ -17,7 +17,7 @@ from .. import progress
 from ..poolings import describe_poolings
 from .app import CheckedCommand, app, drop_unset, parse_pairs, silence_loading, to_json
 from .options import AsJson, Base, Device, Dtype, Model, Out, Overwrite, Revision, Trust
-from .streams import announced_step, print_error, print_next
+from .streams import STARTING, announced_step, print_error, print_next
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -102,11 +102,12 @@ def build(
     Examples: st-reba build mini my_model --method prompteol:template=reverseol-says,read=attention;
     st-reba build mini my_model --method echo --pooling mean
     """
-    from .. import build as build_model
-    from ..corpus.source import read_texts
-    from ..hub.save import check_free, save
-    from ..methods import read_value
-    from ..recipe import recipe_for
+    with progress.step(STARTING):
+        from .. import build as build_model
+        from ..corpus.source import read_texts
+        from ..hub.save import check_free, save
+        from ..methods import read_value
+        from ..recipe import recipe_for
 
     options = drop_unset(
         pooling=pooling,
@@ -153,6 +154,7 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Describe a model, a recipe or an index: base, method, layers, masks, sizes."""
+    _refuse_useless_revision(model, revision)
     _print_facts(_facts_of(model, revision, trust_remote_code, as_json), as_json)
 
 
@@ -199,6 +201,7 @@ def verify(
 
     The exit status is 1 if they differ.
     """
+    _refuse_useless_revision(model, revision)
     if Path(model, _INDEX_FILE).is_file():
         from ..index import Index
 
@@ -206,10 +209,10 @@ def verify(
             index_facts = Index.open(model).verify()
         _print_facts(index_facts, as_json)
         return 0
-    from ..hub import verify as verify_model
-
-    silence_loading()
     with progress.step(f"Verifying {model}"):
+        from ..hub import verify as verify_model
+
+        silence_loading()
         report = verify_model(
             model,
             device=device,
@@ -314,6 +317,13 @@ def onnx(
         )
         report = export(loaded_model, out, task=task, quantize=quantize, overwrite=overwrite)
     _print_facts(report, as_json)
+
+
+def _refuse_useless_revision(model: str, revision: str | None) -> None:
+    if revision is not None and (model.startswith("zoo:") or Path(model).exists()):
+        raise ValueError(
+            f"--revision {revision}: {model} is no repository on the Hub, and has no revisions. Drop it."
+        )
 
 
 def _short_form(method: Mapping[str, object]) -> str:

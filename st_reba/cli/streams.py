@@ -15,6 +15,8 @@ from .. import progress
 
 # The shell's status of a program that a closed pipe ended.
 CLOSED_PIPE = 141
+# The step in which a command imports torch and its other packages.
+STARTING = "Starting"
 
 
 class ClosedOutput(io.TextIOBase):

@@ -19,7 +19,7 @@ from typer import Argument, Option
 from .. import progress
 from .app import CheckedCommand, app, describing_stops, in_options, silence_loading, to_json
 from .options import AsJson, Device, Dtype, Model, Overwrite, Task, Trust
-from .streams import announced_step, print_next, standard_input
+from .streams import STARTING, announced_step, print_next, standard_input
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -117,14 +117,15 @@ def encode(
         _refuse("a corpus", {"--word": word, "--task": task})
     if out is not None:
         _check_target(out, overwrite)
-    from ..corpus.source import open_source
-    from ..safety import load
+    with progress.step(STARTING):
+        from ..corpus.source import open_source
+        from ..safety import load
 
+        silence_loading()
     documents = _read_input(input, text_encoding, text_column=text_column, id_column=id_column)
     source = open_source(
         documents, text_column=text_column, id_column=id_column, encoding=text_encoding
     )
-    silence_loading()
     with announced_step(f"Loading {model}"):
         loaded_model = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     if corpus_folder is not None:
@@ -295,9 +296,11 @@ def index(
         raise ValueError(
             "--model is missing: name a saved model, or give --add or --upsert for an index"
         )
-    from ..index import Index
-    from ..index.changes import BUILDING
+    with progress.step(STARTING):
+        from ..index import Index
+        from ..index.changes import BUILDING
 
+        silence_loading()
     options: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
     documents = _read_input(input, text_encoding, **options)
     options.update(encoding=text_encoding, batch_tokens=batch_tokens, workers=workers)
@@ -306,7 +309,6 @@ def index(
         options.update(factory=factory, parameters=parameters, passages=passages, whiten=whiten)
         options["overwrite"] = overwrite
     loading = dict[str, Any](device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    silence_loading()
     change: Change | None = None
     indexing_step = f"Indexing {input} with {model or 'the model of the index'}"
     with (
