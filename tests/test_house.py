@@ -15,7 +15,7 @@ FOLDERS = ("st_reba", "tests", "scripts", "examples")
 
 # Files beside the packages and files that CONTRIBUTING's line of layers names.
 FILES_OF_LAYER = {
-    "modules": "files optional sentences filter_options prompts",
+    "modules": "files optional sentences filter_options progress prompts",
     "methods": "poolings encode processor words gguf_files packaged",
     "recipe": "request bases near_names",
     "safety": "adapters backbones",

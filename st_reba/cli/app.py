@@ -141,7 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command_error: Exception | None = None
     exit_status = 0
     try:
-        exit_status = _run(command_line)
+        with streams.printing_progress():
+            exit_status = _run(command_line)
     except Exception as error:
         command_error = error
     output_error = output.finish()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
+from .. import progress
 from .app import (
     CheckedCommand,
     app,
@@ -20,7 +21,7 @@ from .app import (
     to_json,
 )
 from .options import AsJson, Base, Device, Dtype, Model, Trust
-from .streams import print_error
+from .streams import STARTING, print_error
 
 if TYPE_CHECKING:
     from ..evaluation.task import Task
@@ -94,21 +95,24 @@ def compare(
     Examples: st-reba compare mini pairs.tsv prompteol reba; st-reba compare mini pairs.tsv echo
     --vary repeats=2,3,4
     """
-    from ..evaluation import run
-    from ..evaluation.results import markdown
+    with progress.step(STARTING):
+        from ..evaluation import run
+        from ..evaluation.results import markdown
 
-    silence_loading()
+        silence_loading()
     options = _reading_options(task_kind, column_pairs, label_pairs, train_file, item_limit)
     options.update(metric=metric, prompts=prompts, out=results_file, figure=figure_file, seed=seed)
     options["loading"] = drop_unset(device=device, dtype=dtype)
     if varied_option is None:
-        comparison = run.compare(base, table, methods, **options)
+        with progress.step(f"Comparing on {table}"):
+            comparison = run.compare(base, table, methods, **options)
         scores = asdict(comparison)
         del scores["task"]
         typer.echo(to_json(scores, indent=2) if as_json else str(comparison))
         return
     option_name, values = _parse_varied_option(varied_option)
-    score_table = run.curve(base, table, methods, option_name, values, **options)
+    with progress.step(f"Comparing on {table}"):
+        score_table = run.curve(base, table, methods, option_name, values, **options)
     if as_json:
         typer.echo(to_json(json.loads(score_table.to_json(orient="index"))))
     else:
@@ -149,23 +153,25 @@ def evaluate(
     Examples: st-reba evaluate my_model pairs.tsv Clustering=topics.csv toy; st-reba evaluate
     my_model C-MTEB
     """
-    import pandas as pd
+    with progress.step(f"Loading {model}"):
+        import pandas as pd
 
-    from ..evaluation import run
-    from ..evaluation.results import markdown
-    from ..safety import load
+        from ..evaluation import run
+        from ..evaluation.results import markdown
+        from ..safety import load
 
-    silence_loading()
-    loaded_model = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    results = run.evaluate(
-        loaded_model,
-        tasks,
-        prompts=prompts,
-        out=results_file,
-        figure=figure_file,
-        seed=seed,
-        **_reading_options(task_kind, column_pairs, label_pairs, train_file, item_limit),
-    )
+        silence_loading()
+        loaded_model = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    with progress.step(f"Scoring {model}"):
+        results = run.evaluate(
+            loaded_model,
+            tasks,
+            prompts=prompts,
+            out=results_file,
+            figure=figure_file,
+            seed=seed,
+            **_reading_options(task_kind, column_pairs, label_pairs, train_file, item_limit),
+        )
     result_rows = list(map(asdict, results))
     if as_json:
         typer.echo(to_json(result_rows, indent=2))
@@ -220,9 +226,11 @@ def tune(
     Examples: st-reba tune mini texts.txt tuned; st-reba tune mini documents.jsonl tuned --for
     search
     """
-    from ..corpus.source import read_texts
-    from ..evaluation.tune import tune as tune_model
+    with progress.step(STARTING):
+        from ..corpus.source import read_texts
+        from ..evaluation.tune import tune as tune_model
 
+        silence_loading()
     columns = parse_pairs(column_pairs, "--column")
     training_texts = read_texts(texts, columns.pop("text", None))
     options = drop_unset(device=device, dtype=dtype)
@@ -233,9 +241,8 @@ def tune(
         raise ValueError(
             "--kind, --label and --column (but text=…) are about the table of --labels."
         )
-    silence_loading()
     kept_passes = f"Passes that were finished are kept in {out}; the same command goes on."
-    with describing_stops(lambda: kept_passes):
+    with describing_stops(lambda: kept_passes), progress.step(f"Tuning {base}"):
         report = tune_model(
             base,
             training_texts,

@@ -13,10 +13,11 @@ import typer
 import yaml
 from typer import Argument, Option
 
+from .. import progress
 from ..poolings import describe_poolings
 from .app import CheckedCommand, app, drop_unset, parse_pairs, silence_loading, to_json
 from .options import AsJson, Base, Device, Dtype, Model, Out, Overwrite, Revision, Trust
-from .streams import print_error, print_next, print_progress
+from .streams import STARTING, announced_step, print_error, print_next
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -101,11 +102,12 @@ def build(
     Examples: st-reba build mini my_model --method prompteol:template=reverseol-says,read=attention;
     st-reba build mini my_model --method echo --pooling mean
     """
-    from .. import build as build_model
-    from ..corpus.source import read_texts
-    from ..hub.save import check_free, save
-    from ..methods import read_value
-    from ..recipe import recipe_for
+    with progress.step(STARTING):
+        from .. import build as build_model
+        from ..corpus.source import read_texts
+        from ..hub.save import check_free, save
+        from ..methods import read_value
+        from ..recipe import recipe_for
 
     options = drop_unset(
         pooling=pooling,
@@ -128,12 +130,12 @@ def build(
         card_facts.update(about=recipe.about, name=recipe.name)
     check_free(out, overwrite=overwrite)
     silence_loading()
-    if not as_json:
-        print_progress(f"Loading {base} and building a model from it")
-    model = build_model(base, method, **options)
-    if not as_json:
-        print_progress(f"Saving {out}: weights, code, golden vectors and a card")
-    save(model, out, overwrite=overwrite, **card_facts)
+    loading_step = f"Loading {base} and building a model from it"
+    with announced_step(loading_step, is_announced=not as_json):
+        model = build_model(base, method, **options)
+    saving_step = f"Saving {out}: weights, code, golden vectors and a card"
+    with announced_step(saving_step, is_announced=not as_json):
+        save(model, out, overwrite=overwrite, **card_facts)
     _print_facts(describe_model(str(out), model), as_json)
     if not as_json:
         model_word = quote(str(out))
@@ -152,6 +154,7 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Describe a model, a recipe or an index: base, method, layers, masks, sizes."""
+    _refuse_useless_revision(model, revision)
     _print_facts(_facts_of(model, revision, trust_remote_code, as_json), as_json)
 
 
@@ -198,22 +201,26 @@ def verify(
 
     The exit status is 1 if they differ.
     """
+    _refuse_useless_revision(model, revision)
     if Path(model, _INDEX_FILE).is_file():
         from ..index import Index
 
-        _print_facts(Index.open(model).verify(), as_json)
+        with progress.step(f"Checking {model}"):
+            index_facts = Index.open(model).verify()
+        _print_facts(index_facts, as_json)
         return 0
-    from ..hub import verify as verify_model
+    with progress.step(f"Verifying {model}"):
+        from ..hub import verify as verify_model
 
-    silence_loading()
-    report = verify_model(
-        model,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        report_step=None if as_json else print_error,
-    )
+        silence_loading()
+        report = verify_model(
+            model,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            report_step=None if as_json else print_error,
+        )
     print(to_json(report.to_dict(), indent=1) if as_json else report)
     return 0 if report.ok else 1
 
@@ -246,16 +253,17 @@ def push(
     from ..hub import push as push_model
 
     silence_loading()
-    push_model(
-        folder,
-        repo_id,
-        private=private,
-        revision=revision,
-        create_pr=create_pr,
-        message=message,
-        dry_run=dry_run,
-        trust_remote_code=trust_remote_code,
-    )
+    with progress.step(f"Verifying and publishing {folder}"):
+        push_model(
+            folder,
+            repo_id,
+            private=private,
+            revision=revision,
+            create_pr=create_pr,
+            message=message,
+            dry_run=dry_run,
+            trust_remote_code=trust_remote_code,
+        )
 
 
 @app.command(cls=CheckedCommand)
@@ -303,9 +311,19 @@ def onnx(
     from ..safety import load
 
     silence_loading()
-    loaded_model = load(model, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
-    report = export(loaded_model, out, task=task, quantize=quantize, overwrite=overwrite)
+    with progress.step(f"Exporting {model}"):
+        loaded_model = load(
+            model, device="cpu", dtype="float32", trust_remote_code=trust_remote_code
+        )
+        report = export(loaded_model, out, task=task, quantize=quantize, overwrite=overwrite)
     _print_facts(report, as_json)
+
+
+def _refuse_useless_revision(model: str, revision: str | None) -> None:
+    if revision is not None and (model.startswith("zoo:") or Path(model).exists()):
+        raise ValueError(
+            f"--revision {revision}: {model} is no repository on the Hub, and has no revisions. Drop it."
+        )
 
 
 def _short_form(method: Mapping[str, object]) -> str:

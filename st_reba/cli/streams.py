@@ -11,8 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, TextIO, cast
 
+from .. import progress
+
 # The shell's status of a program that a closed pipe ended.
 CLOSED_PIPE = 141
+# The step in which a command imports torch and its other packages.
+STARTING = "Starting"
 
 
 class ClosedOutput(io.TextIOBase):
@@ -109,9 +113,23 @@ def print_error(message: str) -> None:
         _drop(sys.stderr)
 
 
-def print_progress(step: str) -> None:
-    """Print to standard error what takes the next seconds."""
-    print_error(f"{step} ...")
+@contextmanager
+def announced_step(description: str, *, is_announced: bool = True) -> Iterator[None]:
+    """Print to standard error what the ``with`` block does; while it does, lines say how long."""
+    if is_announced:
+        print_error(f"{description} ...")
+    with progress.step(description):
+        yield
+
+
+@contextmanager
+def printing_progress() -> Iterator[None]:
+    """Inside the ``with`` block, a pipe or a log file gets lines where a terminal gets bars."""
+    if progress.is_terminal():
+        yield
+        return
+    with progress.printing_lines(print_error):
+        yield
 
 
 def print_next(command: str) -> None:

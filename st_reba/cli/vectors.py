@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
+from .. import progress
 from .app import CheckedCommand, app, describing_stops, in_options, silence_loading, to_json
 from .options import AsJson, Device, Dtype, Model, Overwrite, Task, Trust
-from .streams import print_next, print_progress, standard_input
+from .streams import STARTING, announced_step, print_next, standard_input
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -116,16 +117,17 @@ def encode(
         _refuse("a corpus", {"--word": word, "--task": task})
     if out is not None:
         _check_target(out, overwrite)
-    from ..corpus.source import open_source
-    from ..safety import load
+    with progress.step(STARTING):
+        from ..corpus.source import open_source
+        from ..safety import load
 
+        silence_loading()
     documents = _read_input(input, text_encoding, text_column=text_column, id_column=id_column)
     source = open_source(
         documents, text_column=text_column, id_column=id_column, encoding=text_encoding
     )
-    silence_loading()
-    print_progress(f"Loading {model}")
-    loaded_model = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    with announced_step(f"Loading {model}"):
+        loaded_model = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     if corpus_folder is not None:
         unique_source = source.unique()
         _encode_corpus(
@@ -170,7 +172,10 @@ def _encode_corpus(
     from ..corpus import encode_corpus
     from ..corpus.records import describe_rejects
 
-    with describing_stops(lambda: _describe_progress(folder)):
+    with (
+        describing_stops(lambda: _describe_progress(folder)),
+        progress.step(f"Encoding {input_name}"),
+    ):
         corpus = encode_corpus(model, source, folder, **options)
     totals = corpus.header()["totals"]
     rejects = list(corpus.rejects())
@@ -188,14 +193,12 @@ def _write_vectors(
     task: EncodeTask | None,
     batch_tokens: int | None,
 ) -> None:
-    from tqdm.auto import tqdm
-
     from ..encode import encode_texts
     from ..files import write_npy
 
-    with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=None) as progress_bar:
+    with progress.progress_bar("Encoding", "texts", len(texts)) as bar:
         vectors = encode_texts(
-            model, texts, task=task, batch_tokens=batch_tokens, progress=progress_bar.update
+            model, texts, task=task, batch_tokens=batch_tokens, progress=bar.update
         )
     if file is not None:
         write_npy(file, vectors)
@@ -219,7 +222,8 @@ def _print_word_vectors(
         occurrences += words_of(text, word)
     if not occurrences:
         raise ValueError(f"--word {word!r} is not in the texts")
-    vectors = encode_words(model, occurrences, task=task, batch_tokens=batch_tokens)
+    with progress.step(f"Encoding {word!r}, {len(occurrences):,} times"):
+        vectors = encode_words(model, occurrences, task=task, batch_tokens=batch_tokens)
     for (text, (start, end)), vector in zip(occurrences, vectors.tolist(), strict=True):
         line = {"text": text, "word": word, "start": start, "end": end, "vector": vector}
         print(to_json(line))
@@ -300,9 +304,11 @@ def index(
         raise ValueError(
             "--model is missing: name a saved model, or give --add or --upsert for an index"
         )
-    from ..index import Index
-    from ..index.changes import BUILDING
+    with progress.step(STARTING):
+        from ..index import Index
+        from ..index.changes import BUILDING
 
+        silence_loading()
     options: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
     documents = _read_input(input, text_encoding, **options)
     options.update(encoding=text_encoding, batch_tokens=batch_tokens, workers=workers)
@@ -311,11 +317,12 @@ def index(
         options.update(factory=factory, parameters=parameters, passages=passages)
         options.update(whiten=whiten, tokens=tokens, overwrite=overwrite)
     loading = dict[str, Any](device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    silence_loading()
-    if not as_json:
-        print_progress(f"Loading {model or 'the model of the index'}, then encoding {input}")
     change: Change | None = None
-    with describing_stops(lambda: _describe_progress(index_folder / BUILDING)):
+    indexing_step = f"Indexing {input} with {model or 'the model of the index'}"
+    with (
+        describing_stops(lambda: _describe_progress(index_folder / BUILDING)),
+        announced_step(indexing_step, is_announced=not as_json),
+    ):
         if model is not None and not is_existing:
             opened_index = Index.build(model, documents, index_folder, **options, **loading)
         else:
@@ -516,7 +523,8 @@ def prune(
         change = opened_index.delete(ids)
         print(f"{index_folder}: {change.deleted:,} deleted; {change.count:,} documents")
     if compact:
-        change = opened_index.compact(whiten=whiten, tokens=tokens)
+        with progress.step(f"Compacting {index_folder}"):
+            change = opened_index.compact(whiten=whiten, tokens=tokens)
         removed_vectors = f"{change.deleted:,} vectors removed from the disk"
         print(f"{index_folder}: {removed_vectors}; {change.count:,} documents")
 
@@ -533,7 +541,8 @@ def export(
     """Export an index for other tools. Example: st-reba export my_index everything.parquet"""
     from ..index import Index
 
-    vector_count = Index.open(index_folder).export(out, overwrite=overwrite)
+    with progress.step(f"Exporting {index_folder}"):
+        vector_count = Index.open(index_folder).export(out, overwrite=overwrite)
     print(f"{out}: {vector_count:,} vectors")
 
 

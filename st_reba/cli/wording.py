@@ -147,12 +147,18 @@ def name_option_of_value(message: str, command_line: Sequence[str]) -> str:
         '--vary k=9: no method takes it'
         >>> name_option_of_value("the model gives NaN", ["serve", "model", "--name", "the"])
         'the model gives NaN'
+        >>> name_option_of_value("0: no index", ["serve", "model", "--port", "0", "--index", "0"])
+        '0: no index'
     """
+    option_words: set[str] = set()
     for option_word, value in _options_of(command_line):
         if _begins_with(message, value):
-            # For callers from Python, the rest of the message may name the option too.
-            return f"{option_word} {message.replace(f' ({option_word})', '')}"
-    return message
+            option_words.add(option_word)
+    if len(option_words) != 1:  # none, or several have that value
+        return message
+    option_word = option_words.pop()
+    # For callers from Python, the rest of the message may name the option too.
+    return f"{option_word} {message.replace(f' ({option_word})', '')}"
 
 
 def _options_of(command_line: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from ..encode import measure_lengths
 from ..files import (
@@ -23,11 +22,12 @@ from ..files import (
 )
 from ..probe import Probe, encoding_rate, resolve_model, take_probe
 from ..processor import bfloat16_hint
+from ..progress import progress_bar
 from .folder import HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
 from .options import Dtype, EncodeOptions
 from .parts import encode_part
 from .passages import make_cutter
-from .records import Document, to_json
+from .records import Document, Reject, to_json
 from .source import Input, Source, open_source
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def encode_documents(
         make_folder(folder)
         remove_leftovers(folder)
     part_size = _begin_corpus(corpus, model, options)
-    corpus_parts = _read_parts(source, part_size, options.hides_progress_bar)
+    corpus_parts = _read_parts(source, part_size, options.show_progress_bar)
     writer = _PartsWriter(corpus, source.name, options.overwrite)
     for corpus_part in corpus_parts:
         corpus_part.cut_passages(cutter)
@@ -223,10 +223,10 @@ def _resume(corpus: Corpus, model_probe: Probe, settings: dict[str, Any]) -> int
     return int(stored_settings["part_size"])
 
 
-def _read_parts(source: Source, part_size: int, hides_bar: bool | None) -> Iterator[Part]:
+def _read_parts(source: Source, part_size: int, shows_bar: bool | None) -> Iterator[Part]:
     corpus_part = Part(0, 0)
     character_count = 0
-    for record in tqdm(source.read(), "Reading", unit=" texts", disable=hides_bar):
+    for record in _read_counted(source, shows_bar):
         if isinstance(record, Document):
             row = Row.from_document(corpus_part.end, record)
             corpus_part.rows.append(row)
@@ -242,6 +242,13 @@ def _read_parts(source: Source, part_size: int, hides_bar: bool | None) -> Itera
             character_count = 0
     if corpus_part.end > corpus_part.start:
         yield corpus_part
+
+
+def _read_counted(source: Source, shows_bar: bool | None) -> Iterator[Document | Reject]:
+    with progress_bar("Reading", "texts", is_shown=shows_bar) as bar:
+        for record in source.read():
+            yield record
+            bar.update(1)
 
 
 class _PartsWriter:
@@ -305,12 +312,12 @@ def _encode_pending(
     if options.workers is None and remaining_count == total_count:
         position_count = _estimate_positions(model, corpus, pending_parts[0], total_count)
         bfloat16_hint.give(model, position_count)
-    with tqdm(
-        total=total_count,
+    with progress_bar(
+        "Encoding",
+        "texts",
+        total_count,
+        is_shown=options.show_progress_bar,
         initial=total_count - remaining_count,
-        desc="Encoding",
-        unit=" texts",
-        disable=options.hides_progress_bar,
     ) as bar:
         if options.workers is None:
             for part_number in pending_parts:

@@ -40,10 +40,3 @@ class EncodeOptions:
                 raise ValueError(
                     f"{name}={shown_value} must be a whole number from 1 on, below 2³¹"
                 )
-
-    @property
-    def hides_progress_bar(self) -> bool | None:
-        """As tqdm's ``disable``; None: shown on a terminal."""
-        if self.show_progress_bar is None:
-            return None
-        return not self.show_progress_bar

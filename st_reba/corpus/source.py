@@ -408,8 +408,10 @@ class _TableReader:
         text_column = self._requested_columns.text_column or _usual_name(TEXT_NAMES, row)
         if text_column is None:
             hint = ""
-            if len(row) == 1 and not re.fullmatch(r"[\w\s-]*", next(iter(row))):
-                hint = "; columns are separated by ',', ';', '|' or tabs"
+            if _is_unsplit(row):
+                hint = (
+                    "; columns are separated by ',', ';', '|' or tabs, and named in the first line"
+                )
             raise ValueError(
                 f"{row_place}: no column 'text'; there: {there}{hint}; name one with text_column"
             )
@@ -461,6 +463,17 @@ class _TableReader:
             metadata = {"file": self._file_name, **row_cells, **position}
             return Document(text, metadata=metadata, position_keys=tuple(position))
         return Document(text, document_id, row_cells)
+
+
+def _is_unsplit(row: Cells) -> bool:
+    """True if a row's only cell, or its name, looks like several: below a title, or with an unknown separator."""
+    if len(row) != 1:
+        return False
+    ((column, value),) = row.items()
+    has_plain_name = re.fullmatch(r"[\w\s-]*", f"{column}") is not None
+    return not has_plain_name or (
+        isinstance(value, str) and re.search(r"[;\t|]", value) is not None
+    )
 
 
 def _usual_name(usual_names: Iterable[str], row: Cells) -> str | None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
-from tqdm.auto import tqdm
 
 from ..encode import Task as Role
 from ..encode import computed_positions, encode_texts
 from ..methods import Method
+from ..progress import progress_bar
 from ..words import encode_words, tokens_of_span
 from .instructions import Instructions
 from .readouts import build_on, depth_of, encode_methods, group_by_pass, readout_of
@@ -69,7 +70,7 @@ def shared_vectors(
             total_positions += sum(computed_positions(model[0], texts, input_options))
     token_ranges = find_token_ranges(base_model, task)
     rows_by_method: dict[Method, list[Vectors]] = {method: [] for method in shared_methods.values()}
-    with progress_bar(total_positions, show_progress_bar) as bar:
+    with plain_average_bar(total_positions, show_progress_bar) as bar:
         for planned_pass in passes:
             pass_vectors = encode_methods(
                 base_model,
@@ -125,7 +126,7 @@ def model_vectors(
             show_progress_bar=bool(show_progress_bar),
         )
     vectors: list[Vectors] = []
-    with progress_bar(len(task.texts), show_progress_bar, "texts") as bar:
+    with plain_average_bar(len(task.texts), show_progress_bar, "texts") as bar:
         for texts, role in _texts_by_role(task):
             input_options: dict[str, Any] = {"task": role}
             prompt = instructions.before(task.name, role, has_instruction_field(model, role))
@@ -203,20 +204,13 @@ def has_instruction_field(model: SentenceTransformer, role: str | None) -> bool:
     return "instruction" in fields_of(role)
 
 
-def progress_bar(
+def plain_average_bar(
     total: int,
     is_shown: bool | None,
     unit: str = "positions",
-) -> Any:
+) -> AbstractContextManager[Any]:
     """A bar; the time left is by the plain average, as batches differ in length."""
-    is_hidden = None if is_shown is None else not is_shown
-    return tqdm(
-        total=total,
-        unit=f" {unit}",
-        unit_scale=True,
-        smoothing=0,
-        disable=is_hidden,
-    )
+    return progress_bar(None, unit, total, is_shown=is_shown, unit_scale=True, smoothing=0)
 
 
 def _texts_by_role(task: Task) -> list[tuple[list[str], Role | None]]:

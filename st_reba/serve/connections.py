@@ -101,6 +101,10 @@ class GentleTransport:
             self._transport.close()
             return
         self.is_lingering = True
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the client is gone, and asyncio does not know yet
+            self._transport.abort()
+            return
         self._transport.resume_reading()
         self._loop.call_later(LINGER_SECONDS, self._transport.abort)

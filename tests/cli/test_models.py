@@ -85,6 +85,14 @@ def test_verify_and_push_refuse_other_code(
     assert main(["push", str(changed_folder), "org/model", "--dry-run"]) == 1
 
 
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_a_folder_has_no_revisions(command: str, tmp_path: Path, capsys: Capture) -> None:
+    assert main([command, str(tmp_path), "--revision", "v2"]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"st-reba: --revision v2: {tmp_path} is no repository"
+    )
+
+
 def test_build_replaces_a_model_only_if_told_to(tmp_path: Path, capsys: Capture) -> None:
     folder = str(tmp_path / "model")
     assert main(["build", "mini", folder]) == 0

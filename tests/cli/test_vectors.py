@@ -288,7 +288,7 @@ def test_index_names_the_next_command_and_search_the_file_of_a_row(
     index_folder = tmp_path / "index"
     result = invoke("index", tables_folder, index_folder, "--model", model_folder)
     assert result.stderr.splitlines() == [
-        f"Loading {model_folder}, then encoding {tables_folder} ...",
+        f"Indexing {tables_folder} with {model_folder} ...",
         f"Next: st-reba search {index_folder} 'a question'",
     ]
     assert "a.parquet, row 1  Ships sail." in run("search", index_folder, "Ships sail.", "-k", 1)

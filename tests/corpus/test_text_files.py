@@ -123,6 +123,16 @@ def test_the_error_about_an_unknown_separator_names_known_ones(tmp_path: Path) -
         read(tmp_path / "a.csv", "id~text\n1~a\n")
 
 
+@pytest.mark.parametrize("separator", [";", "|", "\t"])
+def test_a_title_above_the_names_of_the_columns_is_not_offered_as_the_text(
+    tmp_path: Path, separator: str
+) -> None:
+    """Whoever names it with text_column indexes the separators and the ids."""
+    rows = "".join(f"{number}{separator}a cat\n" for number in range(5))
+    with pytest.raises(ValueError, match="'Report 2024'; columns are .* named in the first line"):
+        read(tmp_path / "a.csv", f"Report 2024\nid{separator}text\n{rows}")
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize("text", ["A dog runs.\nNaïve cats.\n", "你好\n银行\n"])
 def test_wide_text_without_a_mark_is_refused(

@@ -22,6 +22,7 @@ import st_reba
 from st_reba.evaluation import Task, encoding, read_task, readouts
 from st_reba.evaluation.figures import draw_curve, draw_results
 from st_reba.evaluation.instructions import Instructions
+from st_reba.evaluation.outputs import OutputFiles
 from st_reba.evaluation.readouts import load_base
 from st_reba.evaluation.results import Comparison, Result, markdown
 from st_reba.evaluation.run import compare, curve, evaluate
@@ -115,7 +116,7 @@ def test_methods_with_the_same_input_run_once(
 ) -> None:
     pass_models: list[SentenceTransformer] = []
     bars: list[Any] = []
-    make_bar = encoding.progress_bar
+    make_bar = encoding.plain_average_bar
 
     def counted_pass(model: SentenceTransformer, *arguments: Any, **options: Any) -> Any:
         pass_models.append(model)
@@ -126,7 +127,7 @@ def test_methods_with_the_same_input_run_once(
         return bars[-1]
 
     monkeypatch.setattr(readouts, "run_pass", counted_pass)
-    monkeypatch.setattr(encoding, "progress_bar", kept_bar)
+    monkeypatch.setattr(encoding, "plain_average_bar", kept_bar)
     methods = ["classical", PLAIN, "echo", ECHO, "reba", "reba:layer=3"]
     compare(base_model, PAIRS, methods, draws=0, show_progress_bar=True)
     assert len(pass_models) == 2
@@ -501,6 +502,15 @@ def test_a_figure_needs_a_format_that_can_be_drawn(name: str, tmp_path: Path) ->
 def test_a_full_disk_is_named(base_model: SentenceTransformer) -> None:
     with pytest.raises(OSError, match=r"--out.*'/dev/full' cannot be written"):
         evaluate(base_model, PAIRS, out="/dev/full")
+
+
+@pytest.mark.parametrize("content", ["text1\ttext2\tscore\n", '{"text": "a"}\n', "[1]\n"])
+def test_results_are_not_appended_to_another_file(tmp_path: Path, content: str) -> None:
+    table = tmp_path / "table"
+    table.write_text(content)
+    with pytest.raises(ValueError, match=r"--out.*table' is there and holds no results\. Give"):
+        OutputFiles(table, None)
+    assert table.read_text() == content
 
 
 def test_every_task_is_read_before_the_first_is_scored(

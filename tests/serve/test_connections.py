@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ from contextlib import suppress
 from http.client import HTTPConnection
 from typing import Any
 
+import h11
 import pytest
 import uvicorn
 
@@ -105,3 +107,29 @@ def test_a_client_that_never_stops_sending_is_dropped(
     monkeypatch.setattr(connections, "LINGER_SECONDS", 0.3)
     first_bytes = b"POST /close HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n"
     assert send_slowly(address, first_bytes) < 3
+
+
+class LostTransport:
+    """A connection whose client has gone, which asyncio does not know yet."""
+
+    was_aborted = False
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write_eof(self) -> None:
+        raise OSError("Transport endpoint is not connected")
+
+    def abort(self) -> None:
+        self.was_aborted = True
+
+
+def test_an_answer_to_a_client_that_has_gone_is_no_error() -> None:
+    conn = h11.Connection(h11.SERVER)
+    conn.receive_data(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n")
+    conn.next_event()
+    transport = LostTransport()
+    loop = asyncio.new_event_loop()
+    connections.GentleTransport(transport, conn, loop).close()
+    loop.close()
+    assert transport.was_aborted
