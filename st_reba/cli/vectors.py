@@ -249,12 +249,8 @@ Whiten = Annotated[
         help="Fit what vectors need for search. [default: for decoders without training]",
     ),
 ]
-Tokens = Annotated[
-    bool,
-    Option(
-        "--tokens/--no-tokens",
-        help="Let tokens have a part of whitened vectors; --mode vectors finds more.",
-    ),
+WithoutTokens = Annotated[
+    bool, Option("--no-tokens", help="Leave tokens out of whitened vectors, which saves space.")
 ]
 AddsDocuments = Annotated[
     bool, Option("--add", help="Add the documents that the index does not have.")
@@ -278,7 +274,7 @@ def index(
     id_column: IdColumn = None,
     passages: Passages = None,
     whiten: Whiten = None,
-    tokens: Tokens = True,
+    without_tokens: WithoutTokens = False,
     workers: Workers = None,
     batch_tokens: BatchTokens = None,
     text_encoding: TextEncoding = None,
@@ -299,7 +295,7 @@ def index(
         raise ValueError("give one of --add, --upsert and --overwrite")
     is_existing = adds_documents or upserts_documents
     if is_existing:
-        _refuse_index_settings(factory, parameters, passages, whiten, tokens)
+        _refuse_index_settings(factory, parameters, passages, whiten, without_tokens)
     elif model is None:
         raise ValueError(
             "--model is missing: name a saved model, or give --add or --upsert for an index"
@@ -315,7 +311,7 @@ def index(
     options["strict"] = is_strict
     if not is_existing:
         options.update(factory=factory, parameters=parameters, passages=passages)
-        options.update(whiten=whiten, tokens=tokens, overwrite=overwrite)
+        options.update(whiten=whiten, tokens=not without_tokens, overwrite=overwrite)
     loading = dict[str, Any](device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     change: Change | None = None
     indexing_step = f"Indexing {input} with {model or 'the model of the index'}"
@@ -337,7 +333,7 @@ def _refuse_index_settings(
     parameters: str | None,
     passages: str | None,
     whiten: bool | None,
-    tokens: bool,
+    without_tokens: bool,
 ) -> None:
     changed_factory = factory.replace("auto", "")
     index_settings = {
@@ -346,7 +342,7 @@ def _refuse_index_settings(
         "--passages": passages,
     }
     _refuse("an index that is there, which has its own", index_settings)
-    if whiten is not None or not tokens:
+    if whiten is not None or without_tokens:
         raise ValueError(
             "--whiten, --no-whiten and --no-tokens do not go with an index that is there: st-reba prune --compact"
         )
@@ -497,7 +493,7 @@ def prune(
             "--whiten/--no-whiten", help="With --compact: fit the whitening anew, or take it away."
         ),
     ] = None,
-    tokens: Tokens = True,
+    without_tokens: WithoutTokens = False,
     model: MovedModel = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -511,7 +507,7 @@ def prune(
         raise ValueError("nothing to do: give an id, or --compact")
     if whiten is not None and not compact:
         raise ValueError("--whiten and --no-whiten write all vectors anew: give --compact too")
-    if not tokens and not whiten:
+    if without_tokens and not whiten:
         raise ValueError("--no-tokens goes with --compact --whiten, which fits all of it anew")
     from ..index import Index
 
@@ -524,7 +520,7 @@ def prune(
         print(f"{index_folder}: {change.deleted:,} deleted; {change.count:,} documents")
     if compact:
         with progress.step(f"Compacting {index_folder}"):
-            change = opened_index.compact(whiten=whiten, tokens=tokens)
+            change = opened_index.compact(whiten=whiten, tokens=not without_tokens)
         removed_vectors = f"{change.deleted:,} vectors removed from the disk"
         print(f"{index_folder}: {removed_vectors}; {change.count:,} documents")
 

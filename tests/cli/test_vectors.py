@@ -222,6 +222,8 @@ def test_commands_refuse_options_that_do_not_fit(
     [
         ("index FILE INDEX --add --whiten", "--whiten"),
         ("prune INDEX 3 --whiten", "--compact"),
+        ("index FILE INDEX --add --no-tokens", "--no-tokens"),
+        ("prune INDEX --compact --no-tokens", "--no-tokens"),
         ("index FILE INDEX --add --passages 256:32", "--passages"),
     ],
 )
@@ -246,6 +248,23 @@ def test_an_index_is_whitened_and_not(model_folder: Path, tmp_path: Path) -> Non
     assert "whitened by" not in run(*build_words, "--no-whiten", "--overwrite")
     run("prune", index_folder, "--compact", "--whiten")
     assert json.loads(run("info", index_folder, "--json"))["whitening"] == fitted
+
+
+def test_tokens_are_left_out_on_request(model_folder: Path, tmp_path: Path) -> None:
+    lines = [f"Cats and ships number {number} sleep." for number in range(110)]
+    (tmp_path / "lines.txt").write_text("\n".join(lines), encoding="utf-8")
+    index_folder = tmp_path / "index"
+
+    def token_dimension() -> int:
+        facts = json.loads(run("info", index_folder, "--json"))
+        return int(facts["token_dimension"])
+
+    run("index", tmp_path / "lines.txt", index_folder, "--model", model_folder, "--no-tokens")
+    assert token_dimension() == 0
+    run("prune", index_folder, "--compact", "--whiten")
+    assert token_dimension() > 0
+    run("prune", index_folder, "--compact", "--whiten", "--no-tokens")
+    assert token_dimension() == 0
 
 
 def test_index_reads_a_file_in_its_encoding(model_folder: Path, tmp_path: Path) -> None:
