@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .modules.settings import SETTINGS, LayerPlan, plan_layers
+from .modules.settings import MOST_REPEATS, SETTINGS, LayerPlan, plan_layers
 from .poolings import (
     POOLINGS,
     POSITIONS,
@@ -45,7 +45,6 @@ _ONCE = ("classical", "prompteol", "nosink")
 MASK_OPTIONS = ("setting", "k", "k0", "m")
 # The least values of whole numbers.
 _LEAST_VALUES = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}
-_MOST_REPEATS = 64
 _MOST_OF_OTHERS = 1 << 30
 _CHOICES: dict[str, Iterable[str]] = {
     "pooled": POSITIONS,
@@ -177,7 +176,7 @@ class Method:
     def _check_numbers(self) -> None:
         for option_name, least_value in _LEAST_VALUES.items():
             option_value = getattr(self, option_name)
-            most_value = _MOST_REPEATS if option_name == "repeats" else _MOST_OF_OTHERS
+            most_value = MOST_REPEATS if option_name == "repeats" else _MOST_OF_OTHERS
             if option_value is not None and (
                 type(option_value) is not int or not least_value <= option_value <= most_value
             ):

@@ -12,6 +12,7 @@ from tiny import tiny_model
 import st_reba
 from st_reba import Method
 from st_reba.methods import DEFAULT, METHODS, OPTIONS, method_of, read_value
+from st_reba.modules import layout, settings
 
 WRITTEN_METHODS = [
     Method(),
@@ -135,3 +136,7 @@ def test_one_public_name_is_that_of_a_file() -> None:
     package_folder = Path(st_reba.__file__).parent
     module_names = {path.stem for path in package_folder.iterdir() if path.suffix in ("", ".py")}
     assert module_names & set(st_reba.__all__) == {"build"}
+
+
+def test_the_bound_on_repeats_is_that_of_the_code_that_travels() -> None:
+    assert settings.MOST_REPEATS == layout.MOST_REPEATS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,6 +119,17 @@ class Search:
         self.pass_seconds = 0.0
         self.depth = depth_of(base_model)
         self.plain_positions = items.count_positions(base_model)
+
+    def passes_with_room(self, passes: Sequence[Pass], say: Callable[[str], object]) -> list[Pass]:
+        """The passes that can run; ``say`` gets a line for each of the others."""
+        passes_with_room: list[Pass] = []
+        for planned_pass in passes:
+            refusal = self.why_not(planned_pass)
+            if refusal is None:
+                passes_with_room.append(planned_pass)
+            else:
+                say(f"left out: {planned_pass.method}: {refusal}")
+        return passes_with_room
 
     def why_not(self, planned_pass: Pass) -> str | None:
         """Why a pass cannot run, as max_seq_length may leave no room behind its prompt; None: it can."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +14,6 @@ from sentence_transformers import SentenceTransformer
 
 from ..filters import with_filter
 from ..recipe import recipe_for
-from .passes import Pass
 from .readouts import build_on, load_base
 from .retrieval_items import read_rankings
 from .search import Candidate, Search, select_best
@@ -29,6 +29,8 @@ from .tune_plan import (
     plan_search_by_views,
 )
 from .tune_report import ReportEntry, TuneReport, write_report
+
+logger = logging.getLogger(__name__)
 
 # Arguments for loading the base that a built model keeps.
 _MODEL_OPTIONS = (
@@ -166,13 +168,7 @@ def run_search(
     say: Callable[[str], object],
 ) -> list[Candidate]:
     """Score the passes one after another."""
-    passes: list[Pass] = []
-    for planned_pass in plan.passes(search.depth):
-        refusal = search.why_not(planned_pass)
-        if refusal is None:
-            passes.append(planned_pass)
-        else:
-            say(f"left out: {planned_pass.method}: {refusal}")
+    passes = search.passes_with_room(plan.passes(search.depth), say)
     candidates: list[Candidate] = []
     say(f"{len(passes)} passes through the base")
     for pass_number, planned_pass in enumerate(passes, 1):
@@ -206,9 +202,8 @@ def auto(
     base_model = load_base(base, **base_options)
     search = Search(base_model, plan.choosing_items, plan.filter_kinds(base_model))
     candidates: list[Candidate] = []
-    for planned_pass in plan.passes(search.depth, is_small=True):
-        if search.why_not(planned_pass):
-            continue
+    passes = plan.passes(search.depth, is_small=True)
+    for planned_pass in search.passes_with_room(passes, logger.info):
         candidates += search.score_pass(planned_pass)
     best_candidate = select_best(candidates, default=plan.find_default(candidates, base_model))
     model = build_on(

@@ -25,7 +25,7 @@ from ..corpus.folder import Corpus, Progress, Row, is_corpus, read_progress
 from ..corpus.records import Reject, preview
 from ..files import refuse_links, sole_writer
 from ..probe import Probe
-from .factories import FaissIndex, add_vectors, train_index, try_factory
+from .factories import FaissIndex, add_vectors, train_index, try_factory_with_tokens
 from .samples import read_texts
 from .schema import DATA_TABLES, StoredDocument, insert_document, read_documents
 from .scoring import Keys, Matrix, Segment, prepare_vectors
@@ -324,8 +324,12 @@ class IndexWriter:
         vectors).
         """
         state = self.state
+        is_made_anew = self._convert is not None and state.vector_file is not None
+        if factory is None and is_made_anew:
+            factory = state.factory
+            parameters = state.parameters
         if factory is not None and factory != "auto":
-            try_factory(factory, state.vector_dimension, parameters)
+            try_factory_with_tokens(factory, state.dimension, state.token_dimension, parameters)
         old_file = None
         file_keys = None
         if state.vector_file is not None:
@@ -337,16 +341,13 @@ class IndexWriter:
         )
         segments = [Segment(pending_keys, lambda: pending_vectors), *new_segments]
         index = None
-        if old_file is not None and factory is None and self._convert is None:
+        if old_file is not None and factory is None:
             index = old_file.without(read_tombstones(self.connection, state))
             add_vectors(index, segments)
         else:
             if old_file is not None:
                 keys = vector_keys(self.connection, state, "key < ?", state.first_pending_key)
                 segments = [*old_file.segments(keys), *segments]
-                if factory is None:
-                    factory = state.factory
-                    parameters = state.parameters
             if self._convert is not None:
                 segments = convert_segments(segments, self._convert)
             if any(len(segment.keys) for segment in segments):

@@ -122,6 +122,23 @@ def try_factory(factory: str, dimension: int, parameters: str | None = None) -> 
         ) from None
 
 
+def try_factory_with_tokens(
+    factory: str, dimension: int, token_dimension: int, parameters: str | None = None
+) -> None:
+    """As `try_factory`, for vectors with a part for tokens too; of these the error says how to do without."""
+    try_factory(factory, dimension, parameters)
+    if token_dimension == 0:
+        return
+    try:
+        try_factory(factory, dimension + token_dimension, parameters)
+    except ValueError:
+        options = _describe_options(factory, parameters)
+        raise ValueError(
+            f"{options}: it takes vectors of {dimension} dimensions, but not with the "
+            f"{token_dimension} of tokens; leave those out with tokens=False (--no-tokens)"
+        ) from None
+
+
 def _try_index(index: FaissIndex) -> None:
     random = np.random.default_rng(0)
     vectors = random.standard_normal((_TRIAL_VECTORS, index.d)).astype(np.float32)

@@ -22,7 +22,7 @@ from .arguments import parse_count, parse_ids, resolve_folder
 from .changes import Change, changing
 from .compaction import compact
 from .export import export, verify
-from .factories import try_factory
+from .factories import try_factory_with_tokens
 from .ingest import BuildOptions, build_index, check_target, extend_index
 from .model import IndexModel
 from .queries import Mode, Vectors, check_mode, choose_mode, read_queries
@@ -32,7 +32,7 @@ from .state import IndexState
 from .store import Store
 from .vectors import METRICS
 from .where import Where
-from .whitening import check_whiten
+from .whitening import check_whiten, possible_token_dimension
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -120,9 +120,9 @@ class Index:
                 queries lose a mean of their own, and directions that all documents share count for
                 less. It is fitted without labels, on 100 different texts or more; on 20 or more,
                 means alone. None: if the model is a decoder without training or filter.
-            tokens: Give whitened vectors of 100 texts or more up to 256 dimensions besides, for the mean
-                embedding of a text's tokens: mode="vectors" finds more. Hybrid searches do not use
-                it. False: do not, and save its space.
+            tokens: Add a part of up to 256 dimensions to whitened vectors of 100 texts or more: the
+                mean embedding of a text's tokens. With it, mode="vectors" finds more; hybrid
+                searches leave it out. False saves its space.
             show_progress_bar: Show bars; None: on a terminal.
             **loading: Of a model that is loaded, as `st_reba.load` takes them: device, dtype,
                 trust_remote_code.
@@ -501,7 +501,10 @@ def _build(
     factory = build_options.factory
     parameters = build_options.parameters
     if factory != "auto":
-        try_factory(factory, new_state.dimension, parameters)
+        token_dimension = possible_token_dimension(
+            loaded_model, new_state.metric, build_options.whiten, build_options.tokens
+        )
+        try_factory_with_tokens(factory, new_state.dimension, token_dimension, parameters)
     elif parameters is not None:
         raise ValueError(f"parameters={parameters!r}: name the factory that they are of")
     build_index(store, loaded_model, source, new_state, encode_options, build_options)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
 from ..filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN, SEARCH_POWER
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 # Chosen on Cranfield, CISI, STARD and XQuAD.
 TOKEN_DIMENSIONS = 256
 _TEXTS_AT_A_TIME = 256
-_FORMAT = "st_reba.token_means"
 
 TokenIds = list[list[int]]
 
@@ -57,10 +57,10 @@ class TokenMeans:
         Returns:
             None: fewer than 100 documents or 20 sentences, or a model that is not of ours.
         """
-        is_ours = isinstance(model[0], RepeatTransformer)
+        dimension = cls.dimension_for(model)
         are_enough = len(documents) >= FEWEST_FOR_DIRECTIONS
         are_enough &= len(query_sentences) >= FEWEST_FOR_MEAN
-        if not is_ours or not are_enough:
+        if dimension == 0 or not are_enough:
             return None
         reader = _TokenReader(model)
         document_tokens = reader.token_ids(documents)
@@ -71,11 +71,18 @@ class TokenMeans:
         linear_filter = Filter.fit(
             document_means,
             "whiten",
-            dimensions=min(TOKEN_DIMENSIONS, document_means.shape[1]),
+            dimensions=dimension,
             power=SEARCH_POWER,
             query_vectors=query_means,
         )
         return cls(token_weights, linear_filter)
+
+    @staticmethod
+    def dimension_for(model: SentenceTransformer) -> int:
+        """Dimension k that a fit for a model gives; 0: it is not of ours."""
+        if not isinstance(model[0], RepeatTransformer):
+            return 0
+        return min(TOKEN_DIMENSIONS, _TokenReader(model).embedding_width)
 
     @property
     def dimension(self) -> int:
@@ -97,7 +104,7 @@ class TokenMeans:
             "token_weights": self.token_weights,
             "linear_filter": np.frombuffer(self.linear_filter.to_bytes(), np.uint8),
         }
-        return save(arrays, metadata={"format": _FORMAT})
+        return save(arrays)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
@@ -122,6 +129,11 @@ class _TokenReader:
         """Number V of tokens."""
         return len(self._transformer.text_tokenizer)
 
+    @property
+    def embedding_width(self) -> int:
+        """Dimension e of the embeddings."""
+        return self._embed(np.zeros(1, np.int64)).shape[1]
+
     def token_ids(self, texts: Sequence[str]) -> TokenIds:
         """All tokens of each text, also those beyond what the model reads."""
         token_ids: TokenIds = self._transformer.content(texts)["input_ids"]
@@ -133,13 +145,18 @@ class _TokenReader:
         return prepare_vectors(np.concatenate(blocks), "cosine")
 
     @torch.inference_mode()
+    def _embed(self, tokens: NDArray[np.int64]) -> Tensor:
+        """Embeddings [n, e] of tokens, float32."""
+        device = next(self._embeddings.parameters()).device
+        embeddings: Tensor = self._embeddings(torch.from_numpy(tokens).to(device))
+        return embeddings.float().cpu()
+
+    @torch.inference_mode()
     def _mean_of_block(self, token_ids: TokenIds, token_weights: NDArray[np.float32]) -> Matrix:
         token_counts = [len(text_tokens) for text_tokens in token_ids]
         all_tokens = np.array([token for text in token_ids for token in text], np.int64)
         distinct_tokens, rows = np.unique(all_tokens, return_inverse=True)
-        device = next(self._embeddings.parameters()).device
-        embeddings = self._embeddings(torch.from_numpy(distinct_tokens).to(device))
-        unit_embeddings = normalize(embeddings.float(), dim=-1).cpu()
+        unit_embeddings = normalize(self._embed(distinct_tokens), dim=-1)
         offsets = np.cumsum([0, *token_counts[:-1]])
         weighted_sums = embedding_bag(
             torch.from_numpy(rows),

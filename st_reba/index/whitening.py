@@ -255,6 +255,17 @@ def is_to_be_whitened(model: SentenceTransformer, whiten: bool | None) -> bool:
     return isinstance(recipe, dict) and "filter" not in recipe
 
 
+def possible_token_dimension(
+    model: SentenceTransformer, metric: str, whiten: bool | None, tokens: bool
+) -> int:
+    """Dimension of the part for tokens, if there are texts enough for it; options as for ``Index.build``."""
+    if not tokens or metric != "cosine" or not is_to_be_whitened(model, whiten):
+        return 0
+    from .token_means import TokenMeans
+
+    return TokenMeans.dimension_for(model)
+
+
 def tell_what_was_fitted(
     whitening: Whitening | None,
     index_folder: Path,

@@ -10,8 +10,9 @@ from .masks import MASKS
 
 # Upper bound on the number of layers while the model is not loaded.
 _MOST_LAYERS = 1 << 10
-# Second runs that NoSinkTransformer takes of a model with fewer layers.
-_MOST_SECOND_RUNS = 64
+# Copies of a text, and second runs of layers in a model with fewer layers: `MOST_REPEATS` of
+# layout.py, which imports torch.
+MOST_REPEATS = 64
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def _converted_layers(
     if k is None:
         return []
     if is_extended:
-        most_runs = max(layer_count, _MOST_SECOND_RUNS)
+        most_runs = max(layer_count, MOST_REPEATS)
         if type(k) is int and 0 <= k <= most_runs:
             return [layer_count - 1] * k
         raise ValueError(f"k={k!r} must be a number of at most {most_runs} runs (extend).")

@@ -18,7 +18,7 @@ from tiny import WORDS
 
 import st_reba
 from st_reba.corpus import Document
-from st_reba.index import Index
+from st_reba.index import Index, ingest, token_means
 from st_reba.sentences import QUERY_SAMPLE, sample_sentences
 
 Array = NDArray[np.float64]
@@ -226,6 +226,29 @@ def test_verify_notices_altered_token_weights(mini: SentenceTransformer, tmp_pat
         connection.commit()
     with pytest.raises(ValueError, match="its whitening is not what was written"):
         Index.open(tmp_path / "index").verify()
+
+
+def test_a_factory_that_tokens_do_not_fit_is_refused_before_encoding(
+    mini: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_means, "TOKEN_DIMENSIONS", 100)
+    monkeypatch.setattr(ingest, "_encode", lambda *arguments: pytest.fail("it encodes"))
+    with pytest.raises(ValueError, match="not with the 100 of tokens; .*--no-tokens"):
+        Index.build(mini, TEXTS, tmp_path / "index", factory="IVF2,PQ64np", **QUIET)
+    assert not (tmp_path / "index" / "index.sqlite").exists()
+
+
+def test_tokens_that_the_factory_does_not_fit_change_nothing(
+    mini: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"factory": "IVF2,PQ64x4np", "whiten": False}
+    index = Index.build(mini, TEXTS, tmp_path / "index", **options, **QUIET)
+    monkeypatch.setattr(token_means, "TOKEN_DIMENSIONS", 100)
+    with pytest.raises(ValueError, match="not with the 100 of tokens; .*--no-tokens"):
+        index.compact(whiten=True)
+    assert index.verify()["whitening"] is None
+    index.compact(whiten=True, tokens=False)
+    assert index.verify()["factory"] == options["factory"]
 
 
 def test_wrong_values_of_tokens_are_refused(mini: SentenceTransformer, tmp_path: Path) -> None:

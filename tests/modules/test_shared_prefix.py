@@ -128,15 +128,19 @@ def difference(actual: Tensor, expected: Tensor) -> float:
     return float(largest_difference / expected.abs().max())
 
 
-@pytest.mark.parametrize(("base_name", "method"), slow_but(CASES, *QUICK, rows=True))
-def test_shared_rows_have_the_states_of_whole_rows(base: Base, base_name: str, method: str) -> None:
-    model: Any = build(base(base_name), **METHODS[method])
+def assert_shares(model: Any) -> None:
+    """Rows run in several stages, and have the states of rows that run whole."""
     with counted_positions(model) as passes:
         shared_states = states(model)
     with whole_rows():
         whole_states = states(model)
     assert len(passes) > 1
     assert difference(shared_states, whole_states) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("base_name", "method"), slow_but(CASES, *QUICK, rows=True))
+def test_shared_rows_have_the_states_of_whole_rows(base: Base, base_name: str, method: str) -> None:
+    assert_shares(build(base(base_name), **METHODS[method]))
 
 
 @pytest.mark.parametrize("prefix_length", [1, 5, 6, 7, 60, 200])
@@ -456,13 +460,7 @@ def test_shared_rows_of_16_bits_are_as_close_to_float32_as_whole_rows(
 def test_shared_rows_of_quantized_weights(base: Base, base_name: str, quantization: str) -> None:
     pytest.importorskip("bitsandbytes")
     options: dict[str, Any] = {"quantization": quantization, "dtype": "float32"}
-    model: Any = build(base(base_name), "prompteol", template=QUESTIONS, **options)
-    with counted_positions(model) as passes:
-        shared_states = states(model)
-    with whole_rows():
-        whole_states = states(model)
-    assert len(passes) > 1
-    assert difference(shared_states, whole_states) <= TOLERANCE
+    assert_shares(build(base(base_name), "prompteol", template=QUESTIONS, **options))
 
 
 def test_threads_share_nothing_with_each_other(base: Base) -> None:
@@ -496,13 +494,7 @@ def test_copied_code_shares_alike(
 @pytest.mark.parametrize("weight_type", ["F32", "Q8_0"])
 def test_a_gguf_file_shares_like_a_folder(tmp_path: Path, weight_type: str) -> None:
     base_file = gguf_file(tmp_path, weight_type)
-    model: Any = build(str(base_file), "prompteol", template=QUESTIONS)
-    with counted_positions(model) as passes:
-        shared_states = states(model)
-    with whole_rows():
-        whole_states = states(model)
-    assert len(passes) > 1
-    assert difference(shared_states, whole_states) <= TOLERANCE
+    assert_shares(build(str(base_file), "prompteol", template=QUESTIONS))
 
 
 @pytest.mark.slow
