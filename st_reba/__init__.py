@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .modules.pieces import ChunkedReBAPooling as ChunkedReBAPooling
     from .modules.pooling import ReBAPooling as ReBAPooling
     from .modules.shift import QueryShift as QueryShift
+    from .modules.token_part import TokenPart as TokenPart
     from .modules.transformer import RepeatTransformer as RepeatTransformer
     from .safety import load as load
     from .words import encode_tokens as encode_tokens

@@ -15,6 +15,10 @@ FEWEST_FOR_DIRECTIONS = 100
 _TEXTS_PER_DIMENSION = 4
 FULL_POWER = 0.5
 SEARCH_POWER = 0.25
+# Of a text's tokens, both chosen on Cranfield, CISI, STARD and XQuAD: at most so many dimensions,
+# and how much a cosine of theirs counts beside one of the whitened vectors.
+TOKEN_DIMENSIONS = 256
+TOKEN_SHARE = 0.4
 _DEFAULT_REMOVED_DIRECTIONS = 3
 
 

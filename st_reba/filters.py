@@ -19,6 +19,7 @@ from .modules import RepeatTransformer
 from .modules.extensions import extensions
 from .modules.layout import SIMILARITY, TASKS
 from .sentences import QUERY_SAMPLE, sample_sentences
+from .token_means import TokenMeans
 
 Wordings = str | Mapping[str, str]
 Encoding = Mapping[str, Any]
@@ -33,6 +34,7 @@ def fit_filter(
     dimensions: int | None = None,
     power: float | None = None,
     queries: bool = False,
+    tokens: bool = False,
     **encoding: Any,
 ) -> SentenceTransformer:
     """Fit a linear filter of sentence vectors (not of words) on unlabelled texts, and append it to a model.
@@ -47,9 +49,12 @@ def fit_filter(
         texts: Texts like those to be embedded, without labels. Blank and repeated ones are left
             out.
         kind, r, dimensions, power: See :class:`Filter`. For search: ``kind="whiten", power=0.25,
-            queries=True``.
+            queries=True, tokens=True``.
         queries: The texts are documents, and queries have a mean of their own: that of up to 200
             sentences of the documents, which are encoded as queries.
+        tokens: Append up to 256 dimensions that a text's own tokens have, rare ones counting more:
+            they find names and numbers, which one word of the model leaves out. Needs
+            ``kind="whiten"`` and ``queries``. See :class:`st_reba.TokenPart`.
         **encoding: As for :func:`st_reba.encode.encode_texts`: ``task``, ``prompt``,
             ``batch_tokens``, and the fields of the template. With ``queries``, no ``task`` and no
             ``prompt``: each task has its own.
@@ -57,7 +62,8 @@ def fit_filter(
     Returns:
         A new model that shares the weights of ``model``, with sentence-transformers' own ``Dense``
         behind them, in front of it a :class:`st_reba.QueryShift` if ``queries``, and behind it a
-        ``Normalize`` where ``model`` ended with one.
+        ``Normalize`` where ``model`` ended with one, and a :class:`st_reba.TokenPart` if
+        ``tokens``.
 
     Raises:
         ValueError: An option of another kind, too few texts, a direction in which they (nearly) do
@@ -74,13 +80,18 @@ def fit_filter(
         ['Normalize', 'QueryShift', 'Dense', 'Normalize']
     """
     unfiltered_model = _without_truncation(model)
+    if tokens:
+        _check_tokens(model, kind, queries=queries)
     distinct_texts = _distinct_texts(texts)
     # Before the work of encoding.
     vector_width = int(unfiltered_model.get_embedding_dimension() or 0)
     FilterOptions.check(kind, r, dimensions, power, len(distinct_texts), vector_width)
     query_vectors = None
+    token_means = None
     if queries:
         query_sentences = _sentences_for_queries(distinct_texts)
+        if tokens:
+            token_means = TokenMeans.fit(unfiltered_model, distinct_texts, query_sentences)
         query_vectors = _encode_as(unfiltered_model, query_sentences, "query", encoding)
         document_vectors = _encode_as(unfiltered_model, distinct_texts, "document", encoding)
     else:
@@ -94,11 +105,21 @@ def fit_filter(
         power=power,
         query_vectors=query_vectors,
     )
-    return with_filter(model, fitted_filter)
+    return with_filter(model, fitted_filter, token_means)
 
 
-def with_filter(model: SentenceTransformer, fitted_filter: Filter) -> SentenceTransformer:
-    """Append a filter to the model that it was fitted for; a ValueError where it is another."""
+def with_filter(
+    model: SentenceTransformer,
+    fitted_filter: Filter,
+    token_means: TokenMeans | None = None,
+) -> SentenceTransformer:
+    """Append a filter to the model that it was fitted for; a ValueError where it is another.
+
+    Args:
+        model: The model; not changed.
+        fitted_filter: The filter.
+        token_means: What stands behind the filtered vectors; None: nothing.
+    """
     filtered_model = _without_truncation(model)
     filter_width = fitted_filter.mean.size
     vector_width = filtered_model.get_embedding_dimension()
@@ -110,7 +131,10 @@ def with_filter(model: SentenceTransformer, fitted_filter: Filter) -> SentenceTr
         fitted_filter.probe.check_same(filtered_model, "the filter")
     transformer = copy.copy(_transformer_of(filtered_model))
     _keep_fitted_templates(transformer, fitted_filter)
-    transformer.recipe = {**(transformer.recipe or {}), "filter": fitted_filter.description}
+    description = fitted_filter.description
+    if token_means is not None:
+        description += f",tokens={token_means.dimension}"
+    transformer.recipe = {**(transformer.recipe or {}), "filter": description}
     # sentence-transformers gives all modules the first one's dtype.
     dtype = model.dtype or torch.float32
     modules = [transformer, *list(filtered_model)[1:]]
@@ -121,9 +145,14 @@ def with_filter(model: SentenceTransformer, fitted_filter: Filter) -> SentenceTr
     modules.append(fitted_filter.dense(dtype).to(model.device))
     if is_normalized:
         modules.append(Normalize())
+    if token_means is not None:
+        token_part = token_means.as_module(len(fitted_filter.weight))
+        modules.append(token_part.to(model.device, dtype))
     filtered_model._modules = {str(number): module for number, module in enumerate(modules)}
-    # So that the code of all these modules travels with it.
+    # So that the code of all these modules travels with it, and they find one another.
     transformer.on_model_ready(filtered_model)
+    if token_means is not None:
+        token_part.on_model_ready(filtered_model)
     filtered_model.truncate_dim = model.truncate_dim
     filtered_model.prompts = dict(model.prompts)
     filtered_model.model_card_data = copy.copy(model.model_card_data)
@@ -160,6 +189,19 @@ def _select_wordings(
     for listed_template in template:
         selected_templates.append(_select_wordings(listed_template, source_of_task))
     return selected_templates
+
+
+def _check_tokens(model: SentenceTransformer, kind: Kind, *, queries: bool) -> None:
+    if kind != "whiten" or not queries:
+        raise ValueError(
+            "tokens=True is for search: give kind='whiten' and queries=True with it, or leave it out."
+        )
+    if getattr(model[0], "own_input", False):
+        raise ValueError("tokens=True: the model keeps the base's own input. Leave it out.")
+    if model.truncate_dim is not None:
+        raise ValueError(
+            f"tokens=True: truncate_dim={model.truncate_dim} would cut them off. Load the model without it."
+        )
 
 
 def _sentences_for_queries(texts: Sequence[str]) -> list[str]:

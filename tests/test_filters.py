@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from random import Random
@@ -224,6 +225,8 @@ REFUSED_FITS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     ),
     "a task for both": (TEXTS, "center", {"queries": True, "task": "query"}),
     "a prompt for both": (TEXTS, "center", {"queries": True, "prompt": "x"}),
+    "tokens without queries": (TEXTS, "whiten", {"tokens": True}),
+    "tokens of another kind": (TEXTS, "center", {"queries": True, "tokens": True}),
 }
 
 
@@ -235,6 +238,18 @@ def test_fit_filter_refuses_before_it_encodes(
     monkeypatch.setattr("st_reba.filters.encode_texts", lambda *_, **__: pytest.fail("it ran"))
     with pytest.raises((ValueError, TypeError)):
         st_reba.fit_filter(model, texts, kind, **options)
+
+
+def test_tokens_go_with_no_cut_and_no_input_of_the_base(model: SentenceTransformer) -> None:
+    options: Any = {"kind": "whiten", "power": 0.25, "queries": True, "tokens": True}
+    cut_model = copy.copy(model)
+    cut_model.truncate_dim = 8
+    with pytest.raises(ValueError, match="truncate_dim=8 would cut them off"):
+        st_reba.fit_filter(cut_model, TEXTS, **options)
+    nosink_model: Any = st_reba.build("mini", "nosink:setting=mask0-bidir,k=1")
+    nosink_model[0].own_input = True
+    with pytest.raises(ValueError, match="keeps the base's own input"):
+        st_reba.fit_filter(nosink_model, TEXTS, **options)
 
 
 def test_task_of_a_template_with_three_wordings_is_refused(
@@ -302,8 +317,10 @@ def test_code_that_travels_holds_the_shift_of_queries(
     search_model: SentenceTransformer, tmp_path: Path
 ) -> None:
     st_reba.fit_filter(search_model, TEXTS, queries=True).save_pretrained(str(tmp_path))
-    assert "class QueryShift(Module):" in (tmp_path / "st_reba.py").read_text(encoding="utf-8")
+    assert "class QueryShift(FittedModule):" in (tmp_path / "st_reba.py").read_text(
+        encoding="utf-8"
+    )
     search_model.save_pretrained(str(tmp_path / "unfiltered"))
-    assert "QueryShift(Module)" not in (tmp_path / "unfiltered" / "st_reba.py").read_text(
+    assert "QueryShift(FittedModule)" not in (tmp_path / "unfiltered" / "st_reba.py").read_text(
         encoding="utf-8"
     )

@@ -64,11 +64,13 @@ def test_commands_print_lines_into_a_pipe(
     hub.save(st_reba.build("mini"), model_folder)
     texts_file = tmp_path / "texts.txt"
     texts_file.write_text("".join(f"Ship {number} sails.\n" for number in range(60)))
+    triples_file = tmp_path / "triples.tsv"
+    triples_file.write_text("anchor\tpositive\tnegative\n" + "A cat.\tCats.\tRain.\n" * 10)
     for command_line, step in (
         (["index", str(texts_file), index_folder, "--model", model_folder], "Encoding: "),
         (["encode", model_folder, str(texts_file)], "Encoding: "),
         (["verify", model_folder, "--json"], f"Verifying {model_folder}: "),
-        (["evaluate", model_folder, "toy"], "Encoding: "),
+        (["evaluate", model_folder, str(triples_file)], "Encoding: "),
     ):
         assert main(command_line) == 0
         lines = capsys.readouterr().err.splitlines()

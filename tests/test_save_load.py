@@ -42,6 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "filter": {"method": "classical"},
     "three wordings": {"method": "prompteol", "template": THREE_WORDINGS},
     "search filter": {"method": "prompteol", "template": THREE_WORDINGS},
+    "tokens": {"method": "prompteol", "template": THREE_WORDINGS},
 }
 SLOW_NAMES = ("authors", "echo")
 QUICK_NAMES = (*(name for name in MODELS if name not in SLOW_NAMES), "router")
@@ -103,6 +104,8 @@ def build_model(name: str) -> SentenceTransformer:
         return st_reba.fit_filter(model, texts, "center")
     if name == "search filter":
         return st_reba.fit_filter(model, texts, "whiten", power=0.25, queries=True)
+    if name == "tokens":
+        return st_reba.fit_filter(model, texts, "whiten", power=0.25, queries=True, tokens=True)
     return model
 
 

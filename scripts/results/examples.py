@@ -285,6 +285,8 @@ def print_rows(
         scores_by_wording: dict[str, dict[str, list[float]]] = {}
         for draw in range(draw_count):
             for wording, template in templates(options.language, count, draw):
+                if options.wordings and wording not in options.wordings:
+                    continue
                 scores_by_reading = scores_by_wording.setdefault(wording, {})
                 for reading, score in task.score(template).items():
                     scores_by_reading.setdefault(reading, []).append(score)
@@ -353,6 +355,9 @@ def main() -> None:
         command.add_argument("--language", choices=("en", "zh"), default="en")
         command.add_argument(
             "--counts", type=int, nargs="+", default=[0, 1, 4, 8], help="numbers of examples"
+        )
+        command.add_argument(
+            "--wordings", nargs="+", metavar="WORDING", help="of those of the table; default: all"
         )
         command.add_argument(
             "--draws", type=int, default=5, help="draws of examples for each number"

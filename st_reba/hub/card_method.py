@@ -20,6 +20,7 @@ from ..modules import (
     PromptEnsemble,
     QueryShift,
     RepeatTransformer,
+    TokenPart,
 )
 from ..modules.layout import empty_text_token, special_tokens
 from ..modules.masks import MASKS
@@ -380,6 +381,11 @@ def _later_steps(model: SentenceTransformer) -> Iterator[str]:
             yield "W s, the linear map of the filter"
         elif isinstance(module, QueryShift):
             yield "s + q for a query, s for all else; q is a fixed vector"
+        elif isinstance(module, TokenPart):
+            yield (
+                f"(s, √{module.share:g} · t) / √{1 + module.share:g}, t of length 1, "
+                "from the mean embedding of the text's tokens"
+            )
         elif isinstance(module, Normalize):
             yield "s / |s|"
 

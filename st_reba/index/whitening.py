@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..encode import encode_texts
-from ..filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN
+from ..filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN, TOKEN_SHARE
 from ..sentences import QUERY_SAMPLE, sample_sentences
 from .samples import Sample
 from .scoring import Keys, Matrix, Segment, prepare_vectors
@@ -30,15 +30,12 @@ if TYPE_CHECKING:
 
     from ..encode import Task
     from ..linear_filter import Filter
-    from .token_means import TokenMeans
+    from ..token_means import TokenMeans
 
 logger = logging.getLogger(__name__)
 
 # A smaller share of the vectors' squared length, as variance, is mostly rounding.
 _LEAST_VARIANCE = 1e-6
-# How much a cosine of tokens counts beside one of whitened vectors: chosen on Cranfield, CISI,
-# STARD and XQuAD.
-TOKEN_SHARE = 0.4
 # Rows whose float64 copies exist at a time.
 _ROWS_AT_A_TIME = 4096
 
@@ -95,7 +92,7 @@ class Whitening:
         query_vectors = prepare_vectors(raw_query_vectors, metric)
         # Here, as they import torch, without which an index is searched by words.
         from ..linear_filter import Filter
-        from .token_means import TokenMeans
+        from ..token_means import TokenMeans
 
         linear_filter = Filter.fit_for_search(distinct_sample.vectors, query_vectors)
         if linear_filter is None:
@@ -261,7 +258,7 @@ def possible_token_dimension(
     """Dimension of the part for tokens, if there are texts enough for it; options as for ``Index.build``."""
     if not tokens or metric != "cosine" or not is_to_be_whitened(model, whiten):
         return 0
-    from .token_means import TokenMeans
+    from ..token_means import TokenMeans
 
     return TokenMeans.dimension_for(model)
 
@@ -300,7 +297,7 @@ def read_whitening(
     if state.whitening is None:
         return None
     from ..linear_filter import Filter
-    from .token_means import TokenMeans
+    from ..token_means import TokenMeans
 
     filter_content, *token_contents = read_contents(connection, state, index_path)
     token_means = None

@@ -36,6 +36,7 @@ MODULES = {
     "ChunkedReBAPooling": ModuleDeclaration("pieces", reads="tokens"),
     "PromptEnsemble": ModuleDeclaration("ensemble", reads="vector"),
     "QueryShift": ModuleDeclaration("shift", reads="vector", has_weights=True),
+    "TokenPart": ModuleDeclaration("token_part", reads="vector", has_weights=True),
 }
 
 

@@ -90,7 +90,9 @@ SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
     "authors": _is_imported,
     "pieces": _is_imported,
     "ensemble": _is_imported,
+    "fitted": _is_imported,
     "shift": _is_imported,
+    "token_part": _is_imported,
 }
 _EXAMPLE = re.compile(r"\n    Example:\n(?:        .*\n)+")
 # The parameters of a function, a line each.

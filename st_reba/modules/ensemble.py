@@ -60,7 +60,8 @@ class PromptEnsemble(Module):
             **kwargs: Ignored.
 
         Returns:
-            ``sentence_embedding`` [B, d] alone; zero for a text one of whose vectors is zero.
+            ``sentence_embedding`` [B, d], zero for a text one of whose vectors is zero; and
+            ``content_ids`` [B, C], where they are there.
         """
         vectors: Tensor = features["sentence_embedding"]
         template_count = len(self.weights)
@@ -77,7 +78,12 @@ class PromptEnsemble(Module):
             vectors.device, non_blocking=True
         )
         weighted_sum = torch.einsum("p,bpd->bd", weights, by_template)
-        return {"sentence_embedding": weighted_sum.masked_fill(~has_all, 0.0).to(vectors.dtype)}
+        joined: Features = {
+            "sentence_embedding": weighted_sum.masked_fill(~has_all, 0.0).to(vectors.dtype)
+        }
+        if "content_ids" in features:
+            joined["content_ids"] = features["content_ids"]  # a row a text, as the vectors
+        return joined
 
     def save(
         self, output_path: str, *args: object, safe_serialization: bool = True, **kwargs: object

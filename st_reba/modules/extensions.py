@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         install_attention: Callable[..., bool]
         layer_reader: Callable[..., Any]
         output_reader: Callable[..., Any]
+        pad_content: Callable[..., Tensor]
         parse_templates: Callable[[Any], list[dict[str, Template]]]
         question_batch: Callable[..., Any]
         repeated_layers: Callable[..., Any]

@@ -159,6 +159,19 @@ def pad(rows: Sequence[tuple[list[int], list[int], Span]]) -> Features:
     }
 
 
+def check_token_ids(token_ids: Tensor, model: PreTrainedModel) -> None:
+    """Refuse a token that the tokenizer was given and the model was not: on a GPU it would end the process."""
+    count: Any = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if count is None or not token_ids.numel():
+        return
+    highest = int(token_ids.max())
+    if highest >= count:
+        remedy = "Call model[0].model.resize_token_embeddings(len(model.tokenizer)), and train it"
+        raise ValueError(
+            f"The tokenizer has token {highest}, but the model only {count} embeddings. {remedy}."
+        )
+
+
 def spans_of(features: Mapping[str, Any]) -> list[Span]:
     """Spans found again where features lost them, as when a batch is split; the host waits for the device."""
     attention_mask = features["attention_mask"].cpu()

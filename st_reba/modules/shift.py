@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from sentence_transformers.base.modules import Module
 from torch import Tensor
 
+from .fitted import FittedModule
 from .layout import published
 
 
 @published
-class QueryShift(Module):
+class QueryShift(FittedModule):
     """Adds one vector to what ``encode_query`` gives; other vectors stay as they are.
 
     Short queries and long documents have different means. What is common to all queries says
@@ -69,47 +67,3 @@ class QueryShift(Module):
     def get_embedding_dimension(self) -> int:
         """Dimension d of the vectors."""
         return self.in_features
-
-    @classmethod
-    def load(
-        cls,
-        model_name_or_path: str,
-        subfolder: str = "",
-        token: bool | str | None = None,
-        cache_folder: str | None = None,
-        revision: str | None = None,
-        local_files_only: bool = False,
-        init_defaults: dict[str, Any] | None = None,
-        **kwargs: object,
-    ) -> QueryShift:
-        """Load the shift; an error where its weights are missing."""
-        config = cls.load_config(
-            model_name_or_path,
-            subfolder=subfolder,
-            token=token,
-            cache_folder=cache_folder,
-            revision=revision,
-            local_files_only=local_files_only,
-        )
-        module = cls(**config)
-        cls.load_torch_weights(
-            model_name_or_path,
-            subfolder=subfolder,
-            token=token,
-            cache_folder=cache_folder,
-            revision=revision,
-            local_files_only=local_files_only,
-            model=module,
-        )
-        return module
-
-    def save(
-        self,
-        output_path: str,
-        *args: object,
-        safe_serialization: bool = True,
-        **kwargs: object,
-    ) -> None:
-        """Save the configuration and the shift."""
-        self.save_config(output_path)
-        self.save_torch_weights(output_path, safe_serialization=safe_serialization)

@@ -24,6 +24,7 @@ from .layout import (
     Features,
     RowLayout,
     Template,
+    check_token_ids,
     copies_of,
     decoder_of,
     empty_text_token,
@@ -56,7 +57,9 @@ TEXT_ONLY: dict[str, Any] = {
 CARD_MARKS = ("<!-- st_reba: this folder -->", "<!-- st_reba: end of this folder -->")
 REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
 # Modules that make no vector of a text's tokens.
-_NO_POOLING = {"Dense", "Dropout", "LayerNorm", "Normalize", "PromptEnsemble", "QueryShift"}
+_NO_POOLING = {
+    *("Dense", "Dropout", "LayerNorm", "Normalize", "PromptEnsemble", "QueryShift", "TokenPart")
+}
 
 
 @published
@@ -116,6 +119,7 @@ class RepeatTransformer(Transformer):
     ]
     # The rows of A^new that the pooling module asks for; None if it needs none.
     requested_rows: Capture | None = None
+    hands_on_content = False  # whether a module of the pipeline reads the tokens of whole texts
     mode_changes = 0  # how often training or inference was set
     # Stored dtype; transformers' loading report (missing and unexpected keys).
     stored_dtype: torch.dtype | None = None
@@ -325,6 +329,7 @@ class RepeatTransformer(Transformer):
         Returns:
             ``input_ids``, ``attention_mask``, ``copy_ids`` [B, T] int64, padded on the right, and
             ``spans``, a list of B; with P templates B·P rows, those of a text one after another.
+            Where a module needs them, ``content_ids`` [B, C] int64: all tokens of each text.
         """
         fields = {name: value for name, value in fields.items() if value is not None}
         layouts = self.row_layouts(prompt, task, **fields)
@@ -352,22 +357,10 @@ class RepeatTransformer(Transformer):
                 )
                 rows.append(layout.build_row(content or [empty_text_token(self.text_tokenizer)]))
         features = pad(rows)
-        self._check_embeddings(features["input_ids"])
+        check_token_ids(features["input_ids"], self.model)
+        if self.hands_on_content:
+            features["content_ids"] = extensions.pad_content(contents)
         return features
-
-    def _check_embeddings(self, token_ids: Tensor) -> None:
-        """Refuse a token that the tokenizer was given and the model was not: on a GPU it would end the process."""
-        count: Any = getattr(self.model.get_input_embeddings(), "num_embeddings", None)
-        if count is None or not token_ids.numel():
-            return
-        highest = int(token_ids.max())
-        if highest >= count:
-            remedy = (
-                "Call model[0].model.resize_token_embeddings(len(model.tokenizer)), and train it"
-            )
-            raise ValueError(
-                f"The tokenizer has token {highest}, but the model only {count} embeddings. {remedy}."
-            )
 
     def forward(
         self,
@@ -511,6 +504,7 @@ class RepeatTransformer(Transformer):
         super().on_model_ready(model)
         class_names = [type(module).__name__ for module in model]
         self._pipeline = [module for module in model.modules() if hasattr(module, "on_model_ready")]
+        self.hands_on_content = any(hasattr(module, "reads_content") for module in self._pipeline)
         is_embedder = model[0] is self and hasattr(model, "encode_query")
         if is_embedder and _NO_POOLING.issuperset(class_names[1:]):
             first_name = class_names[0]

@@ -24,6 +24,7 @@ from ..modules.nosink import LayerMasks
 from ..modules.passes import ForwardPass, running
 from ..modules.placement import PlacedRows, literal_ids, place_rows
 from ..modules.shift import QueryShift
+from ..modules.token_part import TokenPart
 from ..modules.transformer import RepeatTransformer
 from ..poolings import is_exportable
 from .attention import GraphCapture, GraphMasks
@@ -206,6 +207,11 @@ def _check_model(model: SentenceTransformer, task: GraphTask) -> None:
         name = type(transformer.model).__name__
         raise ValueError(f"{name} cannot be exported, as it {reason}.")
     for module in list(model)[2:]:
+        if isinstance(module, TokenPart):
+            raise ValueError(
+                "TokenPart cannot be exported, as it reads a text's tokens beside the graph. "
+                "Fit the filter without tokens."
+            )
         if not _is_exportable_behind_pooling(module):
             raise ValueError(
                 f"{type(module).__name__} behind the pooling cannot be exported: only QueryShift, Normalize, and "

@@ -17,6 +17,7 @@ from indexes import MODEL, QUIET, WordSpans, build, documents, scores_of, texts
 from tiny import tiny_model
 
 from st_reba.corpus import Corpus, Document, encode_corpus
+from st_reba.corpus.folder import CORPUS_FORMAT
 from st_reba.index import Index, changes
 
 REWRITES: dict[str, Callable[[Index], object]] = {
@@ -241,9 +242,12 @@ def test_a_corpus_of_another_format_is_to_be_encoded_again(tmp_path: Path) -> No
     corpus = encode_corpus(MODEL, texts(9), tmp_path / "corpus", **QUIET)
     header_path = corpus.path / "corpus.json"
     header = header_path.read_text(encoding="utf-8")
-    header_path.write_text(header.replace('"format": 2', '"format": 1'), encoding="utf-8")
+    older_format = CORPUS_FORMAT - 1
+    older_header = header.replace(f'"format": {CORPUS_FORMAT}', f'"format": {older_format}')
+    header_path.write_text(older_header, encoding="utf-8")
+    message = rf"format {older_format}, not {CORPUS_FORMAT}\); encode the corpus again"
     for use in (lambda: build(tmp_path / "index", corpus.path), lambda: encode(corpus.path)):
-        with pytest.raises(ValueError, match=r"format 1, not 2\); encode the corpus again"):
+        with pytest.raises(ValueError, match=message):
             use()
     encode(corpus.path, overwrite=True).verify()
 

@@ -17,8 +17,9 @@ from sentence_transformers import SentenceTransformer
 from tiny import WORDS
 
 import st_reba
+from st_reba import token_means
 from st_reba.corpus import Document
-from st_reba.index import Index, ingest, token_means
+from st_reba.index import Index, ingest
 from st_reba.sentences import QUERY_SAMPLE, sample_sentences
 
 Array = NDArray[np.float64]
@@ -258,3 +259,22 @@ def test_wrong_values_of_tokens_are_refused(mini: SentenceTransformer, tmp_path:
     index = Index.build(mini, TEXTS[:20], tmp_path / "index", **QUIET)
     with pytest.raises(ValueError, match="tokens=False: give whiten=True too"):
         index.compact(tokens=False)
+
+
+def test_a_model_with_the_tokens_gives_what_the_index_compares(mini: SentenceTransformer) -> None:
+    options: Any = {"kind": "whiten", "power": 0.25, "queries": True}
+    filtered_model = st_reba.fit_filter(mini, TEXTS, **options)
+    joined_model = st_reba.fit_filter(mini, TEXTS, **options, tokens=True)
+    assert joined_model[0].recipe == {
+        **filtered_model[0].recipe,  # type: ignore[dict-item, unused-ignore]
+        "filter": "whiten:power=0.25,texts=130,queries=130,tokens=192",
+    }
+    reference = Reference(mini, TEXTS)
+    model_cosines = filtered_model.encode_query(QUERIES) @ filtered_model.encode_document(TEXTS).T
+    cosines = joined_model.encode_query(QUERIES) @ joined_model.encode_document(TEXTS).T
+    for query, query_model_cosines, query_cosines in zip(
+        QUERIES, model_cosines, cosines, strict=True
+    ):
+        token_cosines = np.array([reference.cosine(query, text) for text in TEXTS])
+        expected_cosines = (query_model_cosines + SHARE * token_cosines) / (1 + SHARE)
+        assert np.abs(query_cosines - expected_cosines).max() < 2e-5

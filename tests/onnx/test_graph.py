@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 import st_reba
-from st_reba import QueryShift
+from st_reba import QueryShift, TokenPart
 from st_reba.onnx.attention import GraphMasks, attend, graph_attention
 from st_reba.onnx.graph import EmbeddingGraph
 
@@ -283,3 +283,12 @@ def test_a_graph_shifts_queries_alone(base: Base, task: Any) -> None:
     message = "treats a query otherwise.*task='query', 'document' or 'similarity'"
     with pytest.raises(ValueError, match=message):
         EmbeddingGraph(shifted_model)
+
+
+def test_tokens_beside_the_vector_are_in_no_graph(base: Base) -> None:
+    model = build(base("qwen3"), method="prompteol")
+    width = model.get_embedding_dimension() or 0
+    token_part = TokenPart(width, len(model.tokenizer), width, 3, share=0.4)
+    joined_model = SentenceTransformer(modules=[*model, token_part], device="cpu")
+    with pytest.raises(ValueError, match="TokenPart cannot be exported.*without tokens"):
+        EmbeddingGraph(joined_model, "query")

@@ -13,22 +13,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import embedding_bag, normalize
+from torch.nn.functional import normalize
 
-from ..filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN, SEARCH_POWER
-from ..linear_filter import Filter
-from ..modules import RepeatTransformer
-from .scoring import Matrix, prepare_vectors
+from .filter_options import (
+    FEWEST_FOR_DIRECTIONS,
+    FEWEST_FOR_MEAN,
+    SEARCH_POWER,
+    TOKEN_DIMENSIONS,
+    TOKEN_SHARE,
+)
+from .linear_filter import Filter
+from .modules import RepeatTransformer, TokenPart
+from .modules.token_part import mean_embeddings
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from ..encode import Task
+    from .encode import Task
 
-# Chosen on Cranfield, CISI, STARD and XQuAD.
-TOKEN_DIMENSIONS = 256
 _TEXTS_AT_A_TIME = 256
 
+Matrix = NDArray[np.float32]
 TokenIds = list[list[int]]
 
 
@@ -93,8 +98,27 @@ class TokenMeans:
         """Vectors [n, k] of texts, of length one, by the embeddings of the index's model."""
         reader = _TokenReader(model)
         token_ids = reader.token_ids(texts)
-        mean_embeddings = reader.mean_embeddings(token_ids, self.token_weights)
-        return prepare_vectors(self.linear_filter.apply(mean_embeddings, task), "cosine")
+        means = reader.mean_embeddings(token_ids, self.token_weights)
+        filtered_means = torch.from_numpy(self.linear_filter.apply(means, task))
+        return normalize(filtered_means, dim=-1).float().numpy()
+
+    def as_module(self, vector_width: int) -> TokenPart:
+        """What appends such vectors to those [n, d] of a model, of ``vector_width`` dimensions d."""
+        dimension, embedding_width = self.linear_filter.weight.shape
+        query_mean = self.linear_filter.query_mean
+        assert query_mean is not None  # as `fit` gives it one
+        token_part = TokenPart(
+            vector_width, len(self.token_weights), embedding_width, dimension, TOKEN_SHARE
+        )
+        fitted_arrays = {
+            "token_weights": self.token_weights,
+            "document_mean": self.linear_filter.mean,
+            "query_mean": query_mean,
+            "weight": self.linear_filter.weight,
+        }
+        state = {name: torch.from_numpy(array) for name, array in fitted_arrays.items()}
+        token_part.load_state_dict(state)
+        return token_part.eval()
 
     def to_bytes(self) -> bytes:
         """All of it as the content of a .safetensors file."""
@@ -132,7 +156,7 @@ class _TokenReader:
     @property
     def embedding_width(self) -> int:
         """Dimension e of the embeddings."""
-        return self._embed(np.zeros(1, np.int64)).shape[1]
+        return int(self.mean_embeddings([[0]], np.ones(1, np.float32)).shape[1])
 
     def token_ids(self, texts: Sequence[str]) -> TokenIds:
         """All tokens of each text, also those beyond what the model reads."""
@@ -141,31 +165,21 @@ class _TokenReader:
 
     def mean_embeddings(self, token_ids: TokenIds, token_weights: NDArray[np.float32]) -> Matrix:
         """Weighted means of unit embeddings, [n, e], scaled to length one; zero for no tokens."""
-        blocks = [self._mean_of_block(block, token_weights) for block in _blocks_of(token_ids)]
-        return prepare_vectors(np.concatenate(blocks), "cosine")
+        weights = torch.from_numpy(token_weights)
+        blocks = [self._means_of_block(block, weights) for block in _blocks_of(token_ids)]
+        return np.concatenate(blocks)
 
     @torch.inference_mode()
-    def _embed(self, tokens: NDArray[np.int64]) -> Tensor:
-        """Embeddings [n, e] of tokens, float32."""
+    def _means_of_block(self, token_ids: TokenIds, token_weights: Tensor) -> Matrix:
         device = next(self._embeddings.parameters()).device
-        embeddings: Tensor = self._embeddings(torch.from_numpy(tokens).to(device))
-        return embeddings.float().cpu()
-
-    @torch.inference_mode()
-    def _mean_of_block(self, token_ids: TokenIds, token_weights: NDArray[np.float32]) -> Matrix:
-        token_counts = [len(text_tokens) for text_tokens in token_ids]
-        all_tokens = np.array([token for text in token_ids for token in text], np.int64)
-        distinct_tokens, rows = np.unique(all_tokens, return_inverse=True)
-        unit_embeddings = normalize(self._embed(distinct_tokens), dim=-1)
-        offsets = np.cumsum([0, *token_counts[:-1]])
-        weighted_sums = embedding_bag(
-            torch.from_numpy(rows),
-            unit_embeddings,
-            torch.from_numpy(offsets),
-            mode="sum",
-            per_sample_weights=torch.from_numpy(token_weights[all_tokens]),
+        all_tokens = [token for text_tokens in token_ids for token in text_tokens]
+        means = mean_embeddings(
+            self._embeddings,
+            torch.tensor(all_tokens, dtype=torch.long, device=device),
+            torch.tensor([len(text_tokens) for text_tokens in token_ids], device=device),
+            token_weights.to(device),
         )
-        return weighted_sums.numpy()
+        return means.cpu().numpy()
 
 
 def _blocks_of(token_ids: TokenIds) -> Iterator[TokenIds]:
