@@ -42,9 +42,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "filter": {"method": "classical"},
     "three wordings": {"method": "prompteol", "template": THREE_WORDINGS},
     "search filter": {"method": "prompteol", "template": THREE_WORDINGS},
-    "tokens": {"method": "prompteol", "template": THREE_WORDINGS},
 }
-SLOW_NAMES = ("authors", "echo")
+SLOW_NAMES = ("authors", "echo", "second", "filter", "three wordings")
 QUICK_NAMES = (*(name for name in MODELS if name not in SLOW_NAMES), "router")
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 # Files that no route changes.
@@ -103,8 +102,6 @@ def build_model(name: str) -> SentenceTransformer:
     if name == "filter":
         return st_reba.fit_filter(model, texts, "center")
     if name == "search filter":
-        return st_reba.fit_filter(model, texts, "whiten", power=0.25, queries=True)
-    if name == "tokens":
         return st_reba.fit_filter(model, texts, "whiten", power=0.25, queries=True, tokens=True)
     return model
 

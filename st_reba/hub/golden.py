@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from os import PathLike
@@ -23,7 +23,7 @@ from ..comparison import (
     text_distances,
 )
 from ..encode import describe_pipeline_fault, unreported_cuts
-from ..modules.layout import empty_text_token
+from ..modules.layout import TASKS, empty_text_token
 from ..modules.version import __version__
 from .digests import compare_digests, digests_of, writers_of
 
@@ -33,7 +33,13 @@ _MOST_BYTES = 32 << 20
 # Each text is encoded by itself.
 _MOST_TEXTS = 1000
 _MOST_LETTERS = 100_000
+_FIELD_VALUE = "Find its meaning."
+# How many of the texts are also encoded as queries and as documents, where these differ.
+_SEARCH_TEXTS = 5
 _PACKAGES = ("sentence-transformers", "transformers", "torch")
+
+# A text with its vector, and perhaps its task.
+Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ class Report:
     Args:
         distance: Of all vectors, as :func:`st_reba.comparison.relative_distance` gives it.
         tolerance: The largest distance that is allowed.
-        texts: Distance of each text's two vectors, relative to the length of the golden one.
+        texts: Distance of each text's two vectors, relative to the length of the golden one; of a
+            query and a document by ``"query: …"`` and ``"document: …"``.
         changes: What differs between then and now: (then, now) by name.
         ran: Whose code made the vectors; None: sentence-transformers' own modules, or a graph.
         code: How the repository's code differs from the installed package's; None: it does not.
@@ -120,16 +127,41 @@ def environment(model: SentenceTransformer) -> dict[str, str]:
 def write_golden(model: SentenceTransformer, folder: str | PathLike[str]) -> None:
     """Write ``golden.json`` into a model's folder: texts, their vectors, and what made them."""
     first: Any = model[0]
-    fields = dict.fromkeys(open_fields(first), "Find its meaning.")
+    fields = dict.fromkeys(open_fields(first), _FIELD_VALUE)
     texts = list(GOLDEN_TEXTS)
     try:
         empty_text_token(model.tokenizer)
     except ValueError:  # no token stands for an empty text
         texts.remove("")
-    vectors = encoded(model, texts, fields)
+    entries = make_entries(texts, encoded(model, texts, fields))
+    searches = _search_entries(model, entries[1 : 1 + _SEARCH_TEXTS])
     header = {"tolerance": machine_tolerance(model), "fields": fields, "made": environment(model)}
     header |= digest_header(folder)
-    write_file(folder, header, texts, vectors.tolist())
+    write_file(folder, header, entries, searches)
+
+
+def make_entries(texts: Sequence[str], vectors: NDArray[np.float32]) -> list[Entry]:
+    """Texts with their vectors [texts, d], as golden.json holds them."""
+    entries: list[Entry] = []
+    for text, vector in zip(texts, vectors.tolist(), strict=True):
+        entries.append({"text": text, "vector": [float(f"{value:.7g}") for value in vector]})
+    return entries
+
+
+def _search_entries(model: SentenceTransformer, entries: Sequence[Entry]) -> list[Entry]:
+    """The same texts as queries and as documents, where the model makes other vectors of these."""
+    texts = [entry["text"] for entry in entries]
+    vectors = np.array([entry["vector"] for entry in entries])
+    searches: list[Entry] = []
+    for task in TASKS:
+        try:
+            task_vectors = _encoded_as(model, texts, task)
+        except ValueError:  # of others: not every Router has a way for queries
+            continue
+        if relative_distance(vectors, task_vectors) > machine_tolerance(model):
+            for entry in make_entries(texts, task_vectors):
+                searches.append({"task": task, **entry})
+    return searches
 
 
 def digest_header(folder: str | PathLike[str]) -> dict[str, object]:
@@ -157,8 +189,10 @@ def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
         raise ValueError(
             f"The golden vectors are of a template with the fields {[*stored['fields']]!s:.80}."
         )
-    texts = [text["text"] for text in stored["texts"]]
-    vectors = encoded(model, texts, stored["fields"])
+    texts = [entry["text"] for entry in stored["texts"]]
+    vectors = [*encoded(model, texts, stored["fields"])]
+    for entry in stored.get("searches", ()):
+        vectors += [*_encoded_as(model, [entry["text"]], entry["task"])]
     # That of the coarser type: then, or now.
     tolerance = max(machine_tolerance(model), machine_tolerance(model, stored["made"]["dtype"]))
     return report(stored, vectors, tolerance, environment(model))
@@ -170,8 +204,12 @@ def report(
     tolerance: float,
     current_environment: Mapping[str, str],
 ) -> Report:
-    """Compare what :func:`read_golden` read with vectors [texts, d] of its texts, made in the current environment."""
-    golden_vectors = np.array([text["vector"] for text in stored["texts"]], dtype=np.float64)
+    """Compare what :func:`read_golden` read with vectors [texts, d], made in the current environment.
+
+    They are those of its texts, and then of its searches.
+    """
+    entries = [*stored["texts"], *stored.get("searches", ())]
+    golden_vectors = np.array([entry["vector"] for entry in entries], dtype=np.float64)
     current_vectors = np.asarray(vectors, dtype=np.float64)
     if current_vectors.shape != golden_vectors.shape:
         current_dimension, golden_dimension = current_vectors.shape[1], golden_vectors.shape[1]
@@ -180,8 +218,11 @@ def report(
         )
     distances = text_distances(golden_vectors, current_vectors)
     distance_of_text: dict[str, float] = {}
-    for text, distance in zip(stored["texts"], distances, strict=True):
-        distance_of_text[text["text"]] = float(distance)
+    for entry, distance in zip(entries, distances, strict=True):
+        name = entry["text"]
+        if "task" in entry:
+            name = f"{entry['task']}: {name}"
+        distance_of_text[name] = float(distance)
     changes: dict[str, tuple[str | None, str | None]] = {}
     for name, current_value in current_environment.items():
         stored_value = stored["made"].get(name)
@@ -204,18 +245,28 @@ def open_fields(first: Any, task: str | None = None) -> list[str]:
 def encoded(
     model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]
 ) -> NDArray[np.float32]:
-    """Vectors [texts, d], each text alone, so that no vector holds what a batch adds to it."""
-    options: dict[str, Any] = {
-        "prompt": "",
-        "show_progress_bar": False,
-        "convert_to_tensor": True,
-        **fields,
-    }
+    """Vectors [texts, d] that ``encode`` gives without a prompt."""
+    return _encode_each(model, texts, model.encode, {"prompt": "", **fields})
+
+
+def _encoded_as(model: SentenceTransformer, texts: Sequence[str], task: str) -> NDArray[np.float32]:
+    """Vectors [texts, d] that ``encode_query`` or ``encode_document`` gives, with the prompts of the model."""
+    fields = dict.fromkeys(open_fields(model[0], task), _FIELD_VALUE)
+    return _encode_each(model, texts, getattr(model, f"encode_{task}"), fields)
+
+
+def _encode_each(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    encode: Callable[..., Any],
+    options: Mapping[str, str],
+) -> NDArray[np.float32]:
+    """Vectors of texts, each alone, so that no vector holds what a batch adds to it."""
     encoded_texts: list[NDArray[np.float32]] = []
     try:
         with model.truncate_embeddings(None), unreported_cuts(model):
             for text in texts:
-                vectors = model.encode([text], **options)
+                vectors = encode([text], show_progress_bar=False, convert_to_tensor=True, **options)
                 encoded_texts.append(vectors[0].float().cpu().numpy())
     except Exception as error:  # of others' modules, which check little before they run
         if isinstance(error, ValueError) and hasattr(model[0], "fields"):
@@ -232,18 +283,22 @@ def encoded(
 def write_file(
     folder: str | PathLike[str],
     header: Mapping[str, object],
-    texts: Iterable[str],
-    vectors: Iterable[Iterable[float]],
+    entries: Iterable[Entry],
+    searches: Iterable[Entry] = (),
 ) -> None:
     """Write golden.json: the header, and a line for each text with its vector [d]."""
-    text_lines: list[str] = []
-    for text, vector in zip(texts, vectors, strict=True):
-        rounded_vector = [float(f"{value:.7g}") for value in vector]
-        text_lines.append(json.dumps({"text": text, "vector": rounded_vector}, ensure_ascii=False))
+    lists = [f'"texts": {_lines_of(entries)}']
+    if searches:
+        lists.insert(0, f'"searches": {_lines_of(searches)}')
     header_lines = json.dumps(header, indent=1).removesuffix("\n}")
-    joined_lines = ",\n  ".join(text_lines)
-    content = f'{header_lines},\n "texts": [\n  {joined_lines}\n ]\n}}\n'
+    content = ",\n ".join([header_lines, *lists]) + "\n}\n"
     Path(folder, FILE).write_text(content, encoding="utf-8")
+
+
+def _lines_of(entries: Iterable[Entry]) -> str:
+    lines = [json.dumps(entry, ensure_ascii=False) for entry in entries]
+    joined_lines = ",\n  ".join(lines)
+    return f"[\n  {joined_lines}\n ]"
 
 
 def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
@@ -253,14 +308,19 @@ def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
         if size > _MOST_BYTES:
             raise ValueError(f"{size:,} bytes, where {_MOST_BYTES:,} are enough")
         value: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-        vectors = np.array([text["vector"] for text in value["texts"]], dtype=np.float64)
+        entries = [*value["texts"], *value.get("searches", ())]
+        vectors = np.array([entry["vector"] for entry in entries], dtype=np.float64)
         if (
-            vectors.ndim != 2
+            not value["texts"]
+            or vectors.ndim != 2
             or not np.isfinite(vectors).all()
             or not isinstance(value["made"]["dtype"], str)
         ):
             raise ValueError("a value is of the wrong type")
         _check_header(value)
+        _check_texts(entries)
+        if not {entry["task"] for entry in value.get("searches", ())} <= {*TASKS}:
+            raise ValueError("a task is neither query nor document")
         if not all(isinstance(digest, str) for digest in value.get("digests", {}).values()):
             raise ValueError("a digest is no text")
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -275,11 +335,14 @@ def _check_header(header: Mapping[str, Any]) -> None:
         raise ValueError(f"dtype {header['made']['dtype']!r:.40} is not known")
     if not isinstance(header["fields"], dict) or not isinstance(header["tolerance"], (int, float)):
         raise ValueError("a value is of the wrong type")
+
+
+def _check_texts(entries: Sequence[Entry]) -> None:
     letter_count = 0
-    for text in header["texts"]:
-        if not isinstance(text["text"], str):
+    for entry in entries:
+        if not isinstance(entry["text"], str):
             raise ValueError("a text is none")
-        letter_count += len(text["text"])
-    if len(header["texts"]) > _MOST_TEXTS or letter_count > _MOST_LETTERS:
+        letter_count += len(entry["text"])
+    if len(entries) > _MOST_TEXTS or letter_count > _MOST_LETTERS:
         limits = f"{_MOST_TEXTS:,} texts of {_MOST_LETTERS:,} letters in all"
         raise ValueError(f"more than {limits}")

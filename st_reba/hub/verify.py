@@ -82,7 +82,7 @@ def verify(
             f"{source!r} holds no {FILE}. st-reba build and st_reba.hub.save write one."
         )
     stored = read_golden(golden_path)
-    text_count = len(stored["texts"])
+    text_count = len(stored["texts"]) + len(stored.get("searches", ()))
     announce = report_step or _announce_nothing
     if stored.get("graph") is not None:
         announce(f"Running the graph of {source} on {text_count} texts")

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from ..comparison import GOLDEN_TEXTS, relative_distance
 from ..encode import encode_texts
-from ..hub.golden import digest_header, environment, write_file
+from ..hub.golden import digest_header, environment, make_entries, write_file
 from ..hub.graph import GRAPH, Runner, verify_graph, versions
 from ..hub.save import check_free, put
 from ..optional import required
@@ -114,7 +114,7 @@ def _write_golden(
     }
     header |= digest_header(folder)
     vectors = encode_texts(model, texts, task=graph.task)
-    write_file(folder, header, texts, vectors.tolist())
+    write_file(folder, header, make_entries(texts, vectors))
     return texts, vectors
 
 

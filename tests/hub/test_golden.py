@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -213,3 +214,80 @@ def test_one_number_that_is_not_finite_is_enough_to_refuse(
     monkeypatch.setattr(type(reba_model), "encode", encode)
     with pytest.raises(ValueError, match="NaN"):
         write_golden(reba_model, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def search_model() -> Any:
+    texts = [f"Ship {number} carries {number + 1} lamps." for number in range(120)]
+    model = st_reba.build("mini", device="cpu", prompts={"query": "Find. "})
+    return st_reba.fit_filter(model, texts, "whiten", power=0.25, queries=True, tokens=True)
+
+
+@pytest.fixture(scope="module")
+def search_file(search_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("searches")
+    write_golden(search_model, folder)
+    return folder / golden.FILE
+
+
+def test_queries_have_golden_vectors_where_they_differ(
+    search_model: Any, reba_model: Any, search_file: Path, golden_file: Path
+) -> None:
+    assert "searches" not in read_golden(golden_file)
+    searches = read_golden(search_file)["searches"]
+    # What `encode` gives are its documents.
+    assert [(entry["task"], entry["text"]) for entry in searches] == [
+        ("query", text) for text in GOLDEN_TEXTS[1:6]
+    ]
+    for entry in searches:
+        vector = search_model.encode_query(entry["text"])
+        assert np.abs(vector - np.array(entry["vector"])).max() < 1e-6
+
+
+def test_documents_have_golden_vectors_too(tmp_path: Path) -> None:
+    write_golden(st_reba.build("mini", device="cpu"), tmp_path)
+    tasks = [entry["task"] for entry in read_golden(tmp_path / golden.FILE)["searches"]]
+    assert tasks == ["query"] * 5 + ["document"] * 5
+
+
+def change_prompt(model: Any) -> None:
+    model.prompts = {"query": "Sort. "}
+
+
+def change_query_mean(model: Any) -> None:
+    model[-1].query_mean += 0.01
+
+
+@pytest.mark.parametrize("change", [change_prompt, change_query_mean])
+def test_a_model_that_treats_queries_otherwise_is_another(
+    search_model: Any, search_file: Path, change: Callable[[Any], None]
+) -> None:
+    changed_model = copy.deepcopy(search_model)
+    stored = read_golden(search_file)
+    assert compare(changed_model, stored).ok
+    change(changed_model)
+    report = compare(changed_model, stored)
+    assert not report.ok
+    furthest_text = max(report.texts, key=lambda text: report.texts[text])
+    assert furthest_text.startswith("query: ")
+    assert max(report.texts[text] for text in GOLDEN_TEXTS) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entry: entry.update(task="similarity"),
+        lambda entry: entry.pop("task"),
+        lambda entry: entry["vector"].pop(),
+        lambda entry: entry.update(text=1),
+    ],
+)
+def test_damaged_searches_are_refused(
+    search_file: Path, tmp_path: Path, damage: Callable[[Any], object]
+) -> None:
+    stored = read_golden(search_file)
+    damage(stored["searches"][2])
+    damaged_file = tmp_path / golden.FILE
+    damaged_file.write_text(json.dumps(stored), encoding="utf-8")
+    with pytest.raises(ValueError, match="is damaged"):
+        read_golden(damaged_file)

@@ -28,7 +28,7 @@ def test_a_dry_run_lists_the_files_and_sends_nothing(
     assert {"README.md", "st_reba.py", "golden.json", "more/notes.txt"} <= set(pushed.files)
     assert not [name for name in pushed.files if ".cache" in name]
     first_line, *file_lines, last_line = capsys.readouterr().out.splitlines()
-    assert first_line.startswith("Verified: 20 texts")
+    assert first_line.startswith("Verified: 25 texts")
     assert [line[14:] for line in file_lines] == [f"  {name}" for name in pushed.files]
     assert last_line.startswith("Nothing was sent: a dry run")
     assert "path/to/model" in (copied_folder / "README.md").read_text(encoding="utf-8")

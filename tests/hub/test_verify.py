@@ -58,7 +58,7 @@ def test_steps_are_announced_before_they_run(saved_folder: Path) -> None:
     verify(saved_folder, device="cpu", report_step=steps.append)
     assert steps == [
         f"Loading {saved_folder} in float32",
-        "Encoding 20 texts",
+        "Encoding 25 texts",
         "Comparing weights, tokenizer and settings with what was saved",
     ]
 
