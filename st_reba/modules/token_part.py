@@ -147,26 +147,29 @@ class TokenPart(FittedModule):
             raise ValueError(
                 "TokenPart: no tokens of the texts are there. Save the model and load it again."
             )
-        vectors: Tensor = features["sentence_embedding"]
-        unit_vectors = normalize(vectors.float(), dim=-1)
-        token_vectors = self._encode(features["content_ids"], task)
-        joined_vectors = torch.cat([unit_vectors, token_vectors * math.sqrt(self.share)], dim=-1)
-        joined_vectors = joined_vectors / math.sqrt(1 + self.share)
-        return {**features, "sentence_embedding": joined_vectors.to(vectors.dtype)}
+        means = self._mean_embeddings(features["content_ids"])
+        joined_vectors = self.join(features["sentence_embedding"], means, task)
+        return {**features, "sentence_embedding": joined_vectors}
 
     @torch.no_grad()
-    def _encode(self, content_ids: Tensor, task: str | None) -> Tensor:
-        """Vectors [B, k] of tokens, of length one."""
+    def _mean_embeddings(self, content_ids: Tensor) -> Tensor:
+        """Means [B, e] of the tokens of texts, of length one."""
         is_token = content_ids >= 0
-        means = mean_embeddings(
+        return mean_embeddings(
             self._embeddings(),
             content_ids[is_token],
             is_token.sum(dim=1),
             self.get_buffer("token_weights").float(),
         )
+
+    def join(self, vectors: Tensor, means: Tensor, task: str | None) -> Tensor:
+        """Vectors [B, d] with those of mean embeddings [B, e], as [B, d + k] of length one."""
         mean_name = "query_mean" if task == "query" else "document_mean"
         centered_means = means - self.get_buffer(mean_name).float()
-        return normalize(centered_means @ self.get_buffer("weight").float().T, dim=-1)
+        token_vectors = normalize(centered_means @ self.get_buffer("weight").float().T, dim=-1)
+        unit_vectors = normalize(vectors.float(), dim=-1)
+        joined_vectors = torch.cat([unit_vectors, token_vectors * math.sqrt(self.share)], dim=-1)
+        return (joined_vectors / math.sqrt(1 + self.share)).to(vectors.dtype)
 
     def get_embedding_dimension(self) -> int:
         """Dimension d + k of the vectors."""

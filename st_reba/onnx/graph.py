@@ -11,6 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from ..encode import Task, saved_prompt
 from ..modules.layout import (
@@ -104,12 +105,14 @@ class EmbeddingGraph(nn.Module):
         max_text_length = torch.sym_max(  # type: ignore[no-untyped-call]
             input_ids.shape[1] - self.special_token_count, 1
         )
+        text_starts = padding_lengths + self.prefix_length
+        text_lengths = token_counts - self.special_token_count
         rows = place_rows(
             self.layout,
             self.literals,
             input_ids,
-            text_starts=padding_lengths + self.prefix_length,
-            text_lengths=token_counts - self.special_token_count,
+            text_starts=text_starts,
+            text_lengths=text_lengths,
             max_text_length=max_text_length,
         )
         hidden_states, attention_rows = self._run(rows)
@@ -118,11 +121,32 @@ class EmbeddingGraph(nn.Module):
         else:
             sentence_vectors = self._pool_by_attention(hidden_states, attention_rows, rows)
         for module in self.filter_modules:
+            if isinstance(module, TokenPart):
+                means = self._mean_embeddings(
+                    input_ids, text_starts, text_lengths, module.get_buffer("token_weights")
+                )
+                sentence_vectors = module.join(sentence_vectors, means, self.task)
+                continue
             options = {"task": self.task} if isinstance(module, QueryShift) else {}
             features = module({"sentence_embedding": sentence_vectors}, **options)
             sentence_vectors = features["sentence_embedding"]
         zeros = torch.zeros_like(input_ids, dtype=sentence_vectors.dtype)
         return sentence_vectors[:, None] + zeros[:, :, None]
+
+    def _mean_embeddings(
+        self,
+        input_ids: Tensor,
+        text_starts: Tensor,
+        text_lengths: Tensor,
+        token_weights: Tensor,
+    ) -> Tensor:
+        """As `mean_embeddings` of a TokenPart, [B, e], of the texts' own tokens."""
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        is_text = (positions >= text_starts) & (positions < text_starts + text_lengths)
+        embeddings = self.model.get_input_embeddings()(input_ids)
+        weights = token_weights[input_ids] * is_text
+        weighted_sums = weights[:, None] @ normalize(embeddings, dim=-1)
+        return normalize(weighted_sums[:, 0], dim=-1)
 
     def _run(self, rows: PlacedRows) -> tuple[Tensor, Tensor | None]:
         """As RepeatTransformer: hidden states [B, T, d], and of ReBA the rows of A^new [B, R, T]."""
@@ -207,15 +231,10 @@ def _check_model(model: SentenceTransformer, task: GraphTask) -> None:
         name = type(transformer.model).__name__
         raise ValueError(f"{name} cannot be exported, as it {reason}.")
     for module in list(model)[2:]:
-        if isinstance(module, TokenPart):
-            raise ValueError(
-                "TokenPart cannot be exported, as it reads a text's tokens beside the graph. "
-                "Fit the filter without tokens."
-            )
         if not _is_exportable_behind_pooling(module):
             raise ValueError(
-                f"{type(module).__name__} behind the pooling cannot be exported: only QueryShift, Normalize, and "
-                "Dense without use_residual, from 'sentence_embedding' to 'sentence_embedding'."
+                f"{type(module).__name__} behind the pooling cannot be exported: only QueryShift, TokenPart, "
+                "Normalize, and Dense without use_residual, from 'sentence_embedding' to 'sentence_embedding'."
             )
 
 
@@ -247,7 +266,7 @@ def _reasons_against(
 
 
 def _depends_on_task(model: SentenceTransformer, transformer: RepeatTransformer) -> bool:
-    if any(isinstance(module, QueryShift) for module in model):
+    if any(isinstance(module, (QueryShift, TokenPart)) for module in model):
         return True
     tasks: tuple[Task | None, ...] = (None, *get_args(Task))
     layouts = {transformer.row_layouts(saved_prompt(model, task), task) for task in tasks}
@@ -255,7 +274,7 @@ def _depends_on_task(model: SentenceTransformer, transformer: RepeatTransformer)
 
 
 def _is_exportable_behind_pooling(module: nn.Module) -> bool:
-    if isinstance(module, QueryShift):
+    if isinstance(module, (QueryShift, TokenPart)):
         return True
     if not isinstance(module, (Normalize, Dense)) or getattr(module, "use_residual", False):
         return False

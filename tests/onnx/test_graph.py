@@ -285,10 +285,24 @@ def test_a_graph_shifts_queries_alone(base: Base, task: Any) -> None:
         EmbeddingGraph(shifted_model)
 
 
-def test_tokens_beside_the_vector_are_in_no_graph(base: Base) -> None:
-    model = build(base("qwen3"), method="prompteol")
+def with_token_part(model: SentenceTransformer) -> SentenceTransformer:
+    """A model that appends vectors of tokens, by numbers that are drawn."""
+    generator = torch.Generator().manual_seed(0)
     width = model.get_embedding_dimension() or 0
     token_part = TokenPart(width, len(model.tokenizer), width, 3, share=0.4)
-    joined_model = SentenceTransformer(modules=[*model, token_part], device="cpu")
-    with pytest.raises(ValueError, match="TokenPart cannot be exported.*without tokens"):
-        EmbeddingGraph(joined_model, "query")
+    for name, buffer in token_part.named_buffers():
+        drawn_numbers = torch.rand(buffer.shape, generator=generator)
+        buffer.copy_(drawn_numbers if name == "token_weights" else drawn_numbers - 0.5)
+    return SentenceTransformer(modules=[*model, token_part], device="cpu")
+
+
+@pytest.mark.parametrize("task", ["query", "document"])
+def test_a_graph_appends_the_vectors_of_tokens(base: Base, task: Any) -> None:
+    model = with_token_part(build(base("qwen3"), method="prompteol", template=SEARCH_TEMPLATE))
+    encoders = {"query": model.encode_query, "document": model.encode_document}
+    # A graph gets no token of what was cut.
+    whole_texts = [text for text in TEXTS if len(text) < 100] + [""]
+    vectors = graph_vectors(EmbeddingGraph(model, task), whole_texts)
+    assert_near(vectors, encoders[task](whole_texts))
+    with pytest.raises(ValueError, match="treats a query otherwise"):
+        EmbeddingGraph(model)
