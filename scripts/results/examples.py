@@ -18,7 +18,6 @@ the mean over draws, and the range.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +37,8 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
-from st_reba.evaluation.readouts import build_on, encode_methods, load_base
-from st_reba.index import Index
+from st_reba.evaluation.readouts import encode_methods, load_base
+from st_reba.linear_filter import Filter
 from st_reba.methods import Method
 from st_reba.prompts import (
     EXAMPLES,
@@ -51,7 +50,9 @@ from st_reba.prompts import (
     TOPIC_QUESTION_ZH,
     join_examples,
 )
+from st_reba.sentences import QUERY_SAMPLE, sample_sentences
 
+VectorsByMethod = dict[Method, NDArray[np.float32]]
 Pair = tuple[float, str, str]
 READINGS = ("states", "attention")
 CLOSING_QUOTES = {"en": '"', "zh": "”"}
@@ -229,20 +230,48 @@ class Search:
 
     def score(self, template: dict[str, str]) -> dict[str, float]:
         """Scores by reading."""
-        scores: dict[str, float] = {}
         tokenizer = self.base_model.tokenizer
         prompt_length = max(len(tokenizer(prompt)["input_ids"]) for prompt in template.values())
-        for reading in READINGS:
-            method = Method("prompteol", template=template, read=reading)
-            model = build_on(self.base_model, method, check=False)
-            model.max_seq_length = self.positions + prompt_length
-            with tempfile.TemporaryDirectory() as folder:
-                index = Index.build(
-                    model, self.collection.documents, folder, whiten=True, overwrite=True
-                )
-                ndcgs, _ = self.collection.score(index, "vectors")
-            scores[reading] = 100 * float(np.mean(ndcgs))
+        self.base_model.max_seq_length = self.positions + prompt_length
+        methods = [Method("prompteol", template=template, read=reading) for reading in READINGS]
+        sentences = sample_sentences(self.collection.documents, QUERY_SAMPLE)
+        queries = self.collection.queries
+        document_vectors = self.encode(methods, self.collection.documents, "document")
+        query_vectors = self.encode(methods, [*sentences, *queries], "query")
+        scores: dict[str, float] = {}
+        for method in methods:
+            sentence_part, query_part = np.split(query_vectors[method], [len(sentences)])
+            cosines = whitened_cosines(document_vectors[method], sentence_part, query_part)
+            scores[method.read] = self.score_ranking(cosines)
         return scores
+
+    def encode(self, methods: Sequence[Method], texts: Sequence[str], task: str) -> VectorsByMethod:
+        """Vectors of texts by each method, from one pass."""
+        return encode_methods(self.base_model, methods, texts, check=False, task=task)
+
+    def score_ranking(self, cosines: NDArray[np.float64]) -> float:
+        """nDCG@10 × 100 of documents by their cosines, [queries, documents]."""
+        ndcgs: list[float] = []
+        for query, query_cosines in zip(self.collection.queries, cosines, strict=True):
+            order = np.argsort(-query_cosines, kind="stable")[: retrieval.DEPTH]
+            listed = [self.collection.documents[number] for number in order]
+            ndcgs.append(retrieval.ndcg_at_10(listed, self.collection.grades[query]))
+        return 100 * float(np.mean(ndcgs))
+
+
+def whitened_cosines(
+    document_vectors: NDArray[np.float32],
+    sentence_vectors: NDArray[np.float32],
+    query_vectors: NDArray[np.float32],
+) -> NDArray[np.float64]:
+    """Cosines [queries, documents] as an index without tokens compares them; sentences stand for queries in the fit."""
+    whitening = Filter.fit_for_search(document_vectors, sentence_vectors)
+    assert whitening is not None  # there are documents enough
+    whitened_documents = whitening.apply(document_vectors, "document")
+    whitened_queries = whitening.apply(query_vectors, "query")
+    whitened_documents /= np.linalg.norm(whitened_documents, axis=1, keepdims=True)
+    whitened_queries /= np.linalg.norm(whitened_queries, axis=1, keepdims=True)
+    return whitened_queries @ whitened_documents.T
 
 
 def sentence_templates(language: str, count: int, draw: int) -> Iterator[tuple[str, str]]:
