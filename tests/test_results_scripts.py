@@ -10,6 +10,10 @@ from types import ModuleType
 
 import pytest
 
+import st_reba
+from st_reba.encode import encode_texts
+from st_reba.sentences import QUERY_SAMPLE, sample_sentences
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -61,3 +65,22 @@ def test_what_a_search_does_not_find_earns_nothing(
 ) -> None:
     retrieval = import_script("retrieval")
     assert retrieval.ndcg_at_10(listed, grades) == pytest.approx(expected)
+
+
+def test_prompts_are_judged_by_what_an_index_compares(
+    import_script: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    model = st_reba.build("mini", "echo", pooling="mean")
+    texts = [f"{number} ships sail to the {number % 7}. island, and rest." for number in range(120)]
+    queries = ["the third island", "ships"]
+    index = st_reba.Index.build(model, texts, tmp_path / "index", tokens=False)
+    sentences = sample_sentences(texts, QUERY_SAMPLE)
+    cosines = import_script("examples").whitened_cosines(
+        encode_texts(model, texts, task="document"),
+        encode_texts(model, sentences, task="query"),
+        encode_texts(model, queries, task="query"),
+    )
+    for query, query_cosines in zip(queries, cosines, strict=True):
+        scores = {result.text: result.score for result in index.search(query, 120, mode="vectors")}
+        expected_cosines = [scores[text] for text in texts]
+        assert query_cosines == pytest.approx(expected_cosines, abs=2e-5)
