@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from os import PathLike
@@ -283,8 +283,8 @@ def _encode_each(
 def write_file(
     folder: str | PathLike[str],
     header: Mapping[str, object],
-    entries: Iterable[Entry],
-    searches: Iterable[Entry] = (),
+    entries: Sequence[Entry],
+    searches: Sequence[Entry] = (),
 ) -> None:
     """Write golden.json: the header, and a line for each text with its vector [d]."""
     lists = [f'"texts": {_lines_of(entries)}']
@@ -295,7 +295,7 @@ def write_file(
     Path(folder, FILE).write_text(content, encoding="utf-8")
 
 
-def _lines_of(entries: Iterable[Entry]) -> str:
+def _lines_of(entries: Sequence[Entry]) -> str:
     lines = [json.dumps(entry, ensure_ascii=False) for entry in entries]
     joined_lines = ",\n  ".join(lines)
     return f"[\n  {joined_lines}\n ]"

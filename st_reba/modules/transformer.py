@@ -360,6 +360,7 @@ class RepeatTransformer(Transformer):
         check_token_ids(features["input_ids"], self.model)
         if self.hands_on_content:
             features["content_ids"] = extensions.pad_content(contents)
+            check_token_ids(features["content_ids"], self.model)  # also those that are cut
         return features
 
     def forward(

@@ -97,6 +97,14 @@ def test_its_weights_are_neither_trained_nor_the_models_again(
     }
 
 
+def test_a_token_without_an_embedding_is_refused_where_it_is_cut_too() -> None:
+    model = st_reba.build("mini", "classical", device="cpu", max_seq_length=16)
+    filtered_model = fit(model)
+    filtered_model.tokenizer.add_tokens("quokka")
+    with pytest.raises(ValueError, match="The tokenizer has token .* only .* embeddings"):
+        filtered_model.encode(LONG_TEXT + "quokka")
+
+
 def test_a_model_without_it_computes_no_tokens() -> None:
     features: Any = st_reba.build("mini", "classical", device="cpu").preprocess(["gold"])
     assert "content_ids" not in features
