@@ -33,7 +33,6 @@ class OutputFiles:
         if self.lines is not None:
             check_writable(self.lines, "out (--out)")
             _check_holds_results(Path(self.lines))
-            self.append(())
         if self.figure is not None:
             check_figure(self.figure)
 

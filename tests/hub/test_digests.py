@@ -211,6 +211,22 @@ def test_weights_rounded_to_16_bits_are_the_same(copied_folder: Path, dtype: tor
     assert damage_of(copied_folder, saved_digests)
 
 
+def test_float16_rounded_to_bfloat16_is_the_same(copied_folder: Path) -> None:
+    def spread_over_16_bits(weights: dict[str, torch.Tensor]) -> None:
+        for name, weight in weights.items():
+            weights[name] = (weight.float() * 1.01).to(torch.float16)
+
+    def round_to_bfloat16(weights: dict[str, torch.Tensor]) -> None:
+        for name, weight in weights.items():
+            weights[name] = weight.to(torch.bfloat16)
+
+    change_weights(copied_folder, spread_over_16_bits)
+    saved_digests = digests_of(copied_folder, with_rounded_weights=True)
+    change_weights(copied_folder, round_to_bfloat16)
+    comparison = compare_digests(saved_digests, digests_of(copied_folder), has_same_writers=True)
+    assert comparison.damage == []
+
+
 def test_a_digest_is_of_values_not_of_their_type() -> None:
     torch.manual_seed(0)
     weight = torch.randn(7, 5).to(torch.bfloat16)
