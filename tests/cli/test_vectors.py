@@ -290,7 +290,7 @@ def test_index_reads_a_folder_of_texts(
         (texts_folder / name).write_text(lines, encoding="utf-8")
     index_folder = tmp_path / "index"
     run("index", texts_folder, index_folder, "--model", model_folder)
-    assert "not read: 1 .pdf, 1 without a suffix" in caplog.text
+    assert "not read: 1 .pdf, 1 without a suffix; convert them to" in caplog.text
     assert "a.txt, line 3  Ships sail." in run("search", index_folder, "Ships sail.", "-k", 1)
     assert "3 documents; 3 unchanged" in run("index", texts_folder, index_folder, "--add")
     assert main(["index", str(texts_folder), str(index_folder), "--upsert"]) == 1

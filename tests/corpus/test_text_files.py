@@ -224,7 +224,7 @@ def test_settings_in_a_folder_are_no_texts(
     (tmp_path / "package.json").write_text('{"name": "x"}', encoding="utf-8")
     (tmp_path / "a.txt").write_text("text\n", encoding="utf-8")
     assert len(list(open_source(tmp_path).read())) == 1
-    assert "not read: 1 .json" in caplog.text
+    assert "not read: 1 .json; name each by itself, or convert it to another of" in caplog.text
 
 
 def test_a_file_of_a_folder_that_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
