@@ -22,7 +22,7 @@ import st_reba
 from st_reba import poolings
 from st_reba.evaluation import compare, evaluate, read_task
 from st_reba.evaluation.tables import COLUMNS
-from st_reba.evaluation.task import KINDS
+from st_reba.evaluation.task import KINDS, declare_kind
 from st_reba.methods import Method, method_of
 from st_reba.modules import MODULES, ModuleDeclaration
 from st_reba.modules.masks import MASKS
@@ -210,8 +210,17 @@ def test_a_kind_of_task_that_is_declared_elsewhere_is_read_and_scored(
     assert result.metric == "closeness"
     assert result.score == pytest.approx((1 + 2 * (1 - abs(cosine - 0.5))) / 3, abs=1e-5)
     assert len(compare("mini", task, ["echo:pooling=mean", "classical"]).results) == 2
-    with pytest.raises(ValueError, match="there already"):
-        importlib.reload(sys.modules["toy_kind"])
+
+
+def test_a_kind_of_task_is_declared_again_by_its_own_class_alone(toy_files: None) -> None:
+    importlib.import_module("toy_kind")
+    first_kind = KINDS["Margins"]
+    # As a notebook's cell that runs once more.
+    importlib.reload(sys.modules["toy_kind"])
+    assert KINDS["Margins"] is not first_kind
+    other_class = type("OtherMargins", (type(first_kind),), {})
+    with pytest.raises(ValueError, match="kind='Margins' is there already"):
+        declare_kind(other_class())
 
 
 def test_a_table_is_of_the_kind_that_comes_first(toy_files: None) -> None:

@@ -225,15 +225,21 @@ KINDS: dict[str, TaskKind] = {}
 
 
 def declare_kind(kind: TaskKind) -> None:
-    """Make a kind of task known.
+    """Make a kind of task known; declared again, as by a notebook's cell, it takes the place of the one before.
 
     Raises:
-        ValueError: There is one of this name.
+        ValueError: There is another one of this name.
     """
-    if kind.name in KINDS:
+    known_kind = KINDS.get(kind.name)
+    if known_kind is not None and _place_of(known_kind) != _place_of(kind):
         raise ValueError(f"kind={kind.name!r} is there already. Choose another name.")
     KINDS[kind.name] = kind
     COLUMNS.update(kind.column_names)
+
+
+def _place_of(kind: TaskKind) -> tuple[str, str]:
+    """The module and the name of its class."""
+    return type(kind).__module__, type(kind).__qualname__
 
 
 def find_kind(name: str) -> TaskKind:
