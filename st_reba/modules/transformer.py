@@ -505,7 +505,9 @@ class RepeatTransformer(Transformer):
         super().on_model_ready(model)
         class_names = [type(module).__name__ for module in model]
         self._pipeline = [module for module in model.modules() if hasattr(module, "on_model_ready")]
-        self.hands_on_content = any(hasattr(module, "reads_content") for module in self._pipeline)
+        self.hands_on_content = any(
+            getattr(module, "reads_content", False) for module in self._pipeline
+        )
         is_embedder = model[0] is self and hasattr(model, "encode_query")
         if is_embedder and _NO_POOLING.issuperset(class_names[1:]):
             first_name = class_names[0]
