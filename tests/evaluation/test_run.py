@@ -550,12 +550,14 @@ def test_a_draw_without_a_seed_is_that_of_0(function: Callable[..., Any]) -> Non
     assert signature(function).parameters["seed"].default == 0
 
 
-@pytest.mark.parametrize("value", [0, np.nan])
-def test_unusable_vectors_are_named(value: float) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "value"), [(slice(None), 0), (slice(None), np.nan), (5, np.nan)]
+)
+def test_unusable_vectors_are_named(numbers: slice | int, value: float) -> None:
     task = read_task(PAIRS)
     vectors = np.eye(len(task.texts), dtype=np.float32)
     assert encoding.compute_evidence(task, vectors, "m").shape == (12, 2)
-    vectors[3] = value
+    vectors[3, numbers] = value
     with pytest.raises(ValueError, match=task.texts[3]):
         encoding.compute_evidence(task, vectors, "m")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 from indexes import QUIET, build, documents, ids_of
 from ranking import all_documents, word_occurrences, words_in
 
-from st_reba.index import Document
+from st_reba.evaluation.word_scores import word_scores
+from st_reba.index import Document, bm25
 from st_reba.index.query_terms import MAX_QUERY_TERMS, read_terms
 from st_reba.index.terms import ENGLISH, OTHER, language_of
+from st_reba.index.words import create_words, insert_rows
 
 SYNTAX_TEXT = r"""
 " "" ' * cat* ^cat -cat NOT AND OR NEAR NEAR/2 NEAR(cat text:cat {text}: : ( ) ((cat + , ; -- % ? \
@@ -104,6 +107,20 @@ def test_a_word_that_most_documents_have_tells_nothing(index_path: Path) -> None
     index = build(index_path, ["cat gold", "cat ship", "cat moon", "dog"])
     assert ids_of(index.search("cat gold", mode="words")) == ["0"]
     assert ids_of(index.search("cat", mode="words")) == ["0", "1", "2"]
+
+
+def test_few_weights_of_words_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["cat gold", "cat ship", "dog moon", "dog gold", "ship moon", "rain"]
+    queries = ["cat", "gold moon", "ship dog", "rain cat", "gold"]
+    expected_scores = word_scores(queries, texts)
+    monkeypatch.setattr(bm25, "MAX_CACHED_WEIGHTS", 4)
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        create_words(connection, ENGLISH)
+        insert_rows(connection, enumerate(texts))
+        words = bm25.WordScores(connection, len(texts))
+        for terms, scores in zip(read_terms(ENGLISH, queries), expected_scores, strict=True):
+            assert words.score(connection, terms) == pytest.approx(scores)
+            assert sum(len(postings.weights) for postings in words._postings.values()) <= 4
 
 
 def test_words_follow_every_change(tmp_path: Path) -> None:
