@@ -9,17 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, normalize
+from transformers import PreTrainedModel
 
 from .extensions import extensions
 from .fitted import FittedModule
-from .layout import Features, published
+from .layout import Features, check_token_ids, published
 
 
-def pad_content(contents: Sequence[Sequence[int]]) -> Tensor:
-    """Tokens of texts, [B, C] int64, with −1 behind those of a text."""
+def pad_content(contents: Sequence[Sequence[int]], model: PreTrainedModel) -> Tensor:
+    """Tokens of texts, [B, C] int64, with −1 behind those of a text; an error for one without an embedding."""
     longest = max(map(len, contents), default=0)
     rows = [[*token_ids, *[-1] * (longest - len(token_ids))] for token_ids in contents]
-    return torch.tensor(rows, dtype=torch.long).reshape(len(contents), longest)
+    content_ids = torch.tensor(rows, dtype=torch.long).reshape(len(contents), longest)
+    check_token_ids(content_ids, model)
+    return content_ids
 
 
 def mean_embeddings(

@@ -359,8 +359,7 @@ class RepeatTransformer(Transformer):
         features = pad(rows)
         check_token_ids(features["input_ids"], self.model)
         if self.hands_on_content:
-            features["content_ids"] = extensions.pad_content(contents)
-            check_token_ids(features["content_ids"], self.model)  # also those that are cut
+            features["content_ids"] = extensions.pad_content(contents, self.model)
         return features
 
     def forward(
@@ -505,9 +504,8 @@ class RepeatTransformer(Transformer):
         super().on_model_ready(model)
         class_names = [type(module).__name__ for module in model]
         self._pipeline = [module for module in model.modules() if hasattr(module, "on_model_ready")]
-        self.hands_on_content = any(
-            getattr(module, "reads_content", False) for module in self._pipeline
-        )
+        reads_content = [getattr(module, "reads_content", False) for module in self._pipeline]
+        self.hands_on_content = any(reads_content)
         is_embedder = model[0] is self and hasattr(model, "encode_query")
         if is_embedder and _NO_POOLING.issuperset(class_names[1:]):
             first_name = class_names[0]
