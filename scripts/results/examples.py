@@ -392,6 +392,11 @@ def main() -> None:
             "--draws", type=int, default=5, help="draws of examples for each number"
         )
     options = parser.parse_args()
+    wordings = SENTENCE_WORDINGS if options.run is measure_similarity else PASSAGE_WORDINGS
+    known_wordings = wordings[options.language]
+    for wording in options.wordings or ():
+        if wording not in known_wordings:
+            parser.error(f"--wordings {wording!r}: choose from {', '.join(known_wordings)}.")
     options.run(options)
 
 

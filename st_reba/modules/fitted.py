@@ -23,24 +23,16 @@ class FittedModule(Module):
         **kwargs: object,
     ) -> Self:
         """Load the module; an error where its weights are missing."""
-        config = cls.load_config(
-            model_name_or_path,
-            subfolder=subfolder,
-            token=token,
-            cache_folder=cache_folder,
-            revision=revision,
-            local_files_only=local_files_only,
-        )
+        source: dict[str, Any] = {
+            "subfolder": subfolder,
+            "token": token,
+            "cache_folder": cache_folder,
+            "revision": revision,
+            "local_files_only": local_files_only,
+        }
+        config = cls.load_config(model_name_or_path, **source)
         module = cls(**config)
-        cls.load_torch_weights(
-            model_name_or_path,
-            subfolder=subfolder,
-            token=token,
-            cache_folder=cache_folder,
-            revision=revision,
-            local_files_only=local_files_only,
-            model=module,
-        )
+        cls.load_torch_weights(model_name_or_path, model=module, **source)
         return module
 
     def save(

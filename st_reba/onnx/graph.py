@@ -140,7 +140,10 @@ class EmbeddingGraph(nn.Module):
         text_lengths: Tensor,
         token_weights: Tensor,
     ) -> Tensor:
-        """As `mean_embeddings` of a TokenPart, [B, e], of the texts' own tokens."""
+        """What TokenPart's `mean_embeddings` gives of the texts' own tokens, [B, e], by what a graph can do.
+
+        All tokens have a row here, not the distinct ones alone: a graph cannot count these.
+        """
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         is_text = (positions >= text_starts) & (positions < text_starts + text_lengths)
         embeddings = self.model.get_input_embeddings()(input_ids)
