@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from tqdm import tqdm
 
 # By default processes that fork share the lock of progress bars: one that is killed while it holds
@@ -209,6 +210,15 @@ def run_child(
     return ChildResult(int(error_message != ""), error_message, event_count)
 
 
+def renew_thread_pool() -> None:
+    """Let a fork have its own pool of torch's threads before it starts any.
+
+    Otherwise the first threads that compute make it, and two at once (transformers loads weights by
+    several) end in torch's "Invalid thread pool".
+    """
+    torch.set_num_threads(torch.get_num_threads())
+
+
 def _work_in_child(
     child_work: Callable[[], object],
     event: int | None,
@@ -217,6 +227,7 @@ def _work_in_child(
     null_device = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(null_device, output)
+    renew_thread_pool()
     event_counter = EventCounter(event)
     event_counter.install()
     error_message = ""
