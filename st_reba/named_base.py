@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import transformers
-from sentence_transformers.util import load_file_path
 
 from . import bases
 from .adapters import Adapter, count_embeddings, count_ids
@@ -19,7 +18,14 @@ from .gguf_files import GgufFile, check_gguf, complete_tokenizer, read_gguf
 from .modules import RepeatTransformer
 from .near_names import suggest_bases
 from .optional import required
-from .safety import check_base, check_gguf_folder, check_tokenizer, limit_numbers, panics_as_errors
+from .safety import (
+    Repository,
+    check_base,
+    check_gguf_folder,
+    check_tokenizer,
+    limit_numbers,
+    panics_as_errors,
+)
 
 KWARGS_OPTIONS = ("model_kwargs", "processor_kwargs", "config_kwargs")
 # An adapter with a tokenizer has one of these files.
@@ -44,19 +50,19 @@ class NamedBase:
         self.tokenizer: str | None = loading_options.get("tokenizer")
         self.quantization: str | None = loading_options.get("quantization")
         # How sentence-transformers finds files on the Hub, and how transformers does.
-        self.st_hub_options: dict[str, Any] = {}
+        st_hub_options: dict[str, Any] = {}
         self.hf_hub_options: dict[str, Any] = {}
         for st_name, hf_name in bases.HUB.items():
             if loading_options.get(st_name) is not None:
-                self.st_hub_options[st_name] = self.hf_hub_options[hf_name] = loading_options[
-                    st_name
-                ]
+                st_hub_options[st_name] = loading_options[st_name]
+                self.hf_hub_options[hf_name] = loading_options[st_name]
         self.path, self.name, self.gguf_name = bases.locate(base, loading_options.get("gguf_file"))
         self.adapter: Adapter | None = None
+        self.files = Repository(self.path, st_hub_options)
         if self.gguf_name is not None:
-            check_gguf_folder(self.path, **self.st_hub_options)
+            check_gguf_folder(self.files)
         else:
-            check_base(self.path, **self.st_hub_options)
+            check_base(self.files)
             self.adapter = Adapter.find(self.path, self.name, self.hf_hub_options)
 
     @property
@@ -66,7 +72,7 @@ class NamedBase:
 
     def find_file(self, name: str) -> str | None:
         """The path of one of the base's files, downloaded if it is on the Hub; None: it has none of that name."""
-        return load_file_path(self.path, name, **self.st_hub_options)
+        return self.files.find(name)
 
     def is_embedder(self) -> bool:
         """Whether it is a model of sentence-transformers; a ValueError if it is one of ours."""
@@ -90,7 +96,7 @@ class NamedBase:
         path = self.path if self.adapter is None else self.adapter.base_path
         with (
             self._explained_errors(),
-            limit_numbers(self.path, **self.st_hub_options),
+            limit_numbers(self.files),
             panics_as_errors(),
         ):
             transformer = RepeatTransformer(
@@ -163,7 +169,7 @@ class NamedBase:
         if not isinstance(self.tokenizer, (str, os.PathLike)) or os.path.isfile(self.tokenizer):
             raise ValueError(f"tokenizer={self.tokenizer!r:.80} must be a folder or Hub id.")
         tokenizer_path = bases.resolve_embedded(os.fspath(self.tokenizer))
-        check_tokenizer(tokenizer_path)
+        check_tokenizer(Repository(tokenizer_path))
         processor_kwargs["revision"] = None
         processor_kwargs.pop("gguf_file", None)
         return tokenizer_path

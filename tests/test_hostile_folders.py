@@ -147,8 +147,9 @@ def test_a_layer_norm_of_other_sizes_than_its_weights_is_refused(folder: Path) -
     assert_refused(folder, r"norm.bias is \(7,\)")
 
 
-def test_one_folder_for_many_modules_is_refused(folder: Path) -> None:
-    copies = [(TYPES + "Dense", "2_Dense")] * 2
+@pytest.mark.parametrize("other_name", ["2_Dense", "./2_Dense", "2_Dense//"])
+def test_one_folder_for_many_modules_is_refused(folder: Path, other_name: str) -> None:
+    copies = [(TYPES + "Dense", "2_Dense"), (TYPES + "Dense", other_name)]
     list_modules(folder, (TYPES + "Transformer", ""), (TYPES + "Pooling", "1_Pooling"), *copies)
     assert_refused(folder, "folder of several modules")
 
@@ -162,6 +163,12 @@ def test_a_module_outside_the_folder_is_refused(folder: Path, name: str) -> None
     modules = [{"idx": 0, "name": "0", "path": name, "type": TYPES + "Transformer"}]
     (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
     assert_refused(folder, "leads out of")
+
+
+def test_a_router_in_a_router_is_refused(folder: Path) -> None:
+    list_modules(folder, (TYPES + "Router", "0_Router"))
+    write_json(folder / "0_Router" / "router_config.json", types={"a": TYPES + "Router"})
+    assert_refused(folder, "router_config.json: type=.* is no module of a Router")
 
 
 @pytest.mark.parametrize("type_name", ["SparseStaticEmbedding", "SpladePooling", "MLMTransformer"])

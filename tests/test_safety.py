@@ -285,7 +285,7 @@ def test_a_kernel_on_the_hub_is_refused(models: dict[str, Path], tmp_path: Path)
     write_json("adapter_config.json", peft_type="LORA", base_model_name_or_path="a/b")(adapter)
     on_the_hub(tmp_path, "a/c", adapter, "v1")
     with pytest.raises(RepositoryRefused, match=KERNEL):
-        check_base("a/c", revision="v1", **hub_options(tmp_path))
+        check_base(Repository("a/c", {"revision": "v1", **hub_options(tmp_path)}))
 
 
 # By repository: what is broken, and a part of the message.
@@ -420,7 +420,7 @@ def test_kernels_and_sizes_of_bases_are_refused(
     folder = copy_repository("reba")
     damage(folder)
     with pytest.raises(RepositoryRefused):
-        check_base(str(folder))
+        check_base(Repository(str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -440,7 +440,7 @@ def test_a_number_is_bounded_by_what_it_counts(setting: str, largest: float) -> 
 
 
 def test_no_module_is_larger_than_the_weights() -> None:
-    with limit_numbers(MINI), pytest.raises(RepositoryRefused):
+    with limit_numbers(Repository(MINI)), pytest.raises(RepositoryRefused):
         torch.nn.Linear(10**6, 10**6, device="meta")
 
 
@@ -462,21 +462,22 @@ def packed_weights(tmp_path: Path) -> Path:
 
 
 def test_packed_numbers_are_counted_unpacked(packed_weights: Path) -> None:
-    headers = read_headers(Repository(str(packed_weights)), "")
+    headers = read_headers(Repository(str(packed_weights)))
     assert headers is not None
     assert sum(tensor.unpacked_size for tensor in headers.values()) == 3 * 2 * 16 + 5 * 4 + 4 + 7
     assert sum(tensor.size for tensor in headers.values()) == 3 * 2 + 5 + 4 + 7
 
 
 def test_a_folder_without_weights_has_no_headers(packed_weights: Path) -> None:
-    assert read_headers(Repository(str(packed_weights)), "3") is None
+    assert read_headers(Repository(str(packed_weights), folder="3")) is None
 
 
 def test_the_numbers_of_every_module_count(packed_weights: Path) -> None:
-    with limit_numbers(str(packed_weights), ["", "1", "2"]):
+    root = Repository(str(packed_weights))
+    with limit_numbers(root, root.inside("1"), root.inside("2")):
         torch.nn.Linear(1140, 1000, device="meta")
-    for folders in ([""], ["", "2"]):
-        with limit_numbers(str(packed_weights), folders), pytest.raises(RepositoryRefused):
+    for folders in ([root], [root, root.inside("2"), root.inside("./2")]):
+        with limit_numbers(*folders), pytest.raises(RepositoryRefused):
             torch.nn.Linear(1140, 1000, device="meta")
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .loading import check_base as check_base
-from .loading import check_gguf_folder as check_gguf_folder
+from .configurations import check_base as check_base
+from .configurations import check_gguf_folder as check_gguf_folder
+from .configurations import check_tokenizer as check_tokenizer
 from .loading import check_repository as check_repository
-from .loading import check_tokenizer as check_tokenizer
 from .loading import load as load
 from .numbers import limit_adapter as limit_adapter
 from .numbers import limit_numbers as limit_numbers

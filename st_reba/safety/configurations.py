@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -39,58 +37,52 @@ _MOST_ITERATIONS = 1000
 _MOST_PADDING = 4096
 
 
-def check_transformer(
-    repository: Repository,
-    folder: str,
-    settings_files: Sequence[str],
-) -> None:
+def check_transformer(repository: Repository, settings_file: str) -> None:
     """Check all that a Transformer reads: settings, configuration, tokenizer, weights, base.
 
     Args:
         repository: The files.
-        folder: Where its configuration and its weights are.
-        settings_files: Those that sentence-transformers reads; the first that says anything counts.
+        settings_file: The first that sentence-transformers reads settings from.
     """
-    for settings_file in settings_files:
-        _check_settings(repository.configuration(settings_file))
-    check_model_files(repository, folder)
+    for file_name in (settings_file, *names.OLDER_SETTINGS_FILES):
+        _check_settings(repository.configuration(file_name))
+    check_base(repository)
 
 
-def check_model_files(
-    repository: Repository,
-    folder: str,
-    *,
-    is_adapted: bool = False,
-) -> None:
-    """Check the files of a model of transformers, or of an adapter and the model that it adapts.
+def check_base(repository: Repository, *, is_adapted: bool = False) -> None:
+    """Refuse a plain model, or an adapter, whose files ask for code or for what it may not have.
 
     Args:
         repository: The files.
-        folder: Where they are in it.
         is_adapted: Whether an adapter named it.
     """
-    model_config = repository.configuration(os.path.join(folder, "config.json"))
+    repository.check_files()
+    model_config = repository.configuration("config.json")
     _check_values(model_config)
     if model_config.values:
         _check_model_type(model_config)
-    tensors = read_headers(repository, folder)
-    if tensors and not quantization(repository, folder):
-        check_number_types(repository, folder, tensors)
+    tensors = read_headers(repository)
+    if tensors and not quantization(repository):
+        check_number_types(repository, tensors)
         dtype = model_config.values.get("dtype") or model_config.values.get("torch_dtype")
-        check_half_type(repository, folder, tensors, str(dtype))
-    check_processors(repository, folder)
-    adapter_config = repository.configuration(os.path.join(folder, "adapter_config.json"))
+        check_half_type(repository, tensors, str(dtype))
+    check_processors(repository)
+    adapter_config = repository.configuration("adapter_config.json")
     if not adapter_config.values:
         return
     if is_adapted:
         raise adapter_config.refusal("an adapter of an adapter is not read. Merge it first.")
-    _check_adapter(adapter_config, folder)
+    _check_adapter(adapter_config)
 
 
-def check_files_beside_gguf(repository: Repository) -> None:
-    """Check the files beside a GGUF file, which transformers reads too."""
+def check_gguf_folder(repository: Repository) -> None:
+    """Refuse a folder of a GGUF file whose other files, which transformers reads, ask for what they may not have.
+
+    Its subfolders are not looked at: a file may lie in a folder that is not a model's.
+    """
+    repository.check_files(with_subfolders=False)
     _check_values(repository.configuration("config.json"))
-    check_processors(repository, "")
+    check_processors(repository)
     adapter_config = repository.configuration("adapter_config.json")
     if repository.find(adapter_config.file_name) is not None:
         raise adapter_config.refusal(
@@ -98,28 +90,16 @@ def check_files_beside_gguf(repository: Repository) -> None:
         )
 
 
-def check_processors(repository: Repository, folder: str) -> None:
-    """Check the configurations of a tokenizer and of what prepares images and sounds.
+def check_tokenizer(repository: Repository) -> None:
+    """Refuse the files of a tokenizer that ask for more than a tokenizer."""
+    repository.check_files()
+    check_processors(repository)
 
-    Args:
-        repository: The files.
-        folder: Where they are in it.
-    """
+
+def check_processors(repository: Repository) -> None:
+    """Check the configurations of a tokenizer and of what prepares images and sounds."""
     for file_name in names.PROCESSOR_FILES:
-        processor_config = repository.configuration(os.path.join(folder, file_name))
-        for setting, value in processor_config.walk():
-            _check_class_name(processor_config, setting, value)
-            _check_origin(processor_config, setting, value)
-            is_path = setting.endswith("_file") and isinstance(value, str)
-            if is_path and _leads_elsewhere(value):
-                reason = "is a file elsewhere on this machine. Remove it."
-                raise processor_config.refusal_of(setting, value, reason)
-
-
-def _leads_elsewhere(file_name: str) -> bool:
-    file_path = Path(file_name)
-    leaves_folder = file_path.is_absolute() or ".." in file_path.parts
-    return leaves_folder and file_path.exists()
+        _check_values(repository.configuration(file_name))
 
 
 def _check_settings(settings: Configuration) -> None:
@@ -197,10 +177,7 @@ def _check_padding(settings: Configuration) -> None:
 
 def _longest_input(settings: Configuration) -> float:
     """Tokens that the tokenizer beside a file of settings takes."""
-    folder = os.path.dirname(settings.file_name)
-    tokenizer_config = settings.repository.configuration(
-        os.path.join(folder, "tokenizer_config.json")
-    )
+    tokenizer_config = settings.repository.configuration("tokenizer_config.json")
     longest: float = tokenizer_config.values.get("model_max_length", math.inf)
     return longest
 
@@ -212,13 +189,14 @@ def _check_padded_length(settings: Configuration, setting: str, length: JsonValu
 
 
 def _check_values(configuration: Configuration) -> None:
-    """Numbers, implementations, classes and origins at any depth."""
+    """Numbers, paths, implementations, classes and origins at any depth."""
     for setting, value in configuration.walk():
         largest_number = names.largest_number(setting)
         if isinstance(value, int) and abs(value) > largest_number:
             reason = f"must be at most {largest_number}. Correct it."
             raise configuration.refusal_of(setting, value, reason)
         _check_origin(configuration, setting, value)
+        _check_path(configuration, setting, value)
         _check_implementation(configuration, setting, value)
         _check_class_name(configuration, setting, value)
 
@@ -230,6 +208,16 @@ def _check_origin(configuration: Configuration, setting: str, value: JsonValue) 
     is_fetched = setting == "architecture" and ":" in str(value)
     if value and (is_unchecked or names_repository or is_fetched):
         reason = "can lead to code or files that are not checked. Remove it."
+        raise configuration.refusal_of(setting, value, reason)
+
+
+def _check_path(configuration: Configuration, setting: str, value: JsonValue) -> None:
+    if not setting.endswith("_file") or not isinstance(value, str):
+        return
+    file_path = Path(value)
+    leaves_folder = file_path.is_absolute() or ".." in file_path.parts
+    if leaves_folder and file_path.exists():
+        reason = "is a file elsewhere on this machine. Remove it."
         raise configuration.refusal_of(setting, value, reason)
 
 
@@ -314,25 +302,20 @@ def _check_model_type(model_config: Configuration) -> None:
             raise model_config.refusal_of(setting, value, reason)
         if setting == "quantization_config" and isinstance(value, dict):
             _check_quantization(model_config, value)
-            _check_skipped_modules(model_config, value)
 
 
 def _check_quantization(model_config: Configuration, values: JsonObject) -> None:
     quant_method = values.get("quant_method")
     is_bitsandbytes = values.get("load_in_4bit") or values.get("load_in_8bit")
-    if quant_method is None and is_bitsandbytes:
-        return
-    if str(quant_method) not in names.QUANTIZATIONS:
+    is_known = str(quant_method) in names.QUANTIZATIONS
+    if not is_known and not (quant_method is None and is_bitsandbytes):
         reason = f"is none of {sorted(names.QUANTIZATIONS)}. Correct it."
         raise model_config.refusal_of("quant_method", quant_method, reason)
-
-
-def _check_skipped_modules(model_config: Configuration, values: JsonObject) -> None:
     for setting in names.PATTERNS_OF_QUANTIZATION:
         _check_patterns(model_config, setting, values.get(setting) or [])
 
 
-def _check_adapter(adapter_config: Configuration, folder: str) -> None:
+def _check_adapter(adapter_config: Configuration) -> None:
     repository = adapter_config.repository
     _check_values(adapter_config)
     adapter_type = adapter_config.values.get("peft_type")
@@ -345,19 +328,18 @@ def _check_adapter(adapter_config: Configuration, folder: str) -> None:
             _check_patterns(adapter_config, setting, value)
         if setting == "init_lora_weights":
             _check_iterations(adapter_config, str(value))
-    weights_file = os.path.join(folder, "adapter_model.safetensors")
+    weights_file = "adapter_model.safetensors"
     if repository.find(weights_file) is not None:
         tensors = read_header(repository, weights_file)
-        check_number_types(repository, folder, tensors)
+        check_number_types(repository, tensors)
         _check_ranks(adapter_config, tensors)
     base_path = adapter_config.values.get("base_model_name_or_path")
-    if base_path is not None and not isinstance(base_path, str):
+    if base_path is None:
+        return
+    if not isinstance(base_path, str):
         reason = "is no name of a model. Correct it."
         raise adapter_config.refusal_of("base_model_name_or_path", base_path, reason)
-    if base_path is not None:
-        base = adapted_base(repository, base_path)
-        base.check_files()
-        check_model_files(base, "", is_adapted=True)
+    check_base(adapted_base(repository, base_path), is_adapted=True)
 
 
 def _check_patterns(configuration: Configuration, setting: str, value: JsonValue) -> None:

@@ -9,7 +9,6 @@ from sentence_transformers import SentenceTransformer
 
 from ..bases import EMBEDDED, HUB, check_device, requested_dtype, weights_dtype, without_dtype
 from ..near_names import suggest_models
-from .configurations import check_files_beside_gguf, check_model_files, check_processors
 from .module_types import check_modules
 from .numbers import limit_numbers
 from .repository import (
@@ -64,7 +63,7 @@ def load(
     kwargs["model_kwargs"] = {**model_kwargs, **(kwargs.get("model_kwargs") or {})}
     try:
         folders = check_repository(path, trust_remote_code=trust_remote_code, **hub_options)
-        with limit_numbers(path, folders, **hub_options), panics_as_errors():
+        with limit_numbers(*folders), panics_as_errors():
             return SentenceTransformer(
                 path, device=device, trust_remote_code=trust_remote_code, **kwargs
             )
@@ -76,7 +75,7 @@ def load(
 
 def check_repository(
     model: str | os.PathLike[str], *, trust_remote_code: bool = False, **hub_options: JsonValue
-) -> list[str]:
+) -> list[Repository]:
     """Refuse a sentence-transformers repository that asks for code or for more than it holds.
 
     Refused before anything is loaded: files that are pipes or devices, module types that are not in
@@ -97,10 +96,8 @@ def check_repository(
     """
     repository = Repository(os.fspath(model), hub_options)
     repository.check_files()
-    settings = repository.configuration("config_sentence_transformers.json")
-    _check_model_settings(settings)
-    entries = repository.read_list("modules.json")
-    return check_modules(repository, entries, trusted=trust_remote_code)
+    _check_model_settings(repository.configuration("config_sentence_transformers.json"))
+    return check_modules(repository, trusted=trust_remote_code)
 
 
 def _check_model_settings(settings: Configuration) -> None:
@@ -117,42 +114,3 @@ def _check_model_settings(settings: Configuration) -> None:
     if not is_number or not 1 <= truncate_dim <= _MOST_DIMENSIONS:
         reason = f"must be a whole number from 1 on. {COPY_AGAIN}"
         raise settings.refusal_of("truncate_dim", truncate_dim, reason)
-
-
-def check_base(path: str, **hub_options: JsonValue) -> None:
-    """Refuse a plain model, or an adapter, whose files ask for code or for what it may not have.
-
-    Args:
-        path: Its folder or Hub id.
-        **hub_options: How sentence-transformers finds it on the Hub.
-
-    Raises:
-        RepositoryRefused: It asks for what it may not have.
-    """
-    repository = Repository(path, hub_options)
-    repository.check_files()
-    check_model_files(repository, "")
-
-
-def check_gguf_folder(path: str, **hub_options: JsonValue) -> None:
-    """Refuse a folder of a GGUF file whose other files ask for what they may not have.
-
-    Its subfolders are not looked at: a file may lie in a folder that is not a model's.
-
-    Args:
-        path: The folder or Hub id.
-        **hub_options: How sentence-transformers finds it on the Hub.
-
-    Raises:
-        RepositoryRefused: A file beside the GGUF file asks for what it may not have.
-    """
-    repository = Repository(path, hub_options)
-    repository.check_files(with_subfolders=False)
-    check_files_beside_gguf(repository)
-
-
-def check_tokenizer(path: str, **hub_options: JsonValue) -> None:
-    """Refuse the files of a tokenizer that ask for more than a tokenizer; see :func:`check_base`."""
-    repository = Repository(path, hub_options)
-    repository.check_files()
-    check_processors(repository, "")

@@ -108,6 +108,15 @@ PASSED_ON = (
     "processor_kwargs",
     "tokenizer_args",
 )
+# Names under which sentence-transformers also finds the settings of a Transformer.
+OLDER_SETTINGS_FILES = (
+    "sentence_albert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
 TRANSFORMER_TASKS = {
     "any-to-any",
     "feature-extraction",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from torch import Tensor
@@ -86,24 +85,19 @@ class NumberLimit:
 
 
 @contextmanager
-def limit_numbers(
-    path: str, folders: Sequence[str] = ("",), **hub_options: JsonValue
-) -> Iterator[None]:
+def limit_numbers(*folders: Repository) -> Iterator[None]:
     """Inside the ``with`` block, refuse a model that is larger than its stored weights.
 
     Args:
-        path: Folder or Hub id of the model.
-        folders: Those of its modules.
-        **hub_options: How it is found on the Hub.
+        *folders: Those of its modules.
     """
-    repository = Repository(path, hub_options)
     stored_numbers = 0.0
     stored_tensors = 0.0
     for folder in dict.fromkeys(folders):
-        numbers, tensors = _stored(repository, folder)
+        numbers, tensors = _stored(folder)
         stored_numbers += numbers
         stored_tensors += tensors
-    with _limited(NumberLimit(repository, stored_numbers, stored_tensors)):
+    with _limited(NumberLimit(folders[0], stored_numbers, stored_tensors)):
         yield
 
 
@@ -131,32 +125,31 @@ def _limited(limit: NumberLimit) -> Iterator[None]:
         yield
 
 
-def _stored(repository: Repository, folder: str) -> tuple[float, float]:
+def _stored(repository: Repository) -> tuple[float, float]:
     """Numbers and tensors that the files of a module hold, with those of the model that it adapts."""
-    numbers, tensors = _stored_in_files(repository, folder)
-    adapter = repository.read_object(os.path.join(folder, "adapter_config.json"))
-    base_path = adapter.get("base_model_name_or_path")
+    numbers, tensors = _stored_in_files(repository)
+    adapter_config = repository.configuration("adapter_config.json")
+    base_path = adapter_config.values.get("base_model_name_or_path")
     if not isinstance(base_path, str):
         return numbers, tensors
-    base_numbers, base_tensors = _stored_in_files(adapted_base(repository, base_path), "")
+    base_numbers, base_tensors = _stored_in_files(adapted_base(repository, base_path))
     # An adapter is made of as many numbers as its ranks say, which are checked with its file.
     return base_numbers + numbers, 8 * base_tensors + tensors
 
 
-def _stored_in_files(repository: Repository, folder: str) -> tuple[float, float]:
-    headers = read_headers(repository, folder)
+def _stored_in_files(repository: Repository) -> tuple[float, float]:
+    headers = read_headers(repository)
     if headers is not None:
-        is_quantized = bool(quantization(repository, folder))
+        is_quantized = bool(quantization(repository))
         stored_numbers = 0
         for tensor in headers.values():
             stored_numbers += tensor.unpacked_size if is_quantized else tensor.size
         return float(stored_numbers), float(len(headers))
-    local_folder = repository.local_folder(folder)
-    if local_folder is None:
+    if repository.local_folder is None:
         # On the Hub, without safetensors: nothing is known before it is fetched.
         return math.inf, math.inf
     numbers = 0.0
-    for weights_path in local_folder.iterdir():
+    for weights_path in repository.local_folder.iterdir():
         if weights_path.suffix in PICKLE_SUFFIXES:
             numbers += weights_path.stat().st_size
         elif weights_path.suffix == ".gguf":
@@ -164,9 +157,9 @@ def _stored_in_files(repository: Repository, folder: str) -> tuple[float, float]
     return numbers, numbers
 
 
-def quantization(repository: Repository, folder: str) -> JsonValue:
+def quantization(repository: Repository) -> JsonValue:
     """How config.json says that weights are packed."""
-    model_config = repository.read_object(os.path.join(folder, "config.json"))
+    model_config = repository.configuration("config.json").values
     return model_config.get("quantization_config") or model_config.get("compression_config")
 
 

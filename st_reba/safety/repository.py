@@ -8,18 +8,21 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from sentence_transformers.util import load_file_path
 
 # What JSON holds; nothing is known of it before it is checked.
 JsonValue: TypeAlias = Any
 JsonObject: TypeAlias = dict[str, JsonValue]
+_Json = TypeVar("_Json", dict[str, JsonValue], list[JsonValue])
 # How sentence-transformers finds a model on the Hub: revision, token, cache_folder,
 # local_files_only.
 HubOptions: TypeAlias = Mapping[str, JsonValue]
+
+_JSON_NAMES = {dict: "an object", list: "a list"}
 
 COPY_AGAIN = "Copy all files of the model, or build it again."
 _MAX_CONFIGURATION_BYTES = 4 << 20
@@ -42,25 +45,35 @@ class RepositoryRefused(ValueError):
     """A repository asks for what it may not have; nothing of it was loaded or run."""
 
 
+@dataclass(frozen=True)
 class Repository:
     """The files of a model.
 
     Args:
         path: Its folder or Hub id.
         hub_options: How it is found on the Hub.
+        folder: Where in it files are looked for: the folder of a module, or ``"."``.
     """
 
-    def __init__(self, path: str, hub_options: HubOptions | None = None) -> None:
-        self.path = path
-        self.hub_options = dict(hub_options or {})
+    path: str
+    hub_options: HubOptions = field(default_factory=dict, hash=False)
+    folder: str = "."
+
+    def inside(self, folder: str) -> Repository:
+        """The same in one of its folders."""
+        return replace(self, folder=self._path_of(folder))
+
+    def _path_of(self, file_name: str) -> str:
+        return str(Path(self.folder, file_name))
 
     def refusal(self, file_name: str, reason: str) -> RepositoryRefused:
         """The error that names a file and what is wrong with it."""
-        return RepositoryRefused(f"{self.path!r}: {file_name}: {reason}")
+        return RepositoryRefused(f"{self.path!r}: {self._path_of(file_name)}: {reason}")
 
-    def local_folder(self, folder: str = "") -> Path | None:
-        """A folder of the repository on this machine, if it has that one here."""
-        path = Path(self.path, folder)
+    @property
+    def local_folder(self) -> Path | None:
+        """The folder on this machine, if it is here."""
+        path = Path(self.path, self.folder)
         return path if path.is_dir() else None
 
     def check_folder_name(self, folder: JsonValue, file_name: str) -> str:
@@ -74,35 +87,36 @@ class Repository:
             )
         return folder
 
-    def check_files(self, folder: str = "", *, with_subfolders: bool = True) -> None:
+    def check_files(self, *, with_subfolders: bool = True) -> None:
         """Refuse pipes, devices and texts larger than a model's, which libraries would read."""
-        root = self.local_folder(folder)
+        root = self.local_folder
         if root is None:
             return
         text_bytes: dict[str, int] = {}
         weight_bytes = 0
-        for path, size in self._walk(root, with_subfolders):
-            if _TEXT_NAME.fullmatch(os.path.basename(path)):
-                text_bytes[path] = size
-            elif path.endswith(_WEIGHT_SUFFIXES):
+        for name, size in self._walk(root, with_subfolders):
+            if _TEXT_NAME.fullmatch(os.path.basename(name)):
+                text_bytes[name] = size
+            elif name.endswith(_WEIGHT_SUFFIXES):
                 weight_bytes += size
         limit = max(_MAX_TEXT_BYTES, weight_bytes // 4)
-        for path, size in text_bytes.items():
+        for name, size in text_bytes.items():
             if size > limit:
-                name = os.path.relpath(path, root)
                 raise self.refusal(name, f"{size:,} bytes: at most {limit:,} here. Remove it.")
 
     def _walk(self, root: Path, with_subfolders: bool) -> Iterator[tuple[str, int]]:
+        """Name and size of every file; the name from the root on."""
         file_count = 0
-        for parent, subfolders, names in os.walk(root):
+        for parent, subfolders, file_names in os.walk(root):
             if not with_subfolders:
                 subfolders.clear()
-            file_count += len(names)
+            file_count += len(file_names)
             if file_count > _MAX_FILES:
                 raise self.refusal(str(root), f"more than {_MAX_FILES:,} files. Name the model's.")
-            for name in names:
-                path = os.path.join(parent, name)
-                yield path, self._regular_size(path, os.path.relpath(path, root))
+            for file_name in file_names:
+                path = os.path.join(parent, file_name)
+                name = os.path.relpath(path, root)
+                yield name, self._regular_size(path, name)
 
     def _regular_size(self, path: str, name: str) -> int:
         try:
@@ -115,56 +129,48 @@ class Repository:
 
     def find(self, file_name: str) -> str | None:
         """Path of a file on this machine, fetched from the Hub if need be; None: there is none."""
-        path = load_file_path(self.path, file_name, **self.hub_options)
+        path = load_file_path(self.path, self._path_of(file_name), **self.hub_options)
         if path is None:
             return None
         self._regular_size(path, file_name)
         return str(path)
 
-    def read_object(self, file_name: str, *, is_list: bool = False) -> JsonObject:
-        """Values of a JSON file that holds an object; empty if there is no such file.
+    def configuration(self, file_name: str, *, is_list: bool = False) -> Configuration:
+        """A JSON file that holds an object, with its values; none if there is no such file.
 
         Args:
-            file_name: The file, from the repository's folder.
+            file_name: The file.
             is_list: Whether it may be as long as a list of shards or words.
         """
-        max_bytes = _MAX_LIST_BYTES if is_list else _MAX_CONFIGURATION_BYTES
-        value = self._read_json(file_name, max_bytes, default={})
-        if isinstance(value, dict):
-            return value
-        raise self.refusal(
-            file_name, f"it holds a {type(value).__name__}, not an object. {COPY_AGAIN}"
-        )
+        max_bytes = _MAX_CONFIGURATION_BYTES
+        if is_list:
+            max_bytes = _MAX_LIST_BYTES
+        return Configuration(self, file_name, self._read_json(file_name, {}, max_bytes))
 
     def read_list(self, file_name: str) -> list[JsonValue]:
-        """Values of a JSON file that holds a list; empty if there is no such file."""
-        value = self._read_json(file_name, _MAX_CONFIGURATION_BYTES, default=[])
-        if isinstance(value, list):
-            return value
-        raise self.refusal(
-            file_name, f"it holds a {type(value).__name__}, not a list. {COPY_AGAIN}"
-        )
+        """Values of a JSON file that holds a list; none if there is no such file."""
+        return self._read_json(file_name, [], _MAX_CONFIGURATION_BYTES)
 
-    def _read_json(self, file_name: str, max_bytes: int, default: JsonValue) -> JsonValue:
+    def _read_json(self, file_name: str, default: _Json, max_bytes: int) -> _Json:
+        """What a JSON file holds, of the same type as the default."""
         path = self.find(file_name)
         if path is None:
             return default
+        size = os.path.getsize(path)
+        if size > max_bytes:
+            reason = f"{size:,} bytes are more than a configuration has. {COPY_AGAIN}"
+            raise self.refusal(file_name, reason)
         try:
-            size = os.path.getsize(path)
-            if size > max_bytes:
-                reason = f"{size:,} bytes are more than a configuration has. {COPY_AGAIN}"
-                raise self.refusal(file_name, reason)
-            return json.loads(Path(path).read_text(encoding="utf-8"))
-        except RepositoryRefused:
-            raise
+            value = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             reason = f"it is not JSON ({str(error)[:200]}). {COPY_AGAIN}"
             raise self.refusal(file_name, reason) from error
-
-    def configuration(self, file_name: str, *, is_list: bool = False) -> Configuration:
-        """A JSON file that holds an object, with its values; see :meth:`read_object`."""
-        values = self.read_object(file_name, is_list=is_list)
-        return Configuration(self, file_name, values)
+        if isinstance(value, type(default)):
+            return value
+        reason = (
+            f"it holds a {type(value).__name__}, not {_JSON_NAMES[type(default)]}. {COPY_AGAIN}"
+        )
+        raise self.refusal(file_name, reason)
 
     @contextmanager
     def explaining(self, file_name: str) -> Iterator[None]:

@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from .repository import COPY_AGAIN, Repository
 
+WEIGHTS_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (
     ".bin",
     ".ckpt",
@@ -33,8 +35,6 @@ _INTEGER_TABLES = {
 }
 # Masks of attention, [1, 1, T, T], which bear the name of a bias.
 _MASKS = {"bias", "masked_bias"}
-
-
 # Of the two types of 16 bits, the median of the numbers of a weight lies between these where they
 # are read as what they are; read as the other type, far outside.
 _USUAL_WEIGHTS = (1e-7, 0.4)
@@ -82,45 +82,51 @@ class StoredTensor:
 StoredTensors = dict[str, StoredTensor]
 
 
-def read_headers(repository: Repository, folder: str) -> StoredTensors | None:
+def read_headers(repository: Repository) -> StoredTensors | None:
     """The tensors of a module's safetensors files by name; None: it has no such file."""
-    weights_file = os.path.join(folder, "model.safetensors")
-    if repository.find(weights_file) is not None:
-        return read_header(repository, weights_file)
-    index_file = os.path.join(folder, "model.safetensors.index.json")
-    shard_names = _shard_names(repository, index_file)
+    if repository.find(WEIGHTS_FILE) is not None:
+        return read_header(repository, WEIGHTS_FILE)
+    shard_names = _shard_names(repository)
     if not shard_names:
         return None
     tensors: StoredTensors = {}
     for shard_name in shard_names:
-        tensors |= read_header(repository, os.path.join(folder, shard_name))
+        tensors |= read_header(repository, shard_name)
     return tensors
 
 
-def _check_index_length(repository: Repository, index_file: str) -> None:
-    folder = repository.local_folder(os.path.dirname(index_file))
-    if folder is None or not os.path.isfile(os.path.join(repository.path, index_file)):
+def required_headers(repository: Repository) -> StoredTensors:
+    """The tensors of the weights of a module, which must have some."""
+    tensors = read_headers(repository)
+    if tensors is None:
+        raise repository.refusal(WEIGHTS_FILE, f"it is missing. {COPY_AGAIN}")
+    return tensors
+
+
+def _check_index_length(repository: Repository) -> None:
+    folder = repository.local_folder
+    if folder is None or not (folder / _INDEX_FILE).is_file():
         return
-    index_length = os.path.getsize(os.path.join(repository.path, index_file))
+    index_length = (folder / _INDEX_FILE).stat().st_size
     shards = [file for file in folder.glob("*.safetensors") if file.is_file()]
     limit = _longest_header(sum(file.stat().st_size for file in shards))
     if index_length > limit:
         reason = f"{index_length:,} bytes: at most {limit:,} for these weights. {COPY_AGAIN}"
-        raise repository.refusal(index_file, reason)
+        raise repository.refusal(_INDEX_FILE, reason)
 
 
-def _shard_names(repository: Repository, index_file: str) -> list[str]:
-    _check_index_length(repository, index_file)
-    values = repository.read_object(index_file, is_list=True)
-    if not values:
+def _shard_names(repository: Repository) -> list[str]:
+    _check_index_length(repository)
+    index = repository.configuration(_INDEX_FILE, is_list=True)
+    if not index.values:
         return []
-    with repository.explaining(index_file):
-        shard_names = sorted(set(values["weight_map"].values()))
+    with index.explaining():
+        shard_names = sorted(set(index.values["weight_map"].values()))
         for shard_name in shard_names:
             is_beside = os.path.basename(shard_name) == shard_name
             if not is_beside or not shard_name.endswith(".safetensors"):
                 reason = f"{shard_name!r:.80} is no safetensors file beside it. {COPY_AGAIN}"
-                raise repository.refusal(index_file, reason)
+                raise index.refusal(reason)
     return shard_names
 
 
@@ -158,24 +164,20 @@ def _check_header_length(repository: Repository, file_name: str, path: str) -> N
         raise repository.refusal(file_name, reason)
 
 
-def check_number_types(repository: Repository, folder: str, tensors: StoredTensors) -> None:
+def check_number_types(repository: Repository, tensors: StoredTensors) -> None:
     """Refuse weights that would be read as other numbers than they are: whole ones for floating."""
     for name, tensor in tensors.items():
         if tensor.dtype in _FLOATS or tensor.is_integer_table(name):
             continue
-        file_name = os.path.join(folder, "model.safetensors")
         reason = f"{name} is stored as {tensor.dtype}, but config.json has no quantization_config."
-        raise repository.refusal(file_name, f"{reason} {COPY_AGAIN}")
+        raise repository.refusal(WEIGHTS_FILE, f"{reason} {COPY_AGAIN}")
 
 
-def check_half_type(
-    repository: Repository, folder: str, tensors: StoredTensors, dtype: str
-) -> None:
+def check_half_type(repository: Repository, tensors: StoredTensors, dtype: str) -> None:
     """Refuse weights of the one type of 16 bits whose bits are numbers of the other.
 
     Args:
         repository: The files.
-        folder: Where those of the model are.
         tensors: The tensors of its weights.
         dtype: The number type that its configuration names. Many models are stored in another, so
             the numbers of the largest matrix decide.
@@ -196,8 +198,7 @@ def check_half_type(
         reason = (
             f"{name} is stored as {tensor.dtype}, but its numbers are {dtype}, as config.json says."
         )
-        file_name = os.path.join(folder, os.path.basename(tensor.path))
-        raise repository.refusal(file_name, f"{reason} {COPY_AGAIN}")
+        raise repository.refusal(os.path.basename(tensor.path), f"{reason} {COPY_AGAIN}")
 
 
 def _are_usual_weights(sample: torch.Tensor) -> bool:
@@ -207,13 +208,9 @@ def _are_usual_weights(sample: torch.Tensor) -> bool:
 
 
 def check_shapes(
-    repository: Repository,
-    folder: str,
-    tensors: StoredTensors,
-    expected: Mapping[str, torch.Tensor],
+    repository: Repository, tensors: StoredTensors, expected: Mapping[str, torch.Tensor]
 ) -> None:
     """Refuse a module's weights if they are not those that its configuration asks for."""
-    file_name = os.path.join(folder, "model.safetensors")
     stored_shapes = {name: tensor.shape for name, tensor in tensors.items()}
     expected_shapes = {name: tuple(weight.shape) for name, weight in expected.items()}
     for name in sorted(stored_shapes.keys() | expected_shapes.keys()):
@@ -221,15 +218,14 @@ def check_shapes(
         expected_shape = expected_shapes.get(name)
         if stored_shape != expected_shape:
             reason = f"{name} is {stored_shape}, but the configuration asks for {expected_shape}."
-            raise repository.refusal(file_name, f"{reason} {COPY_AGAIN}")
+            raise repository.refusal(WEIGHTS_FILE, f"{reason} {COPY_AGAIN}")
 
 
-def check_pickles(repository: Repository, folder: str) -> None:
+def check_pickles(repository: Repository) -> None:
     """Refuse weights of a module that exist as pickles only."""
-    local_folder = repository.local_folder(folder)
-    if local_folder is None:
+    if repository.local_folder is None:
         return
-    file_names = os.listdir(local_folder)
+    file_names = os.listdir(repository.local_folder)
     for file_name in file_names:
         is_openvino = file_name.startswith("openvino_model")
         if not file_name.lower().endswith(PICKLE_SUFFIXES) or is_openvino:
@@ -239,4 +235,4 @@ def check_pickles(repository: Repository, folder: str) -> None:
             safe_suffix = "adapter_model.safetensors"
         if not any(safe_name.endswith(safe_suffix) for safe_name in file_names):
             reason = "it is a pickle, which can run code. Ask for safetensors."
-            raise repository.refusal(os.path.join(folder, file_name), reason)
+            raise repository.refusal(file_name, reason)
