@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .bases import Options
 from .optional import required
-from .safety import RepositoryRefused, limit_adapter
+from .safety import Repository, RepositoryRefused, limit_adapter
 
 
 @dataclass(frozen=True)
@@ -24,27 +24,21 @@ class Adapter:
         path: Its folder or Hub id.
         name: Its name, for messages.
         hub_options: How transformers finds it on the Hub.
-        base_path: Folder or Hub id of the model that it adapts.
+        config: Its configuration, a PeftConfig.
     """
 
     path: str
     name: str
     hub_options: Options
-    base_path: str
+    config: Any
 
     @classmethod
-    def find(cls, path: str, name: str, hub_options: Options) -> Adapter | None:
+    def find(cls, files: Repository, name: str, hub_options: Options) -> Adapter | None:
         """The adapter that a base is; None: it is none."""
-        from transformers.utils.peft_utils import find_adapter_config_file
-
-        try:
-            config_file = find_adapter_config_file(path, **hub_options)
-        except OSError:
-            return None  # to load the base raises it, with a better message
-        if config_file is None:
+        if files.find("adapter_config.json") is None:
             return None
         peft: Any = required("peft", "train", f"base={name!r} is an adapter of peft")
-        adapter_config = peft.PeftConfig.from_pretrained(path, **hub_options)
+        adapter_config = peft.PeftConfig.from_pretrained(files.path, **hub_options)
         if adapter_config.is_prompt_learning or adapter_config.is_adaption_prompt:
             raise ValueError(
                 f"base={name!r} is an adapter of positions, which are no text. Use an adapter of weights."
@@ -53,7 +47,13 @@ class Adapter:
             raise ValueError(
                 f"base={name!r}: adapter_config.json names no base_model_name_or_path. Add it."
             )
-        return cls(path, name, hub_options, str(adapter_config.base_model_name_or_path))
+        adapter_config.task_type = None  # it says what a head is for
+        return cls(files.path, name, hub_options, adapter_config)
+
+    @property
+    def base_path(self) -> str:
+        """Folder or Hub id of the model that it adapts."""
+        return str(self.config.base_model_name_or_path)
 
     def merge(
         self,
@@ -74,14 +74,12 @@ class Adapter:
                 f"base={self.name!r}: merged into quantized weights, an adapter is rounded. Load them unquantized."
             )
         peft: Any = required("peft", "train")
-        adapter_config = peft.PeftConfig.from_pretrained(self.path, **self.hub_options)
-        adapter_config.task_type = None  # it says what a head is for
         row_count = count_embeddings(model)
         with self._explained_errors():
             adapter_weights = peft.utils.load_peft_weights(
                 self.path, device="cpu", **self.hub_options
             )
-        self._resize_embeddings(model, tokenizer, adapter_weights, adapter_config)
+        self._resize_embeddings(model, tokenizer, adapter_weights)
         new_row_count = count_embeddings(model)
         if new_row_count > row_count and not has_new_tokens:
             raise ValueError(
@@ -96,7 +94,7 @@ class Adapter:
                 adapted_model = peft.PeftModel.from_pretrained(
                     model,
                     self.path,
-                    config=adapter_config,
+                    config=self.config,
                     key_mapping=key_mapping,
                     **self.hub_options,
                 )
@@ -122,7 +120,6 @@ class Adapter:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         adapter_weights: Mapping[str, Tensor],
-        adapter_config: Any,
     ) -> None:
         """Give a model an embedding for each id of the tokenizer, where the adapter holds those that are new."""
         row_count = count_embeddings(model)
@@ -130,7 +127,7 @@ class Adapter:
         new_row_count = _count_saved_embeddings(adapter_weights, _embedding_name(model))
         if new_row_count is None:
             new_row_count = max(row_count, id_count)
-            if not _trained_tokens(adapter_config).issuperset(range(row_count, new_row_count)):
+            if not _trained_tokens(self.config).issuperset(range(row_count, new_row_count)):
                 raise ValueError(
                     f"base={self.name!r}: its tokenizer has {new_row_count} ids, its base {row_count} embeddings, and "
                     "the adapter holds none for the others. Save it again with save_embedding_layers=True."

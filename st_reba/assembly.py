@@ -118,7 +118,7 @@ class Assembly:
             raise ValueError(
                 f"base={base.name!r} reads the hidden states of every layer. Give pooling=…."
             )
-        if base.find_file("config.json"):
+        if base.files.find("config.json"):
             # Loaded as other bases are, which tells what weights are missing, and of which type
             # they are.
             transformer.model = None

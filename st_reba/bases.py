@@ -45,7 +45,7 @@ _TYPES_OF_OPTIONS: dict[str, tuple[Any, str]] = {
 }
 _MODEL_FILES = {"config.json", "modules.json", "adapter_config.json"}
 # transformers' names of the option, the older one last.
-DTYPE_NAMES = ("dtype", "torch_dtype")
+_DTYPE_NAMES = ("dtype", "torch_dtype")
 _OPTIONS_WITH_DTYPE = ("model_kwargs", "config_kwargs")
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 
@@ -176,8 +176,13 @@ def _check_size(option_name: str, size: object) -> None:
         raise ValueError(f"{option_name}={size!r:.80} must be a whole number from 1 on.")
 
 
-def requested_dtype(dtype: DType, loading: Options) -> DType:
-    """The number type that a call asks for.
+def hub_options_of(loading: Options) -> dict[str, Any]:
+    """The options of loading that find a model on the Hub."""
+    return {name: loading[name] for name in HUB if loading.get(name) is not None}
+
+
+def split_dtype(dtype: DType, loading: Options) -> tuple[DType, dict[str, Any]]:
+    """The number type that a call asks for, and its options of loading without it.
 
     Args:
         dtype: The call's own option.
@@ -185,17 +190,19 @@ def requested_dtype(dtype: DType, loading: Options) -> DType:
             either of transformers' names for it.
 
     Returns:
-        A torch.dtype, ``"auto"``, or None: none is asked for.
+        A torch.dtype, ``"auto"``, or None: none is asked for; and the other options.
 
     Raises:
         ValueError: A value is not known, or two of them differ.
     """
+    remaining_options = dict(loading)
     option_values: dict[str, object] = {"dtype": dtype}
     for kwargs_option in _OPTIONS_WITH_DTYPE:
-        for name in DTYPE_NAMES:
-            option_values[f"{kwargs_option}[{name!r}]"] = (loading.get(kwargs_option) or {}).get(
-                name
-            )
+        kwargs = dict(loading.get(kwargs_option) or {})
+        for name in _DTYPE_NAMES:
+            option_values[f"{kwargs_option}[{name!r}]"] = kwargs.pop(name, None)
+        if loading.get(kwargs_option):
+            remaining_options[kwargs_option] = kwargs
     requested_types: dict[str, DType] = {}
     for name, value in option_values.items():
         if value is not None:
@@ -205,19 +212,7 @@ def requested_dtype(dtype: DType, loading: Options) -> DType:
             f"{name}={option_values[name]!r}" for name in requested_types
         )
         raise ValueError(f"{written_options} differ. Give one of them.")
-    return next(iter(requested_types.values()), None)
-
-
-def without_dtype(loading: Options) -> dict[str, Any]:
-    """Options of loading, but for the number type, which `requested_dtype` reads."""
-    remaining_options = dict(loading)
-    for kwargs_option in _OPTIONS_WITH_DTYPE:
-        if loading.get(kwargs_option):
-            kwargs = dict(loading[kwargs_option])
-            for name in DTYPE_NAMES:
-                kwargs.pop(name, None)
-            remaining_options[kwargs_option] = kwargs
-    return remaining_options
+    return next(iter(requested_types.values()), None), remaining_options
 
 
 def _parse_dtype(option_name: str, value: object) -> torch.dtype | str:
@@ -233,7 +228,7 @@ def _parse_dtype(option_name: str, value: object) -> torch.dtype | str:
 def weights_dtype(dtype: DType, device: str | None) -> torch.dtype | str:
     """What ``dtype`` means to transformers: None is float32 on a CPU, and as stored ("auto") on a GPU."""
     if dtype is not None:
-        return _parse_dtype("dtype", dtype)
+        return dtype
     if str(device or get_device_name()).startswith("cpu"):
         return torch.float32
     return "auto"

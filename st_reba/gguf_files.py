@@ -25,9 +25,8 @@ from .optional import required
 _FREE_READS = 1_000_000
 _BYTES_OF_A_READ = 256
 _SHARD_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-# What llama.cpp itself needs of every file, and of one with attention.
+# What llama.cpp itself needs of every file.
 _REQUIRED = ("context_length", "embedding_length", "block_count")
-_REQUIRED_OF_ATTENTION = ("attention.head_count",)
 _NORM_EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 
 # Rules of splitting, as patterns that are applied one after another; a match is a piece, and so is
@@ -208,28 +207,25 @@ def _check_is_whole(file: GgufFile) -> None:
 
 
 def _check_metadata(file: GgufFile) -> None:
-    architecture = file.metadata.get("general.architecture")
-    if not architecture:
+    if not file.metadata.get("general.architecture"):
         _refuse(file, "its metadata name no general.architecture")
-    required_names = list(_REQUIRED)
-    if _has_attention(file):
-        required_names += _REQUIRED_OF_ATTENTION
-    for field_name in required_names:
-        if f"{architecture}.{field_name}" not in file.metadata:
-            _refuse(file, f"its metadata lack {architecture}.{field_name}")
-    if not _has_attention(file):
+    for field_name in _REQUIRED:
+        _require_field(file, field_name)
+    if not any(".attn_q" in name for name in file.shapes):
         return
-    if not any(f"{architecture}.{field_name}" in file.metadata for field_name in _NORM_EPSILONS):
-        _refuse(file, f"its metadata lack {architecture}.{_NORM_EPSILONS[0]}")
+    _require_field(file, "attention.head_count")
+    _require_field(file, *_NORM_EPSILONS)
     # transformers' own default is another number of heads, not as many as there are queries.
-    query_shape = file.shapes.get("blk.0.attn_q.weight")
-    key_shape = file.shapes.get("blk.0.attn_k.weight")
-    if query_shape != key_shape and f"{architecture}.attention.head_count_kv" not in file.metadata:
-        _refuse(file, f"its metadata lack {architecture}.attention.head_count_kv")
+    if file.shapes.get("blk.0.attn_q.weight") != file.shapes.get("blk.0.attn_k.weight"):
+        _require_field(file, "attention.head_count_kv")
 
 
-def _has_attention(file: GgufFile) -> bool:
-    return any(".attn_q" in name for name in file.shapes)
+def _require_field(file: GgufFile, *names: str) -> None:
+    """Refuse a file whose architecture has none of these fields."""
+    architecture = file.metadata["general.architecture"]
+    field_names = [f"{architecture}.{name}" for name in names]
+    if file.metadata.keys().isdisjoint(field_names):
+        _refuse(file, f"its metadata lack {field_names[0]}")
 
 
 def _check_tensors(file: GgufFile) -> None:
@@ -257,14 +253,15 @@ def _refuse(file: GgufFile, problem: str) -> None:
 
 def _check_tokenizer(file: GgufFile) -> None:
     remedy = "Give tokenizer=, the folder or Hub id of the original model"
-    for field_name in ("model", "tokens"):
+    is_byte_level = file.metadata.get("tokenizer.ggml.model") == "gpt2"
+    required_fields = ["model", "tokens"]
+    if is_byte_level:
+        required_fields.append("merges")
+    for field_name in required_fields:
         if f"tokenizer.ggml.{field_name}" not in file.metadata:
             raise ValueError(f"base={file.path!r} holds no tokenizer.ggml.{field_name}. {remedy}.")
-    if file.metadata["tokenizer.ggml.model"] != "gpt2":
-        return  # only byte-level tokenizers are split by a rule
-    if "tokenizer.ggml.merges" not in file.metadata:
-        raise ValueError(f"base={file.path!r} holds no tokenizer.ggml.merges. {remedy}.")
-    if file.pre_tokenizer not in PATTERNS:
+    # Only byte-level tokenizers are split by a rule.
+    if is_byte_level and file.pre_tokenizer not in PATTERNS:
         rule = f"tokenizer.ggml.pre={file.pre_tokenizer!r}"
         raise ValueError(
             f"base={file.path!r} splits texts by a rule that is not known, {rule}. {remedy}."

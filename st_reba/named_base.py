@@ -40,22 +40,18 @@ class NamedBase:
 
     Args:
         base: A folder, a Hub id, a GGUF file or the name of an embedded model.
-        loading: Options of `build` that load it.
+        loading_options: Options of `build` that load it.
     """
 
     def __init__(self, base: str | os.PathLike[str], loading_options: bases.Options) -> None:
-        self.dtype = bases.requested_dtype(loading_options.get("dtype"), loading_options)
-        self.options = bases.without_dtype(loading_options)
+        dtype = loading_options.get("dtype")
+        self.dtype, self.options = bases.split_dtype(dtype, loading_options)
         self.device: str | None = loading_options.get("device")
         self.tokenizer: str | None = loading_options.get("tokenizer")
         self.quantization: str | None = loading_options.get("quantization")
         # How sentence-transformers finds files on the Hub, and how transformers does.
-        st_hub_options: dict[str, Any] = {}
-        self.hf_hub_options: dict[str, Any] = {}
-        for st_name, hf_name in bases.HUB.items():
-            if loading_options.get(st_name) is not None:
-                st_hub_options[st_name] = loading_options[st_name]
-                self.hf_hub_options[hf_name] = loading_options[st_name]
+        st_hub_options = bases.hub_options_of(loading_options)
+        self.hf_hub_options = {bases.HUB[name]: value for name, value in st_hub_options.items()}
         self.path, self.name, self.gguf_name = bases.locate(base, loading_options.get("gguf_file"))
         self.adapter: Adapter | None = None
         self.files = Repository(self.path, st_hub_options)
@@ -63,20 +59,16 @@ class NamedBase:
             check_gguf_folder(self.files)
         else:
             check_base(self.files)
-            self.adapter = Adapter.find(self.path, self.name, self.hf_hub_options)
+            self.adapter = Adapter.find(self.files, self.name, self.hf_hub_options)
 
     @property
     def keeps_device(self) -> bool:
         """Whether the weights stay on the devices that they were loaded on."""
         return "device_map" in (self.options.get("model_kwargs") or {})
 
-    def find_file(self, name: str) -> str | None:
-        """The path of one of the base's files, downloaded if it is on the Hub; None: it has none of that name."""
-        return self.files.find(name)
-
     def is_embedder(self) -> bool:
         """Whether it is a model of sentence-transformers; a ValueError if it is one of ours."""
-        modules_file = self.find_file("modules.json")
+        modules_file = self.files.find("modules.json")
         if modules_file is None:
             return False
         if '"st_reba.' in Path(modules_file).read_text(encoding="utf-8"):
@@ -145,7 +137,7 @@ class NamedBase:
         model_kwargs = transformer_kwargs["model_kwargs"]
         if "quantization_config" in model_kwargs:
             raise ValueError(f"base={self.name!r}: a GGUF file is made dense. Drop quantization.")
-        gguf_path = self.find_file(str(self.gguf_name))
+        gguf_path = self.files.find(str(self.gguf_name))
         if gguf_path is None:
             raise OSError(
                 f"base={self.name!r} could not be loaded, from a folder or the Hub: no such file."
@@ -175,7 +167,7 @@ class NamedBase:
         return tokenizer_path
 
     def _adapter_has_tokenizer(self) -> bool:
-        return any(self.find_file(name) for name in _TOKENIZER_FILES)
+        return any(self.files.find(name) for name in _TOKENIZER_FILES)
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:

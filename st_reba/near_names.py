@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -28,16 +29,10 @@ def suggest_bases(name: str) -> str:
         >>> suggest_bases("mnii"), suggest_bases("smolm2"), suggest_bases("no/such-name")
         ("Did you mean 'mini'? ", "Did you mean 'smollm2'? ", '')
     """
-    spelling_of_name: dict[str, str] = {}
-    for package_name in (*EMBEDDED, *PACKAGED):
-        spelling_of_name[package_name] = package_name
-    for zoo_name in zoo():
-        spelling_of_name[zoo_name] = f"zoo:{zoo_name}"
-        hub_id = recipe(zoo_name).base
-        spelling_of_name[hub_id] = hub_id
-    for neighbour_path in _list_neighbours(name):
-        spelling_of_name[neighbour_path] = neighbour_path
-    return _ask_for(name, spelling_of_name)
+    zoo_names = {zoo_name: f"zoo:{zoo_name}" for zoo_name in zoo()}
+    hub_ids = [recipe(zoo_name).base for zoo_name in zoo_names]
+    known_names = [*EMBEDDED, *PACKAGED, *zoo_names, *hub_ids, *_list_neighbours(name)]
+    return _ask_for(name, known_names, zoo_names)
 
 
 def suggest_models(name: str) -> str:
@@ -48,8 +43,7 @@ def suggest_models(name: str) -> str:
         >>> suggest_models("my_modle"), suggest_models("my_model")
         ("Did you mean 'my_model'? ", '')
     """
-    neighbour_paths = _list_neighbours(name)
-    return _ask_for(name, dict(zip(neighbour_paths, neighbour_paths, strict=True)))
+    return _ask_for(name, _list_neighbours(name), {})
 
 
 def _list_neighbours(name: str) -> list[str]:
@@ -66,16 +60,12 @@ def _list_neighbours(name: str) -> list[str]:
     return neighbour_paths
 
 
-def _ask_for(name: str, spelling_of_name: dict[str, str]) -> str:
+def _ask_for(name: str, known_names: Sequence[str], full_names: Mapping[str, str]) -> str:
+    """Ask for the nearest of the known names, by its full name where that is another."""
     if os.path.exists(name):
         return ""
-    near_names = get_close_matches(
-        name,
-        spelling_of_name,
-        _MOST_SUGGESTIONS,
-        _LEAST_SIMILARITY,
-    )
+    near_names = get_close_matches(name, set(known_names), _MOST_SUGGESTIONS, _LEAST_SIMILARITY)
     if not near_names:
         return ""
-    quoted_names = " or ".join(repr(spelling_of_name[near_name]) for near_name in near_names)
+    quoted_names = " or ".join(repr(full_names.get(near, near)) for near in near_names)
     return f"Did you mean {quoted_names}? "

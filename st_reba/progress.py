@@ -47,15 +47,13 @@ class Step:
 
 
 class _Lines:
-    """Prints every few seconds how far the innermost step is."""
+    """Prints every few seconds, until its end, how far the innermost step is."""
 
     def __init__(self, print_line: Callable[[str], object]) -> None:
         self._print_line = print_line
         self._steps: list[Step] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._print_lines, daemon=True)
-
-    def start(self) -> None:
         self._thread.start()
 
     def end(self) -> None:
@@ -90,7 +88,6 @@ def printing_lines(print_line: Callable[[str], object]) -> Iterator[None]:
     global _lines
     former_lines = _lines
     _lines = _Lines(print_line)
-    _lines.start()
     try:
         yield
     finally:

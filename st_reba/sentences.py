@@ -27,7 +27,8 @@ def split_sentences(text: str) -> list[str]:
     sentences: list[str] = []
     for piece in _SENTENCE_END.split(text):
         sentence = piece.strip()
-        if _count_letters(sentence) >= _FEWEST_LETTERS:
+        letter_count = sum(map(str.isalpha, sentence))
+        if letter_count >= _FEWEST_LETTERS:
             sentences.append(sentence)
     return sentences
 
@@ -73,7 +74,3 @@ def sample_sentences(
                 drawn_sentences[sentences.pop()] = None
         sentences_by_text = list(filter(None, sentences_by_text))
     return list(drawn_sentences)
-
-
-def _count_letters(text: str) -> int:
-    return sum(map(str.isalpha, text))

@@ -120,7 +120,9 @@ def _check_settings(settings: Configuration) -> None:
             reason = f"is none of {sorted(names.TRANSFORMER_TASKS)}. Correct it."
             raise settings.refusal_of("transformer_task", task, reason)
         _check_text(settings, "module_output_name", settings.values.get("module_output_name"))
-        _check_number(settings, "max_seq_length", settings.values.get("max_seq_length"))
+        longest_input = settings.values.get("max_seq_length")
+        if longest_input is not None and not isinstance(longest_input, (int, float)):
+            raise settings.refusal_of("max_seq_length", longest_input, "is no number. Correct it.")
         _check_methods(settings, settings.values.get("modality_config") or {})
         _check_padding(settings)
 
@@ -155,11 +157,6 @@ def _check_text(settings: Configuration, setting: str, value: JsonValue) -> None
         raise settings.refusal_of(setting, value, "is no text. Correct it.")
 
 
-def _check_number(settings: Configuration, setting: str, value: JsonValue) -> None:
-    if value is not None and not isinstance(value, (int, float)):
-        raise settings.refusal_of(setting, value, "is no number. Correct it.")
-
-
 def _check_padding(settings: Configuration) -> None:
     """What sentence-transformers passes on to the tokenizer with every text."""
     expansion = settings.values.get("query_expansion") or {}
@@ -171,15 +168,10 @@ def _check_padding(settings: Configuration) -> None:
         return
     length = options.get("max_length")
     if length is None:
-        length = settings.values.get("max_seq_length") or _longest_input(settings)
+        tokenizer_config = settings.repository.configuration("tokenizer_config.json")
+        longest_input = tokenizer_config.values.get("model_max_length", math.inf)
+        length = settings.values.get("max_seq_length") or longest_input
     _check_padded_length(settings, "max_length", length)
-
-
-def _longest_input(settings: Configuration) -> float:
-    """Tokens that the tokenizer beside a file of settings takes."""
-    tokenizer_config = settings.repository.configuration("tokenizer_config.json")
-    longest: float = tokenizer_config.values.get("model_max_length", math.inf)
-    return longest
 
 
 def _check_padded_length(settings: Configuration, setting: str, length: JsonValue) -> None:

@@ -7,7 +7,7 @@ import os
 import torch
 from sentence_transformers import SentenceTransformer
 
-from ..bases import EMBEDDED, HUB, check_device, requested_dtype, weights_dtype, without_dtype
+from ..bases import EMBEDDED, check_device, hub_options_of, split_dtype, weights_dtype
 from ..near_names import suggest_models
 from .module_types import check_modules
 from .numbers import limit_numbers
@@ -54,14 +54,13 @@ def load(
     if is_here and not os.path.isfile(os.path.join(path, "modules.json")):
         remedy = f"Run: st-reba build {path} FOLDER"
         raise ValueError(f"{path!r} holds no modules.json: it is no saved model. {remedy}")
-    hub_options = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
-    dtype = requested_dtype(dtype, kwargs)
-    kwargs = without_dtype(kwargs)
+    dtype, kwargs = split_dtype(dtype, kwargs)
     model_kwargs: JsonObject = {"dtype": weights_dtype(dtype, device)}
     if kwargs.get("backend", "torch") == "torch":
         model_kwargs["use_safetensors"] = True
     kwargs["model_kwargs"] = {**model_kwargs, **(kwargs.get("model_kwargs") or {})}
     try:
+        hub_options = hub_options_of(kwargs)
         folders = check_repository(path, trust_remote_code=trust_remote_code, **hub_options)
         with limit_numbers(*folders), panics_as_errors():
             return SentenceTransformer(
