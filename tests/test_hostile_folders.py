@@ -362,6 +362,16 @@ def test_a_shard_that_is_no_safetensors_file_is_refused(folder: Path) -> None:
     assert_refused(folder, "no safetensors file beside it")
 
 
+def adapter_weights(rank: int) -> dict[str, torch.Tensor]:
+    """Of an adapter of one matrix in each layer of the tiny model."""
+    weights = {}
+    for layer in range(6):
+        name = f"base_model.model.layers.{layer}.self_attn.q_proj.lora"
+        weights[f"{name}_A.weight"] = torch.zeros(rank, 192)
+        weights[f"{name}_B.weight"] = torch.zeros(192, rank)
+    return weights
+
+
 ADAPTERS: list[dict[str, Any]] = [
     {"r": 10**5},
     {"rank_pattern": {"q_proj": 10**5}},
@@ -386,24 +396,9 @@ def test_an_adapter_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
         "r": 4,
     }
     write_json(tmp_path / "adapter_config.json", **{**adapter, **values})
-    weights = {}
-    for layer in range(6):
-        name = f"base_model.model.layers.{layer}.self_attn.q_proj.lora"
-        weights[f"{name}_A.weight"] = torch.zeros(4, 192)
-        weights[f"{name}_B.weight"] = torch.zeros(192, 4)
-    save_file(weights, tmp_path / "adapter_model.safetensors")
+    save_file(adapter_weights(4), tmp_path / "adapter_model.safetensors")
     with pytest.raises(RepositoryRefused, match=next(iter(values)) + "|r=1"):
         st_reba.build(tmp_path, "echo", device="cpu")
-
-
-def adapter_weights(rank: int) -> dict[str, torch.Tensor]:
-    """Of an adapter of one matrix in each layer of the tiny model."""
-    weights = {}
-    for layer in range(6):
-        name = f"base_model.model.layers.{layer}.self_attn.q_proj.lora"
-        weights[f"{name}_A.weight"] = torch.zeros(rank, 192)
-        weights[f"{name}_B.weight"] = torch.zeros(192, rank)
-    return weights
 
 
 @pytest.mark.parametrize("is_pickle", [True, False])

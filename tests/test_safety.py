@@ -444,6 +444,17 @@ def test_no_module_is_larger_than_the_weights() -> None:
         torch.nn.Linear(10**6, 10**6, device="meta")
 
 
+def test_a_weight_that_several_modules_share_counts_once(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(1000, 1000)}, tmp_path / WEIGHTS)
+    with limit_numbers(Repository(str(tmp_path))):
+        layer = torch.nn.Linear(1000, 1000, bias=False)
+        for _ in range(9):
+            torch.nn.Linear(1, 1, bias=False).weight = layer.weight
+        torch.nn.Linear(1000, 1000, bias=False)
+        with pytest.raises(RepositoryRefused):
+            torch.nn.Linear(1000, 1000, bias=False)
+
+
 @pytest.fixture
 def packed_weights(tmp_path: Path) -> Path:
     """Three modules with weights, some of them packed: of the one in folder 1, 1,000 · 2 · 16 numbers."""

@@ -113,8 +113,7 @@ def _check_settings(settings: Configuration) -> None:
             reason = f"must be at most {_MOST_SETTING}. Correct it."
             raise settings.refusal_of(setting, value, reason)
     with settings.explaining():
-        for passed_on in names.PASSED_ON:
-            _check_passed_on(settings, passed_on, settings.values.get(passed_on) or {})
+        _check_passed_on(settings)
         task = settings.values.get("transformer_task", "feature-extraction")
         if task not in names.TRANSFORMER_TASKS:
             reason = f"is none of {sorted(names.TRANSFORMER_TASKS)}. Correct it."
@@ -127,16 +126,14 @@ def _check_settings(settings: Configuration) -> None:
         _check_padding(settings)
 
 
-def _check_passed_on(
-    settings: Configuration,
-    passed_on: str,
-    options: JsonObject,
-) -> None:
-    for option, value in options.items():
-        is_scalar = not isinstance(value, (dict, list))
-        is_storable = option in names.STORABLE_OPTIONS and is_scalar
-        if value is not None and not is_storable:
-            raise settings.refusal(f"{passed_on}: {option} may not be stored. Pass it to load.")
+def _check_passed_on(settings: Configuration) -> None:
+    for passed_on in names.PASSED_ON:
+        options = settings.values.get(passed_on) or {}
+        for option, value in options.items():
+            is_scalar = not isinstance(value, (dict, list))
+            is_storable = option in names.STORABLE_OPTIONS and is_scalar
+            if value is not None and not is_storable:
+                raise settings.refusal(f"{passed_on}: {option} may not be stored. Pass it to load.")
 
 
 def _check_methods(settings: Configuration, modalities: JsonObject) -> None:
@@ -160,24 +157,22 @@ def _check_text(settings: Configuration, setting: str, value: JsonValue) -> None
 def _check_padding(settings: Configuration) -> None:
     """What sentence-transformers passes on to the tokenizer with every text."""
     expansion = settings.values.get("query_expansion") or {}
-    _check_padded_length(settings, "length", expansion.get("length"))
     processing = settings.values.get("processing_kwargs") or {}
     options = {**processing.get("common", {}), **processing.get("text", {})}
-    _check_padded_length(settings, "pad_to_multiple_of", options.get("pad_to_multiple_of"))
-    if options.get("padding") != "max_length":
-        return
-    length = options.get("max_length")
-    if length is None:
-        tokenizer_config = settings.repository.configuration("tokenizer_config.json")
-        longest_input = tokenizer_config.values.get("model_max_length", math.inf)
-        length = settings.values.get("max_seq_length") or longest_input
-    _check_padded_length(settings, "max_length", length)
-
-
-def _check_padded_length(settings: Configuration, setting: str, length: JsonValue) -> None:
-    if length is not None and length > _MOST_PADDING:
-        reason = f"pads every text to more than {_MOST_PADDING} tokens. Correct it."
-        raise settings.refusal_of(setting, length, reason)
+    lengths = {
+        "length": expansion.get("length"),
+        "pad_to_multiple_of": options.get("pad_to_multiple_of"),
+    }
+    if options.get("padding") == "max_length":
+        lengths["max_length"] = options.get("max_length")
+        if lengths["max_length"] is None:
+            tokenizer_config = settings.repository.configuration("tokenizer_config.json")
+            longest_input = tokenizer_config.values.get("model_max_length", math.inf)
+            lengths["max_length"] = settings.values.get("max_seq_length") or longest_input
+    for setting, length in lengths.items():
+        if length is not None and length > _MOST_PADDING:
+            reason = f"pads every text to more than {_MOST_PADDING} tokens. Correct it."
+            raise settings.refusal_of(setting, length, reason)
 
 
 def _check_values(configuration: Configuration) -> None:
@@ -364,7 +359,8 @@ def _check_iterations(adapter_config: Configuration, initial_weights: str) -> No
 
 def _check_ranks(adapter_config: Configuration, tensors: StoredTensors) -> None:
     """An adapter is made as large as its ranks say; the smaller side of its matrices is a rank."""
-    stored_rank = max((tensor.smaller_side for tensor in tensors.values()), default=0)
+    smaller_sides = [min(tensor.shape, default=0) for tensor in tensors.values()]
+    stored_rank = max(smaller_sides, default=0)
     ranks = [adapter_config.values.get(setting) for setting in names.RANK_SETTINGS]
     with adapter_config.explaining():
         ranks += (adapter_config.values.get("rank_pattern") or {}).values()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as torch_module
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .repository import JsonValue, Repository
 from .weights import PICKLE_SUFFIXES, read_headers
@@ -44,7 +44,7 @@ class NumberLimit:
         self.real_budget = 1.4 * stored_numbers + _FREE_NUMBERS
         self.table_budget = 2 * stored_numbers + _FREE_TABLE_NUMBERS
         self.module_budget = 20 * stored_tensors + _FREE_MODULES
-        self.counted: dict[int, weakref.ref[Tensor]] = {}
+        self.counted = WeakTensorKeyDictionary()
         self.thread = threading.get_ident()
 
     def count_weight(self, module: Module, name: str, weight: Tensor | None) -> None:
@@ -53,14 +53,10 @@ class NumberLimit:
             return
         if weight.is_meta:
             self.meta_budget -= weight.numel()
-        elif not self._is_counted(weight):
-            self.counted[id(weight)] = weakref.ref(weight)
+        elif weight not in self.counted:
+            self.counted[weight] = True
             self.real_budget -= weight.numel()
         self._refuse_beyond(min(self.meta_budget, self.real_budget))
-
-    def _is_counted(self, weight: Tensor) -> bool:
-        reference = self.counted.get(id(weight))
-        return reference is not None and reference() is weight
 
     def count_table(self, module: Module, name: str, table: Tensor | None) -> None:
         """Called by torch before a module takes a buffer."""
@@ -93,8 +89,7 @@ def limit_numbers(*folders: Repository) -> Iterator[None]:
     """
     stored_numbers = 0.0
     stored_tensors = 0.0
-    for folder in dict.fromkeys(folders):
-        numbers, tensors = _stored(folder)
+    for numbers, tensors in map(_stored, dict.fromkeys(folders)):
         stored_numbers += numbers
         stored_tensors += tensors
     with _limited(NumberLimit(folders[0], stored_numbers, stored_tensors)):
@@ -114,14 +109,11 @@ def limit_adapter(path: str, weights: Mapping[str, Tensor]) -> Iterator[None]:
 
 @contextmanager
 def _limited(limit: NumberLimit) -> Iterator[None]:
-    with ExitStack() as hooks:
-        for register, hook in (
-            (torch_module.register_module_parameter_registration_hook, limit.count_weight),
-            (torch_module.register_module_buffer_registration_hook, limit.count_table),
-            (torch_module.register_module_module_registration_hook, limit.count_module),
-        ):
-            handle = register(hook)
-            hooks.callback(handle.remove)
+    with (
+        torch_module.register_module_parameter_registration_hook(limit.count_weight),
+        torch_module.register_module_buffer_registration_hook(limit.count_table),
+        torch_module.register_module_module_registration_hook(limit.count_module),
+    ):
         yield
 
 

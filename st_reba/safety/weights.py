@@ -67,11 +67,6 @@ class StoredTensor:
             return self.size
         return self.size * int(self.dtype[1:]) // 2
 
-    @property
-    def smaller_side(self) -> int:
-        """The shorter of its sides."""
-        return min(self.shape, default=0)
-
     def is_integer_table(self, name: str) -> bool:
         """Whether a tensor of this name may hold whole numbers."""
         last_name = name.rpartition(".")[2]
