@@ -293,21 +293,17 @@ def _check_static(stored_module: StoredModule) -> None:
     if is_rounded:
         del floats["embeddings"]
     check_number_types(repository, floats)
+    problem = None
     if token_weights is not None and len(token_weights.shape) != 1:
-        reason = f"weights is {token_weights.shape}, and not one number a token. {COPY_AGAIN}"
-        raise repository.refusal(WEIGHTS_FILE, reason)
-    if token_mapping is not None and token_mapping.dtype not in ("I32", "I64"):
-        reason = (
-            f"mapping is stored as {token_mapping.dtype}, and not as whole numbers. {COPY_AGAIN}"
-        )
-        raise repository.refusal(WEIGHTS_FILE, reason)
-    if embeddings is not None and token_mapping is not None:
+        problem = f"weights is {token_weights.shape}, and not one number a token"
+    elif token_mapping is not None and token_mapping.dtype not in ("I32", "I64"):
+        problem = f"mapping is stored as {token_mapping.dtype}, and not as whole numbers"
+    elif embeddings is not None and token_mapping is not None:
         row_size = max(embeddings.shape[-1:], default=1)
         if token_mapping.size * row_size > 8 * embeddings.size + _LARGEST_NUMBER:
-            reason = (
-                f"mapping: {token_mapping.size:,} tokens do not fit its embeddings. {COPY_AGAIN}"
-            )
-            raise repository.refusal(WEIGHTS_FILE, reason)
+            problem = f"mapping: {token_mapping.size:,} tokens do not fit its embeddings"
+    if problem is not None:
+        raise repository.refusal(WEIGHTS_FILE, f"{problem}. {COPY_AGAIN}")
     check_processors(repository)
 
 

@@ -22,9 +22,9 @@ _Json = TypeVar("_Json", dict[str, JsonValue], list[JsonValue])
 # local_files_only.
 HubOptions: TypeAlias = Mapping[str, JsonValue]
 
-_JSON_NAMES = {dict: "an object", list: "a list"}
 
 COPY_AGAIN = "Copy all files of the model, or build it again."
+_JSON_NAMES = {dict: "an object", list: "a list"}
 _MAX_CONFIGURATION_BYTES = 4 << 20
 # An index of shards, or a list of words.
 _MAX_LIST_BYTES = 64 << 20
