@@ -47,7 +47,7 @@ _MODEL_FILES = {"config.json", "modules.json", "adapter_config.json"}
 # transformers' names of the option, the older one last.
 _DTYPE_NAMES = ("dtype", "torch_dtype")
 _OPTIONS_WITH_DTYPE = ("model_kwargs", "config_kwargs")
-_DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 class BaseLocation(NamedTuple):
@@ -216,12 +216,13 @@ def split_dtype(dtype: DType, loading: Options) -> tuple[DType, dict[str, Any]]:
 
 
 def _parse_dtype(option_name: str, value: object) -> torch.dtype | str:
-    if value == "auto" or isinstance(value, torch.dtype):
-        return value
+    if value == "auto":
+        return "auto"
     short_name = str(value).removeprefix("torch.")
-    parsed_type = getattr(torch, short_name, None)
-    if short_name not in _DTYPES or not isinstance(parsed_type, torch.dtype):
-        raise ValueError(f"{option_name}={value!r} is not known. Choose from {', '.join(_DTYPES)}.")
+    if short_name not in _DTYPES:
+        choices = ", ".join(_DTYPES)
+        raise ValueError(f"{option_name}={value!r} is not known. Choose from {choices}, auto.")
+    parsed_type: torch.dtype = getattr(torch, short_name)
     return parsed_type
 
 

@@ -443,7 +443,7 @@ def test_the_same_number_type_may_be_given_twice(llama: Path) -> None:
     assert model.dtype == torch.float16
 
 
-@pytest.mark.parametrize("value", ["float7", "torch.auto", 7])
+@pytest.mark.parametrize("value", ["float7", "torch.auto", torch.int8, 7])
 def test_an_unknown_number_type_is_refused_by_its_option(llama: Path, value: object) -> None:
     with pytest.raises(ValueError, match=rf"model_kwargs\['torch_dtype'\]={value!r} is not known"):
         build(llama, model_kwargs={"torch_dtype": value})
