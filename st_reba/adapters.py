@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .bases import Options
 from .optional import required
 from .safety import Repository, RepositoryRefused, limit_adapter
 
@@ -21,24 +20,22 @@ class Adapter:
     """An adapter of weights.
 
     Args:
-        path: Its folder or Hub id.
+        files: Its files.
         name: Its name, for messages.
-        hub_options: How transformers finds it on the Hub.
         config: Its configuration, a PeftConfig.
     """
 
-    path: str
+    files: Repository
     name: str
-    hub_options: Options
     config: Any
 
     @classmethod
-    def find(cls, files: Repository, name: str, hub_options: Options) -> Adapter | None:
+    def find(cls, files: Repository, name: str) -> Adapter | None:
         """The adapter that a base is; None: it is none."""
         if files.find("adapter_config.json") is None:
             return None
         peft: Any = required("peft", "train", f"base={name!r} is an adapter of peft")
-        adapter_config = peft.PeftConfig.from_pretrained(files.path, **hub_options)
+        adapter_config = peft.PeftConfig.from_pretrained(files.path, **files.transformers_options)
         if adapter_config.is_prompt_learning or adapter_config.is_adaption_prompt:
             raise ValueError(
                 f"base={name!r} is an adapter of positions, which are no text. Use an adapter of weights."
@@ -48,7 +45,7 @@ class Adapter:
                 f"base={name!r}: adapter_config.json names no base_model_name_or_path. Add it."
             )
         adapter_config.task_type = None  # it says what a head is for
-        return cls(files.path, name, hub_options, adapter_config)
+        return cls(files, name, adapter_config)
 
     @property
     def base_path(self) -> str:
@@ -77,7 +74,7 @@ class Adapter:
         row_count = count_embeddings(model)
         with self._explained_errors():
             adapter_weights = peft.utils.load_peft_weights(
-                self.path, device="cpu", **self.hub_options
+                self.files.path, device="cpu", **self.files.transformers_options
             )
         self._resize_embeddings(model, tokenizer, adapter_weights)
         new_row_count = count_embeddings(model)
@@ -90,13 +87,13 @@ class Adapter:
         key_mapping = {rf"^{model.base_model_prefix}\.": ""}
         with self._explained_errors(), warnings.catch_warnings():
             warnings.filterwarnings("error", "Found missing adapter keys")
-            with limit_adapter(self.path, adapter_weights):
+            with limit_adapter(self.files, adapter_weights):
                 adapted_model = peft.PeftModel.from_pretrained(
                     model,
-                    self.path,
+                    self.files.path,
                     config=self.config,
                     key_mapping=key_mapping,
-                    **self.hub_options,
+                    **self.files.transformers_options,
                 )
             adapted_model.merge_and_unload()
         vars(model).pop("peft_config", None)

@@ -49,17 +49,14 @@ class NamedBase:
         self.device: str | None = loading_options.get("device")
         self.tokenizer: str | None = loading_options.get("tokenizer")
         self.quantization: str | None = loading_options.get("quantization")
-        # How sentence-transformers finds files on the Hub, and how transformers does.
-        st_hub_options = bases.hub_options_of(loading_options)
-        self.hf_hub_options = {bases.HUB[name]: value for name, value in st_hub_options.items()}
         self.path, self.name, self.gguf_name = bases.locate(base, loading_options.get("gguf_file"))
         self.adapter: Adapter | None = None
-        self.files = Repository(self.path, st_hub_options)
+        self.files = Repository(self.path, bases.hub_options_of(loading_options))
         if self.gguf_name is not None:
             check_gguf_folder(self.files)
         else:
             check_base(self.files)
-            self.adapter = Adapter.find(self.files, self.name, self.hf_hub_options)
+            self.adapter = Adapter.find(self.files, self.name)
 
     @property
     def keeps_device(self) -> bool:
@@ -107,7 +104,7 @@ class NamedBase:
 
     def _make_kwargs(self) -> Kwargs:
         shared_kwargs = {
-            **self.hf_hub_options,
+            **self.files.transformers_options,
             "trust_remote_code": bool(self.options.get("trust_remote_code")),
         }
         if self.adapter is not None:
@@ -156,7 +153,7 @@ class NamedBase:
         if self.tokenizer is None:
             if self.adapter is None or not self._adapter_has_tokenizer():
                 return None
-            processor_kwargs["revision"] = self.hf_hub_options.get("revision")
+            processor_kwargs["revision"] = self.files.hub_options.get("revision")
             return self.path
         if not isinstance(self.tokenizer, (str, os.PathLike)) or os.path.isfile(self.tokenizer):
             raise ValueError(f"tokenizer={self.tokenizer!r:.80} must be a folder or Hub id.")

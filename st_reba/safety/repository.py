@@ -14,6 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from sentence_transformers.util import load_file_path
 
+from ..bases import HUB
+
 # What JSON holds; nothing is known of it before it is checked.
 JsonValue: TypeAlias = Any
 JsonObject: TypeAlias = dict[str, JsonValue]
@@ -58,6 +60,11 @@ class Repository:
     path: str
     hub_options: HubOptions = field(default_factory=dict, hash=False)
     folder: str = "."
+
+    @property
+    def transformers_options(self) -> dict[str, JsonValue]:
+        """How transformers finds it on the Hub."""
+        return {HUB[name]: value for name, value in self.hub_options.items()}
 
     def inside(self, folder: str) -> Repository:
         """The same in one of its folders."""
