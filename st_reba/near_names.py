@@ -53,11 +53,7 @@ def _list_neighbours(name: str) -> list[str]:
         siblings = sorted(parent_folder.iterdir())
     except (OSError, ValueError):  # no folder, or no name of one
         return []
-    neighbour_paths: list[str] = []
-    for sibling in siblings:
-        if sibling.is_dir() or sibling.suffix == ".gguf":
-            neighbour_paths.append(str(sibling))
-    return neighbour_paths
+    return [str(path) for path in siblings if path.is_dir() or path.suffix == ".gguf"]
 
 
 def _ask_for(name: str, known_names: Sequence[str], full_names: Mapping[str, str]) -> str:

@@ -36,8 +36,7 @@ def multiplies_bfloat16() -> bool:
 class Bfloat16Hint:
     """Tells once in a process that a long run in float32 would be faster in bfloat16."""
 
-    def __init__(self) -> None:
-        self.was_given = False
+    was_given = False
 
     def give(self, model: SentenceTransformer, position_count: int) -> None:
         """Log the hint where it applies to a run of so many positions."""

@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
+@dataclass(eq=False)
 class Step:
     """A piece of work that is under way.
 
@@ -20,30 +22,28 @@ class Step:
         unit: What is counted; empty: nothing.
         total: How many there are; None: that is not known.
         count: How many are done already.
+        start_time: When it began, by the clock of `time.monotonic`.
     """
 
-    def __init__(
-        self, description: str, unit: str = "", total: int | None = None, count: int = 0
-    ) -> None:
-        self._description = description
-        self._unit = unit
-        self._total = total
-        self._count = count
-        self._start_time = time.monotonic()
+    description: str
+    unit: str = ""
+    total: int | None = None
+    count: int = 0
+    start_time: float = field(default_factory=time.monotonic)
 
     def update(self, count: int) -> None:
         """Count what was done since the last call."""
-        self._count += count
+        self.count += count
 
     def describe(self) -> str:
         """A line for the user."""
-        seconds = f"{time.monotonic() - self._start_time:.0f} s"
-        if not self._unit:
-            return f"{self._description}: {seconds}"
-        amount = f"{self._count:,}"
-        if self._total is not None:
-            amount += f" of {self._total:,}"
-        return f"{self._description}: {amount} {self._unit} after {seconds}"
+        seconds = f"{time.monotonic() - self.start_time:.0f} s"
+        if not self.unit:
+            return f"{self.description}: {seconds}"
+        amount = f"{self.count:,}"
+        if self.total is not None:
+            amount += f" of {self.total:,}"
+        return f"{self.description}: {amount} {self.unit} after {seconds}"
 
 
 class _Lines:
