@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer import Option
@@ -32,6 +32,8 @@ _MAX_WORD_LENGTH = 300
 # Errors whose message is enough; the traceback of any other is a report of a bug.
 _EXPECTED_ERRORS = (ValueError, OSError, ImportError, RuntimeError, sqlite3.Error, MemoryError)
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 app = typer.Typer(
     help="Turn decoder-only language models into text embedders, without training. Start: st-reba build mini my_model",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -39,7 +41,7 @@ app = typer.Typer(
 )
 
 
-class CheckedCommand(TyperCommand):
+class _CheckedCommand(TyperCommand):
     """A command that refuses blank words: pathlib takes "" for the current folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -57,6 +59,11 @@ class CheckedCommand(TyperCommand):
             if isinstance(value, str) and value not in error.message:
                 error.message = f"{value!r:.60}: {error.message}."
             raise
+
+
+def command(function: Command) -> Command:
+    """Enter a function into ``app``, as a command whose words are checked."""
+    return app.command(cls=_CheckedCommand)(function)
 
 
 def _fault_of_value(value: object, parameter: ClickParameter) -> str | None:
@@ -156,9 +163,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(command_line: list[str]) -> int:
-    command = typer.main.get_command(app)
     try:
-        result = command.main(args=command_line, prog_name="st-reba", standalone_mode=False)
+        result = typer.main.get_command(app).main(
+            args=command_line, prog_name="st-reba", standalone_mode=False
+        )
         exit_status = int(result or 0)
     except (KeyboardInterrupt, typer.Abort):
         exit_status = _INTERRUPTED

@@ -12,8 +12,7 @@ from typer import Argument, Option
 
 from .. import progress
 from .app import (
-    CheckedCommand,
-    app,
+    command,
     describing_stops,
     drop_unset,
     parse_pairs,
@@ -59,7 +58,7 @@ FigureFile = Annotated[
 Seed = Annotated[int, Option(metavar="N", min=0, help="Seed of all random draws.")]
 
 
-@app.command(cls=CheckedCommand)
+@command
 def compare(
     base: Base,
     table: Annotated[
@@ -128,7 +127,7 @@ def _parse_varied_option(varied_option: str) -> tuple[str, list[object]]:
     return option_name, list(map(read_value, value_words.split(",")))
 
 
-@app.command(cls=CheckedCommand)
+@command
 def evaluate(
     model: Model,
     tasks: Annotated[
@@ -196,7 +195,7 @@ Purpose = Annotated[
 ]
 
 
-@app.command(cls=CheckedCommand)
+@command
 def tune(
     base: Base,
     texts: Annotated[

@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from .. import progress
 from ..poolings import describe_poolings
-from .app import CheckedCommand, app, drop_unset, parse_pairs, silence_loading, to_json
+from .app import command, drop_unset, parse_pairs, silence_loading, to_json
 from .options import AsJson, Base, Device, Dtype, Model, Out, Overwrite, Revision, Trust
 from .streams import STARTING, announced_step, print_error, print_next
 
@@ -78,7 +78,7 @@ CardLicense = Annotated[
 ]
 
 
-@app.command(cls=CheckedCommand)
+@command
 def build(
     base: Base,
     out: Out,
@@ -144,7 +144,7 @@ def build(
         )
 
 
-@app.command(cls=CheckedCommand)
+@command
 def info(
     model: Annotated[
         str, Argument(metavar="MODEL", help="Saved model, Hub id, index, recipe.yaml or zoo:NAME.")
@@ -186,7 +186,7 @@ def _facts_of(
     return describe_model(model, loaded_model)
 
 
-@app.command(cls=CheckedCommand)
+@command
 def verify(
     model: Annotated[
         str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id; or an index.")
@@ -225,7 +225,7 @@ def verify(
     return 0 if report.ok else 1
 
 
-@app.command(cls=CheckedCommand)
+@command
 def push(
     folder: Annotated[
         Path, Argument(metavar="FOLDER", help="A folder that build, tune or onnx wrote.")
@@ -266,7 +266,7 @@ def push(
         )
 
 
-@app.command(cls=CheckedCommand)
+@command
 def zoo(as_json: AsJson = False) -> None:
     """List the models of the zoo. st-reba info zoo:NAME shows a recipe, st-reba build zoo:NAME OUT builds its model."""
     from ..recipe import recipe as zoo_recipe
@@ -289,7 +289,7 @@ def zoo(as_json: AsJson = False) -> None:
         print("".join(map(str.ljust, row, column_widths)).rstrip())
 
 
-@app.command(cls=CheckedCommand)
+@command
 def onnx(
     model: Model,
     out: Out,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from .app import CheckedCommand, app, silence_loading
+from .app import command, silence_loading
 from .options import Device, Dtype, Model, Trust
 
 Host = Annotated[
@@ -20,7 +20,7 @@ Host = Annotated[
 Port = Annotated[int, Option(metavar="N", min=0, max=65535, help="Port; 0 picks a free one.")]
 
 
-@app.command(cls=CheckedCommand)
+@command
 def serve(
     model: Model,
     index_folder: Annotated[
@@ -77,7 +77,7 @@ def serve(
     )
 
 
-@app.command(cls=CheckedCommand)
+@command
 def explore(
     model_names: Annotated[
         list[str] | None,

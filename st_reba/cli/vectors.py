@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from .. import progress
-from .app import CheckedCommand, app, describing_stops, in_options, silence_loading, to_json
+from .app import command, describing_stops, in_options, silence_loading, to_json
 from .options import AsJson, Device, Dtype, Model, Overwrite, Task, Trust
 from .streams import STARTING, announced_step, print_next, standard_input
 
@@ -82,7 +82,7 @@ Word = Annotated[
 IsFloat16 = Annotated[bool, Option("--float16", help="Store the corpus in half the space.")]
 
 
-@app.command(cls=CheckedCommand)
+@command
 def encode(
     model: Model,
     input: Input = "-",
@@ -260,7 +260,7 @@ UpsertsDocuments = Annotated[
 ]
 
 
-@app.command(cls=CheckedCommand)
+@command
 def index(
     input: IndexInput,
     index_folder: IndexFolder,
@@ -295,7 +295,17 @@ def index(
         raise ValueError("give one of --add, --upsert and --overwrite")
     is_existing = adds_documents or upserts_documents
     if is_existing:
-        _refuse_index_settings(factory, parameters, passages, whiten, without_tokens)
+        changed_factory = factory.replace("auto", "")
+        settings = {
+            "--factory": changed_factory,
+            "--parameters": parameters,
+            "--passages": passages,
+        }
+        _refuse("an index that is there, which has its own", settings)
+        if whiten is not None or without_tokens:
+            raise ValueError(
+                "--whiten, --no-whiten and --no-tokens do not go with an index that is there: st-reba prune --compact"
+            )
     elif model is None:
         raise ValueError(
             "--model is missing: name a saved model, or give --add or --upsert for an index"
@@ -328,26 +338,6 @@ def index(
     return _report_index(opened_index, change, as_json)
 
 
-def _refuse_index_settings(
-    factory: str,
-    parameters: str | None,
-    passages: str | None,
-    whiten: bool | None,
-    without_tokens: bool,
-) -> None:
-    changed_factory = factory.replace("auto", "")
-    index_settings = {
-        "--factory": changed_factory,
-        "--parameters": parameters,
-        "--passages": passages,
-    }
-    _refuse("an index that is there, which has its own", index_settings)
-    if whiten is not None or without_tokens:
-        raise ValueError(
-            "--whiten, --no-whiten and --no-tokens do not go with an index that is there: st-reba prune --compact"
-        )
-
-
 def _report_index(index: Index, change: Change | None, as_json: bool) -> int:
     """Print what was written to an index; the exit status is 1 if all records were set aside."""
     facts = index.info()
@@ -373,7 +363,7 @@ def _report_index(index: Index, change: Change | None, as_json: bool) -> int:
     return int(all_rejected)
 
 
-@app.command(cls=CheckedCommand)
+@command
 def search(
     index_folder: IndexFolder,
     queries: Annotated[
@@ -478,7 +468,7 @@ def _origin_of(result: SearchResult) -> str:
     return result.id
 
 
-@app.command(cls=CheckedCommand)
+@command
 def prune(
     index_folder: IndexFolder,
     ids: Annotated[
@@ -525,7 +515,7 @@ def prune(
         print(f"{index_folder}: {removed_vectors}; {change.count:,} documents")
 
 
-@app.command(cls=CheckedCommand)
+@command
 def export(
     index_folder: IndexFolder,
     out: Annotated[
