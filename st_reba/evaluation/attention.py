@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -100,33 +99,30 @@ def attention_maps(
         raise ValueError(
             f"The text takes {length} tokens, all copies together; {MAX_TOKENS} at most are kept."
         )
-    recorder = AttentionRecorder()
+    recorder = AttentionRecorder(length, getattr(transformer, "m", 1))
     model.eval()
     with torch.inference_mode():
         transformer(batch_to_device(features, model.device), capture=recorder)
-    m = getattr(transformer, "m", 1)
     token_ids = features["input_ids"][0][:length].tolist()
     tokens = tuple(readable_token(transformer.tokenizer, token_id) for token_id in token_ids)
-    return Maps(tokens, tuple(recorder.layer_maps(length, m)))
-
-
-@dataclass(frozen=True)
-class RecordedLayer:
-    """A layer's index, the name of its mask, and its attention [rows, columns]."""
-
-    index: int
-    mask_name: str
-    matrix: Tensor
+    return Maps(tokens, tuple(recorder.layer_maps))
 
 
 class AttentionRecorder:
-    """A hook and attention reader that keeps the attention of each layer, mean over heads."""
+    """A hook and attention reader that keeps the attention of each layer, mean over heads.
+
+    Args:
+        length: Number of tokens T.
+        m: For the names of masks that hide the sink.
+    """
 
     pieces = None
     zeros = False
 
-    def __init__(self) -> None:
-        self.layers: list[RecordedLayer] = []
+    def __init__(self, length: int, m: int) -> None:
+        self.length = length
+        self.m = m
+        self.layer_maps: list[LayerMap] = []
         self.masks: LayerMasks | None = None
 
     def before_layers(self, state: ForwardPass) -> None:
@@ -150,11 +146,13 @@ class AttentionRecorder:
         looks_ahead: bool,
     ) -> Tensor:
         """Attention of one layer, [B, T, H, D'], which is kept."""
-        layer_index = len(self.layers)
+        layer_index = len(self.layer_maps)
         mask_name = "forward"
         if self.masks is not None and self.masks.last_attention is not None:
             module, mask_name = self.masks.last_attention
             layer_index = getattr(module, "layer_idx", layer_index)
+            if MASKS[mask_name].hides_sink and self.m != 1:
+                mask_name = f"{mask_name}({self.m})"
         matrix = torch.zeros(query.shape[2], key.shape[2])
 
         def keep_block(
@@ -166,19 +164,10 @@ class AttentionRecorder:
             matrix[start : start + block.shape[0], : block.shape[1]] = block
 
         output = attend(query, key, value, terms, keep_block)
-        self.layers.append(RecordedLayer(layer_index, mask_name, matrix))
+        layer_matrix = matrix[: self.length, : self.length].numpy()
+        former_runs = [layer_map.layer for layer_map in self.layer_maps].count(layer_index)
+        self.layer_maps.append(LayerMap(layer_index, mask_name, layer_matrix, former_runs + 1))
         return output
-
-    def layer_maps(self, length: int, m: int) -> Iterator[LayerMap]:
-        """The maps of T tokens (``length``), with m in the names of masks that hide the sink."""
-        run_counts: Counter[int] = Counter()
-        for layer in self.layers:
-            run_counts[layer.index] += 1
-            mask_name = layer.mask_name
-            if MASKS[mask_name].hides_sink and m != 1:
-                mask_name = f"{mask_name}({m})"
-            matrix = layer.matrix[:length, :length].numpy()
-            yield LayerMap(layer.index, mask_name, matrix, run_counts[layer.index])
 
 
 def readable_token(tokenizer: Any, token_id: int) -> str:
