@@ -19,7 +19,7 @@ from ..modules.layers import watch_layers
 from ..modules.layout import Features, Span, copy_starts, pooled_positions
 from ..modules.outputs import watch_attention
 from ..modules.transformer import RepeatTransformer
-from .stacked_reader import StackedReader
+from .stacked_reader import LayerRange, Reading, StackedReader
 from .vectors import Vectors
 
 # "mean" and "last" are of the last copy's content, "end" is the very last position.
@@ -44,6 +44,13 @@ class Readout(NamedTuple):
     layer: int
     pooling: str
     first_layer: int | None = None
+
+    @property
+    def reading(self) -> Reading:
+        """What is pooled."""
+        if self.first_layer is None:
+            return self.layer
+        return self.first_layer, self.layer
 
 
 def transformer_of(model: SentenceTransformer) -> RepeatTransformer:
@@ -126,12 +133,13 @@ class SharedPass:
                 )
                 raise ValueError(f"{readout}: give {choices}.")
         layers: set[int] = set()
-        layer_ranges: set[tuple[int, int]] = set()
+        layer_ranges: set[LayerRange] = set()
         for readout in readouts:
-            if readout.first_layer is None:
-                layers.add(readout.layer)
+            reading = readout.reading
+            if isinstance(reading, int):
+                layers.add(reading)
             else:
-                layer_ranges.add((readout.first_layer, readout.layer))
+                layer_ranges.add(reading)
         self.layers = sorted(layers)
         self.layer_ranges = sorted(layer_ranges)
         self.capture = self._make_capture(for_words)
@@ -270,31 +278,22 @@ class TextWeights:
         hidden_states: Tensor,
     ) -> dict[Readout, Tensor]:
         """Vectors [B, d] of each readout, of the output of a pass."""
-        rows_by_reading: dict[tuple[int | None, int], Tensor] = {}
+        rows_by_reading: dict[Reading, Tensor] = {}
         vectors_by_readout: dict[Readout, Tensor] = {}
         for readout in readouts:
-            reading = (readout.first_layer, readout.layer)
+            reading = readout.reading
             if reading not in rows_by_reading:
-                rows_by_reading[reading] = self._pool_reading(readout, reader, hidden_states)
+                block = reader.block_of(hidden_states, reading)
+                rows_by_reading[reading] = torch.bmm(self._weights_of(reading), block.float())
             pooling_index = POOLINGS.index(readout.pooling)
             vectors_by_readout[readout] = rows_by_reading[reading][:, pooling_index]
         return vectors_by_readout
 
-    def _pool_reading(
-        self,
-        readout: Readout,
-        reader: StackedReader,
-        hidden_states: Tensor,
-    ) -> Tensor:
-        """One reading by all poolings, [B, 3 or 5, d]."""
-        if readout.first_layer is not None:
-            outputs = reader.outputs_of(hidden_states, (readout.first_layer, readout.layer))
-            return torch.bmm(self.plain, outputs.float())
-        weights = self.plain
-        if readout.layer in self.backward:
-            weights = torch.cat([weights, self.backward[readout.layer]], dim=1)
-        states = reader.states_of(hidden_states, readout.layer)
-        return torch.bmm(weights, states.float())
+    def _weights_of(self, reading: Reading) -> Tensor:
+        """The weights of all poolings of a reading, [B, 3 or 5, T]."""
+        if isinstance(reading, int) and reading in self.backward:
+            return torch.cat([self.plain, self.backward[reading]], dim=1)
+        return self.plain
 
     def _select_tokens(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Masks [B, T] of the content tokens in the range of each text, and of the last one of it."""

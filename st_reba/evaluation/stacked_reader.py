@@ -14,6 +14,8 @@ from ..modules.passes import ForwardPass
 # Gets the number of a layer, and backward attention up to it.
 KeepBackward = Callable[[int, BackwardAttention], None]
 LayerRange = tuple[int, int]
+# A layer whose states are read, or first and last layer of a mean of attention outputs.
+Reading = int | LayerRange
 
 
 class StackedReader:
@@ -42,21 +44,10 @@ class StackedReader:
         self.depth = depth
         self.keep_backward = keep_backward
 
-    def states_of(self, hidden_states: Tensor, layer: int) -> Tensor:
-        """States [B, T, d] of a layer, of what a pass gave."""
-        block_index = self.layers.index(layer)
-        return self._block(hidden_states, block_index)
-
-    def outputs_of(self, hidden_states: Tensor, layer_range: LayerRange) -> Tensor:
-        """A mean of attention outputs [B, T, d], of what a pass gave."""
-        block_index = len(self.layers)
-        block_index += self.outputs.index(layer_range)
-        return self._block(hidden_states, block_index)
-
-    def _block(self, hidden_states: Tensor, block_index: int) -> Tensor:
-        block_count = len(self.layers) + len(self.outputs)
-        blocks = hidden_states.chunk(block_count, dim=2)
-        return blocks[block_index]
+    def block_of(self, hidden_states: Tensor, reading: Reading) -> Tensor:
+        """States of a layer, or a mean of attention outputs, [B, T, d], of what a pass gave."""
+        readings = [*self.layers, *self.outputs]
+        return hidden_states.chunk(len(readings), dim=2)[readings.index(reading)]
 
     def before_layers(self, state: ForwardPass) -> None:
         """Keep what is read while the layers run."""
