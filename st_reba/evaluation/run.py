@@ -25,7 +25,7 @@ from .results import Comparison, Result, Scorer
 from .shared_pass import transformer_of
 from .statistics import DRAWS, check_seed
 from .task import KINDS, Task
-from .tasks import read_task, warn_of_dropped
+from .tasks import read_task
 from .toy import toy_tasks_named
 
 
@@ -75,7 +75,6 @@ def compare(
     """
     check_seed(seed)
     task = read_task(table, seed=seed, **reading_options)
-    warn_of_dropped(task)
     parsed_methods = _parse_methods(methods)
     scorer = Scorer(task, metric, draws, seed)
     files = OutputFiles(out, figure)
@@ -236,7 +235,6 @@ def _score_task(
     batch_tokens: int | None,
     show_progress_bar: bool | None,
 ) -> Result:
-    warn_of_dropped(task)
     model_name = name_of(model)
     start_time = time.perf_counter()
     vectors = model_vectors(model, task, instructions, batch_tokens, show_progress_bar)

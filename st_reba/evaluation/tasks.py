@@ -26,6 +26,8 @@ def read_task(
 ) -> Task:
     """Read a labelled task; docs/how-to/evaluate.md lists the kinds, their columns and scores.
 
+    A warning counts the rows that could not be used.
+
     Args:
         source: A DataFrame; a file or folder of named columns that
             :func:`st_reba.corpus.tables.read_table` reads; STSBenchmark's and SemEval's
@@ -63,20 +65,17 @@ def read_task(
         limit,
         seed,
     )
-    if kind is not None:
-        return find_kind(kind).read(task_source)
-    return detect_kind(task_source).read(task_source)
+    task = kind_of_source(task_source).read(task_source)
+    if task.dropped:
+        logger.warning("%s", task)
+    return task
 
 
-def detect_kind(source: TaskSource) -> TaskKind:
-    """The kind that a source is of; STS, whose error names the columns, where it is of none."""
+def kind_of_source(source: TaskSource) -> TaskKind:
+    """The kind that a source names or is of; STS, whose error names the columns, where it is of none."""
+    if source.kind is not None:
+        return find_kind(source.kind)
     for kind in sorted(KINDS.values(), key=lambda kind: kind.detection_order):
         if kind.matches(source):
             return kind
     return KINDS["STS"]
-
-
-def warn_of_dropped(task: Task) -> None:
-    """Log what was dropped of a task."""
-    if task.dropped:
-        logger.warning("%s", task)

@@ -18,7 +18,7 @@ from .readouts import build_on, load_base
 from .retrieval_items import read_rankings
 from .search import Candidate, Search, select_best
 from .statistics import check_seed
-from .tasks import read_task, warn_of_dropped
+from .tasks import read_task
 from .tune_plan import (
     Purpose,
     TuningPlan,
@@ -152,14 +152,10 @@ def make_plan(
     if purpose == "search":
         if labels is None:
             return plan_search_by_views(texts or (), sample, seed)
-        task = read_rankings(labels)
-        warn_of_dropped(task)
-        return plan_search_by_labels(task, texts, sample, seed)
+        return plan_search_by_labels(read_rankings(labels), texts, sample, seed)
     if labels is None:
         return plan_by_views(texts or (), sample, seed)
-    task = read_task(labels)
-    warn_of_dropped(task)
-    return plan_by_labels(task, texts, sample, seed)
+    return plan_by_labels(read_task(labels), texts, sample, seed)
 
 
 def run_search(

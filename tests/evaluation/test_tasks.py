@@ -15,7 +15,7 @@ import torch
 from st_reba.evaluation import Task, read_task
 from st_reba.evaluation.task import KINDS, find_kind
 from st_reba.evaluation.task_source import TaskSource, subsample
-from st_reba.evaluation.tasks import detect_kind, warn_of_dropped
+from st_reba.evaluation.tasks import kind_of_source
 
 WORDS = list(map("word {}".format, range(12)))
 REVERSED_WORDS = WORDS[::-1]
@@ -83,14 +83,14 @@ QUESTION = table(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_columns_tell_the_kind_in_a_fixed_order(source: pd.DataFrame, kind: str) -> None:
-    assert detect_kind(TaskSource(source)).name == kind
+    assert kind_of_source(TaskSource(source)).name == kind
 
 
 def test_files_and_folders_tell_the_kind(tmp_path: Path) -> None:
     (tmp_path / "words.conll").write_text("a O\n", encoding="utf-8")
-    assert detect_kind(TaskSource(tmp_path / "words.conll")).name == "NER"
+    assert kind_of_source(TaskSource(tmp_path / "words.conll")).name == "NER"
     (tmp_path / "corpus.jsonl").write_text("{}", encoding="utf-8")
-    assert detect_kind(TaskSource(tmp_path)).name == "Retrieval"
+    assert kind_of_source(TaskSource(tmp_path)).name == "Retrieval"
 
 
 def test_every_kind_of_the_package_has_its_place_in_the_order() -> None:
@@ -374,7 +374,7 @@ def test_a_task_is_not_read_again() -> None:
     assert read_task(task) is task
 
 
-def test_a_task_describes_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_describes_itself() -> None:
     assert str(read_task(PAIRS, name="mine")) == "mine: STS, 12 items"
     dropped = Task(
         "t",
@@ -384,8 +384,16 @@ def test_a_task_describes_itself(caplog: pytest.LogCaptureFixture) -> None:
         dropped={"no word": 2},
     )
     assert str(dropped) == "t: WordSense, 2 items, 2 dropped (no word)"
-    warn_of_dropped(dropped)
-    assert "2 dropped (no word)" in caplog.text
+
+
+def test_a_warning_counts_the_rows_that_were_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    read_task(PAIRS, name="mine")
+    assert caplog.text == ""
+    questions = pd.concat([QUESTION, QUESTION[:2].assign(word="missing")])
+    read_task(questions, name="questions")
+    assert (
+        "questions: WordSense, 12 items, 2 dropped (the word is not in a sentence)" in caplog.text
+    )
 
 
 def test_kinds_are_found_in_any_case() -> None:
