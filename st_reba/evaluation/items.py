@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,11 +16,10 @@ from torch.nn.functional import normalize
 from ..encode import Task as Role
 from ..encode import computed_positions
 from ..filters import Filter
-from ..methods import Method
-from .readouts import encode_methods
-from .shared_pass import Readout, run_pass
 from .task import Task
 from .vectors import Vectors, remove_directions
+
+Key = TypeVar("Key")
 
 
 class TuningItems(ABC):
@@ -56,34 +56,23 @@ class TuningItems(ABC):
             position_count += sum(computed_positions(model[0], texts, {"task": role}))
         return position_count
 
-    def run_pass(
-        self,
-        model: SentenceTransformer,
-        readouts: Sequence[Readout],
-    ) -> dict[Readout, EncodedItems]:
-        """Encode the items by each readout of a pass."""
-        encoded_items = {readout: EncodedItems(self, model.device, {}) for readout in readouts}
-        for role, texts in self.texts_by_role.items():
-            for readout, vectors in run_pass(model, readouts, texts, task=role).items():
-                encoded_items[readout].vectors_by_role[role] = vectors
-        return encoded_items
-
     def encode(
         self,
-        base_model: SentenceTransformer,
-        methods: Sequence[Method],
-    ) -> dict[Method, EncodedItems]:
-        """Encode the items by methods on a base."""
-        encoded_items = {method: EncodedItems(self, base_model.device, {}) for method in methods}
+        encode_texts: Callable[..., Mapping[Key, Vectors]],
+        device: torch.device,
+    ) -> dict[Key, EncodedItems]:
+        """Encode the items by each readout of a pass, or by each method.
+
+        Args:
+            encode_texts: :func:`~st_reba.evaluation.shared_pass.run_pass` or
+                :func:`~st_reba.evaluation.readouts.encode_methods`, but for texts and task.
+            device: Where the vectors are compared.
+        """
+        encoded_items: dict[Key, EncodedItems] = {}
         for role, texts in self.texts_by_role.items():
-            for method, vectors in encode_methods(
-                base_model,
-                methods,
-                texts,
-                task=role,
-                check=False,
-            ).items():
-                encoded_items[method].vectors_by_role[role] = vectors
+            for key, vectors in encode_texts(texts=texts, task=role).items():
+                encoded = encoded_items.setdefault(key, EncodedItems(self, device, {}))
+                encoded.vectors_by_role[role] = vectors
         return encoded_items
 
 

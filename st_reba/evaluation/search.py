@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from ..modules.version import __version__
 from .items import TuningItems
 from .passes import Pass
 from .readouts import build_on, depth_of
-from .shared_pass import transformer_of
+from .shared_pass import run_pass, transformer_of
 
 # By how many standard errors of its gain a method is clearly better than another.
 CLEAR_ERRORS = 3
@@ -157,15 +158,8 @@ class Search:
             return candidates
         candidates = []
         for saved_row in torch.load(path, weights_only=True):
-            method = Method.parse(saved_row["method"])
-            candidates.append(
-                Candidate(
-                    method,
-                    saved_row["filter_kind"],
-                    saved_row["cost"],
-                    saved_row["evidence"],
-                )
-            )
+            saved_row["method"] = Method.parse(saved_row["method"])
+            candidates.append(Candidate(**saved_row))
         return candidates
 
     def _run_pass(self, planned_pass: Pass) -> list[Candidate]:
@@ -180,7 +174,8 @@ class Search:
         candidates: list[Candidate] = []
         for start in range(0, len(readouts), step):
             start_time = time.perf_counter()
-            encoded_items = self.items.run_pass(model, readouts[start : start + step])
+            encode_texts = partial(run_pass, model, readouts[start : start + step])
+            encoded_items = self.items.encode(encode_texts, model.device)
             self.pass_seconds += time.perf_counter() - start_time
             for readout, encoded in encoded_items.items():
                 method = planned_pass.method_of_readout(readout, self.depth)

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..hub.save import save
 from ..methods import Method
 from ..recipe import LOADING, save_recipe
 from .items import TuningItems
-from .readouts import build_on, depth_of, group_by_pass
+from .readouts import build_on, depth_of, encode_methods, group_by_pass
 from .task import KINDS
 
 _TABLE_HEAD = (
@@ -146,7 +147,8 @@ def report_rows(
     row_of_entry: dict[str, TuneRow] = {}
     for pass_method, method_group in group_by_pass(list(methods), depth_of(base_model)).items():
         start_time = time.perf_counter()
-        encoded_items = items.encode(base_model, method_group)
+        encode_texts = partial(encode_methods, base_model, method_group, check=False)
+        encoded_items = items.encode(encode_texts, base_model.device)
         seconds = (time.perf_counter() - start_time) * 1000 / items.text_count
         pass_depth = depth_of(build_on(base_model, pass_method, check=False))
         for entry in entries:

@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 import st_reba
 from st_reba import Method
 from st_reba.encode import computed_positions
-from st_reba.evaluation import Task, items, read_task, search, tune, tune_plan, tune_report
+from st_reba.evaluation import Task, read_task, search, tune, tune_plan, tune_report
 from st_reba.evaluation.items import TaskItems
 from st_reba.evaluation.kinds.views import views_of
 from st_reba.evaluation.passes import default_on, published_methods, similarity_passes
@@ -82,7 +82,7 @@ def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         readout_counts.append(len(readouts))
         return run_pass(model, readouts, texts, **layout)
 
-    monkeypatch.setattr(items, "run_pass", counted_run_pass)
+    monkeypatch.setattr(search, "run_pass", counted_run_pass)
     return readout_counts
 
 

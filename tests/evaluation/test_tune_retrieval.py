@@ -20,7 +20,7 @@ from st_reba import Filter, Method
 from st_reba.cli.app import main
 from st_reba.encode import Task as Role
 from st_reba.encode import encode_texts
-from st_reba.evaluation import items, tune_plan
+from st_reba.evaluation import search, tune_plan
 from st_reba.evaluation.passes import default_on, search_passes
 from st_reba.evaluation.readouts import build_on, encode_methods, load_base
 from st_reba.evaluation.retrieval_items import RetrievalItems, read_rankings, retrieval_views
@@ -291,7 +291,7 @@ def test_finished_passes_do_not_run_again(
     base_folder: str, report: TuneReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        items,
+        search,
         "run_pass",
         lambda *arguments, **options: pytest.fail("a pass ran again"),
     )
