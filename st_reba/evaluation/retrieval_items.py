@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from random import Random
 
 import numpy as np
@@ -21,7 +20,7 @@ from .tables import Location
 from .task import Task, TextIndex
 from .tasks import read_task
 from .texts import draw_usable, has_views
-from .vectors import SearchVectors
+from .vectors import search_similarities
 
 Scores = NDArray[np.float64]
 CUTOFF = 10  # of nDCG
@@ -67,13 +66,13 @@ class RetrievalItems(TuningItems):
     def score(self, encoded_items: EncodedItems, filter_kind: str | None) -> Tensor:
         query_vectors = encoded_items.vectors_by_role["query"]
         query_texts = list(self.texts_by_role["query"])
-        vectors = SearchVectors(
+        similarities = search_similarities(
             queries=query_vectors[: len(self.queries)],
             query_sample=query_vectors[list(map(query_texts.index, self.query_sample))],
             documents=encoded_items.vectors_by_role["document"],
+            filter_kind=filter_kind,
         )
-        scores = self.score_similarities(vectors.similarities(filter_kind))
-        return torch.from_numpy(scores).float()
+        return torch.from_numpy(self.score_similarities(similarities)).float()
 
     def score_similarities(self, similarities: NDArray[np.floating]) -> Scores:
         """Score every query by its similarity to each document.
@@ -218,16 +217,12 @@ def draw_documents(
     )
     return draw_usable(
         texts,
-        partial(_can_be_split, seed=seed),
+        lambda text: split_view(text, Random(seed)) is not None,
         count,
         seed,
         "two sentences",
         remedy,
     )
-
-
-def _can_be_split(text: str, seed: int) -> bool:
-    return split_view(text, Random(seed)) is not None
 
 
 def read_rankings(

@@ -6,8 +6,6 @@ of candidates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -71,74 +69,55 @@ def search_filter_kinds(document_count: int, sentence_count: int) -> list[str | 
     return kinds
 
 
-@dataclass(frozen=True, eq=False)
-class SearchVectors:
-    """Vectors of queries and documents.
+def search_similarities(
+    queries: Vectors,
+    query_sample: Vectors,
+    documents: Vectors,
+    filter_kind: str | None,
+) -> Vectors:
+    """Cosines [Q, N] of queries and documents.
 
     Args:
         queries: [Q, d].
         query_sample: [S, d], of the sentences that stand for queries where their mean is measured.
         documents: [N, d].
+        filter_kind: ``"center"`` takes away the means of documents and of queries, ``"whiten"``
+            half-whitens what is left; None: there is no filter.
     """
-
-    queries: Vectors
-    query_sample: Vectors
-    documents: Vectors
-
-    def similarities(self, filter_kind: str | None) -> Vectors:
-        """Cosines [Q, N] of queries and documents.
-
-        Args:
-            filter_kind: ``"center"`` takes away the means of documents and of queries, ``"whiten"``
-                half-whitens what is left; None: there is no filter.
-        """
-        queries = normalize_rows(self.queries)
-        documents = normalize_rows(self.documents)
-        if filter_kind is not None:
-            document_mean = documents.mean(axis=0)
-            queries = queries - normalize_rows(self.query_sample).mean(axis=0)
-            documents = documents - document_mean
-            if filter_kind == "whiten":
-                whitening = HalfWhitening.fit(documents, document_mean)
-                queries = whitening.apply(queries)
-                documents = whitening.apply(documents)
-        return normalize_rows(queries) @ normalize_rows(documents).T
+    queries = normalize_rows(queries)
+    documents = normalize_rows(documents)
+    if filter_kind is not None:
+        document_mean = documents.mean(axis=0)
+        queries = queries - normalize_rows(query_sample).mean(axis=0)
+        documents = documents - document_mean
+        if filter_kind == "whiten":
+            queries, documents = _half_whiten(queries, documents, document_mean)
+    return normalize_rows(queries) @ normalize_rows(documents).T
 
 
-@dataclass(frozen=True, eq=False)
-class HalfWhitening:
-    """Half-whitening, but for a rotation, which changes no cosine.
+def _half_whiten(
+    queries: Vectors,
+    documents: Vectors,
+    document_mean: Vectors,
+) -> tuple[Vectors, Vectors]:
+    """Half-whiten vectors without their means, but for a rotation, which changes no cosine.
 
     The N documents are decomposed; all directions in which they do not vary are treated alike.
-
-    Args:
-        directions: [r, d], in which the documents vary.
-        scales: [r], by which these are multiplied.
-        other_scale: By which all other directions are multiplied.
     """
+    document_count, width = documents.shape
+    _, deviations, directions = np.linalg.svd(documents, full_matrices=False)
+    variances = deviations.astype(np.float64) ** 2 / document_count
+    total_variance = float(variances.sum())
+    squared_length = total_variance + float(document_mean @ document_mean)
+    # Those of the other directions are 0.
+    all_variances = np.append(variances, 0.0)
+    shrunk_variances = shrink_variances(all_variances, total_variance / width)
+    scales = whitening_scales(shrunk_variances, squared_length, SEARCH_POWER)
+    other_scale = float(scales[-1])
+    relative_scales = scales[:-1].astype(np.float32) - other_scale
 
-    directions: Vectors
-    scales: Vectors
-    other_scale: float
+    def whiten(vectors: Vectors) -> Vectors:
+        coordinates = vectors @ directions.T
+        return other_scale * vectors + (coordinates * relative_scales) @ directions
 
-    @classmethod
-    def fit(cls, centered_documents: Vectors, document_mean: Vectors) -> HalfWhitening:
-        """Fit it on documents [N, d] without their mean [d]."""
-        document_count, width = centered_documents.shape
-        _, deviations, directions = np.linalg.svd(centered_documents, full_matrices=False)
-        variances = deviations.astype(np.float64) ** 2 / document_count
-        total_variance = float(variances.sum())
-        squared_length = total_variance + float(document_mean @ document_mean)
-        # Those of the other directions are 0.
-        all_variances = np.append(variances, 0.0)
-        shrunk_variances = shrink_variances(all_variances, total_variance / width)
-        scales = whitening_scales(shrunk_variances, squared_length, SEARCH_POWER)
-        return cls(directions, scales[:-1].astype(np.float32), float(scales[-1]))
-
-    def apply(self, centered_vectors: Vectors) -> Vectors:
-        """Whiten vectors [n, d] without their mean."""
-        coordinates = centered_vectors @ self.directions.T
-        scaled_coordinates = coordinates * (self.scales - self.other_scale)
-        whitened_vectors = self.other_scale * centered_vectors
-        whitened_vectors += scaled_coordinates @ self.directions
-        return whitened_vectors
+    return whiten(queries), whiten(documents)

@@ -34,7 +34,12 @@ from st_reba.evaluation.tune_plan import (
     plan_search_by_views,
 )
 from st_reba.evaluation.tune_report import TuneReport
-from st_reba.evaluation.vectors import SearchVectors, Vectors, normalize_rows, search_filter_kinds
+from st_reba.evaluation.vectors import (
+    Vectors,
+    normalize_rows,
+    search_filter_kinds,
+    search_similarities,
+)
 from st_reba.methods import DEFAULT
 
 ACTIONS = ["plays the guitar", "reads a long letter", "is buying bread", "walks home late", "sings"]
@@ -88,9 +93,9 @@ def test_similarities_are_those_behind_the_filter(document_count: int) -> None:
     query_sample = random_unit_rows(generator, 25)
     documents = random_unit_rows(generator, document_count)
     # Lengths do not count.
-    vectors = SearchVectors(3 * queries, 5 * query_sample, documents)
+    vectors = (3 * queries, 5 * query_sample, documents)
     np.testing.assert_allclose(
-        vectors.similarities(None),
+        search_similarities(*vectors, None),
         queries @ documents.T,
         atol=2e-5,
     )
@@ -100,7 +105,7 @@ def test_similarities_are_those_behind_the_filter(document_count: int) -> None:
         filtered_queries = fitted_filter.apply(queries, "query").astype(np.float32)
         filtered_documents = fitted_filter.apply(documents, "document").astype(np.float32)
         expected_vectors = normalize_rows(filtered_queries) @ normalize_rows(filtered_documents).T
-        np.testing.assert_allclose(vectors.similarities(kind), expected_vectors, atol=2e-5)
+        np.testing.assert_allclose(search_similarities(*vectors, kind), expected_vectors, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +136,13 @@ def test_candidates_have_the_scores_of_their_models(base_folder: str) -> None:
     assert len(candidates) == 3 * 14
     for candidate in candidates[:: len(candidates) // 4]:
         model = build_on(base_model, candidate.method)
-        vectors = SearchVectors(
+        similarities = search_similarities(
             encode_texts(model, text_views.queries, task="query"),
             encode_texts(model, text_views.query_sample, task="query"),
             encode_texts(model, text_views.documents, task="document"),
+            candidate.filter_kind,
         )
-        scores = text_views.score_similarities(vectors.similarities(candidate.filter_kind))
+        scores = text_views.score_similarities(similarities)
         assert candidate.score == pytest.approx(float(scores.mean()), abs=5e-3)
 
 
