@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from ..filters import with_filter
 from ..recipe import recipe_for
+from .passes import Pass
 from .readouts import build_on, load_base
 from .retrieval_items import read_rankings
 from .search import Candidate, Search, select_best
@@ -103,7 +104,7 @@ def tune(
     base_model = load_base(base, **loading_options)
     filter_kinds = plan.filter_kinds(base_model)
     search = Search(base_model, plan.choosing_items, filter_kinds, folder / "passes")
-    candidates = run_search(search, plan, say)
+    candidates = run_search(search, plan.passes(search.depth), say)
     best_candidate = select_best(candidates, most_cost, plan.find_default(candidates, base_model))
     say("scoring the choice, and what it is compared with, on the rest of the texts")
     length = loading_options.get("max_seq_length")
@@ -160,11 +161,11 @@ def make_plan(
 
 def run_search(
     search: Search,
-    plan: TuningPlan,
+    passes: Sequence[Pass],
     say: Callable[[str], object],
 ) -> list[Candidate]:
     """Score the passes one after another."""
-    passes = search.passes_with_room(plan.passes(search.depth), say)
+    passes = search.passes_with_room(passes, say)
     candidates: list[Candidate] = []
     say(f"{len(passes)} passes through the base")
     for pass_number, planned_pass in enumerate(passes, 1):
@@ -197,10 +198,7 @@ def auto(
     base_options = {name: value for name, value in loading_options.items() if value is not None}
     base_model = load_base(base, **base_options)
     search = Search(base_model, plan.choosing_items, plan.filter_kinds(base_model))
-    candidates: list[Candidate] = []
-    passes = plan.passes(search.depth, is_small=True)
-    for planned_pass in search.passes_with_room(passes, logger.info):
-        candidates += search.score_pass(planned_pass)
+    candidates = run_search(search, plan.passes(search.depth, is_small=True), logger.info)
     best_candidate = select_best(candidates, default=plan.find_default(candidates, base_model))
     model = build_on(
         base_model,

@@ -219,10 +219,6 @@ class RetrievalPlan:
 
     def filter_kinds(self, base_model: SentenceTransformer) -> list[str | None]:
         """As for :class:`SimilarityPlan`."""
-        return self._filter_kinds
-
-    @property
-    def _filter_kinds(self) -> list[str | None]:
         document_count = min(len(self.documents), len(self.choosing_items.documents))
         return search_filter_kinds(document_count, len(self.choosing_items.query_sample))
 
@@ -232,7 +228,7 @@ class RetrievalPlan:
         """The default of `build`, as an index whitens it; otherwise as for `SimilarityPlan`."""
         if self.choosing_items.is_labelled:
             return None
-        strongest_filter = self._filter_kinds[-1]
+        strongest_filter = self.filter_kinds(base_model)[-1]
         return find_candidate(candidates, default_on(base_model, self._script), strongest_filter)
 
     def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
