@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..corpus.tables import read_table
+from ..corpus.text_files import named_errors, open_text, read_text_lines
 from .tables import is_number
 
 QUERY_NAMES = ("query-id", "query_id", "qid")
@@ -151,9 +150,7 @@ def _qrels_file(folder: Path) -> Path:
 def _read_judgements(file_path: Path) -> Iterator[Judgement]:
     """Read the three columns of BEIR, with or without their names, or the four of TREC."""
     columns: QrelsColumns | None = None
-    for line_number, line in enumerate(_read_lines(file_path), 1):
-        if not line.strip():
-            continue
+    for line_name, line in _read_lines(file_path):
         cells = _split_cells(line)
         if columns is None:
             columns = _find_columns(cells)
@@ -161,12 +158,10 @@ def _read_judgements(file_path: Path) -> Iterator[Judgement]:
                 continue
         if len(cells) <= max(columns):
             needed = f"{max(columns) + 1} columns are needed: query, document, grade."
-            raise ValueError(f"{file_path}, line {line_number}: {needed}")
+            raise ValueError(f"{line_name}: {needed}")
         grade = cells[columns.grade]
         if not is_number(grade):
-            raise ValueError(
-                f"{file_path}, line {line_number}: the grade {grade!r:.60} is no number."
-            )
+            raise ValueError(f"{line_name}: the grade {grade!r:.60} is no number.")
         yield Judgement(cells[columns.query], cells[columns.document], float(grade))
 
 
@@ -196,12 +191,11 @@ def _column_named(
     return usual_column
 
 
-def _read_lines(file_path: Path) -> Iterator[str]:
-    try:
-        content = file_path.read_bytes()
-        if file_path.suffix == ".gz":
-            content = gzip.decompress(content)
-        lines = content.decode("utf-8-sig").split("\n")
-    except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{file_path}: cannot be read as UTF-8 lines: {error}") from None
-    yield from lines
+def _read_lines(file_path: Path) -> Iterator[tuple[str, str]]:
+    """The lines that are not blank, each with its file and number."""
+    with named_errors(str(file_path)), open_text(file_path) as stream:
+        for line_number, row in read_text_lines(stream):
+            line_name = f"{file_path}, {line_number}"
+            if isinstance(row, str):
+                raise ValueError(f"{line_name}: {row}")
+            yield line_name, row["text"]
