@@ -121,11 +121,10 @@ class NER(TaskKind):
 
     def list_words(self, task: Task) -> list[TextSpan]:
         """Every word, text after text."""
-        words_of_text = {text_index: words for text_index, words, _ in (*task.items, *task.train)}
         text_spans: list[TextSpan] = []
-        for text_index, text in enumerate(task.texts):
+        for text, words in zip(task.texts, _words_of_texts(task), strict=True):
             start = 0
-            for word in words_of_text[text_index]:
+            for word in words:
                 end = start + len(word)
                 text_spans.append((text, (start, end)))
                 start = end + 1
@@ -134,7 +133,8 @@ class NER(TaskKind):
     def evidence(self, task: Task, vectors: Vectors) -> Evidence:
         """Entities of each sentence that are right, predicted and expected; vectors are a row a word."""
         get_entities = required("seqeval.metrics.sequence_labeling", "evaluation").get_entities
-        rows_of_text = self._split_rows(task, vectors)
+        ends = np.cumsum(list(map(len, _words_of_texts(task))))
+        rows_of_text = np.split(vectors, ends[:-1])
         train_vectors = np.concatenate(
             [rows_of_text[text_index] for text_index, _, _ in task.train]
         )
@@ -150,13 +150,11 @@ class NER(TaskKind):
             counts.append([len(expected & predicted), len(predicted), len(expected)])
         return np.asarray(counts, np.float64)
 
-    def _split_rows(self, task: Task, vectors: Vectors) -> list[Vectors]:
-        """The vectors of each text's words."""
-        word_counts = {
-            text_index: len(words) for text_index, words, _ in (*task.items, *task.train)
-        }
-        ends = np.cumsum([word_counts[text_index] for text_index in range(len(task.texts))])
-        return np.split(vectors, ends[:-1])
+
+def _words_of_texts(task: Task) -> list[tuple[str, ...]]:
+    """The words of each text."""
+    words_of_text = {text_index: words for text_index, words, _ in (*task.items, *task.train)}
+    return [words_of_text[text_index] for text_index in range(len(task.texts))]
 
 
 declare_kind(NER())
