@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,6 @@ from .shared_pass import TokenRange, transformer_of
 from .statistics import Evidence
 from .task import Task
 from .vectors import Vectors
-
-
-@dataclass(frozen=True)
-class PlannedPass:
-    """Methods that are read from one pass, the texts, and the arguments of ``preprocess``."""
-
-    methods: Sequence[Method]
-    texts: Sequence[str]
-    input_options: dict[str, Any]
 
 
 def shared_vectors(
@@ -54,7 +47,8 @@ def shared_vectors(
         vectors_by_method[method] = model_vectors(
             model, task, instructions, batch_tokens, show_progress_bar
         )
-    passes: list[PlannedPass] = []
+    token_ranges = find_token_ranges(base_model, task)
+    encoders: list[partial[dict[Method, Vectors]]] = []
     total_positions = 0
     for pass_method, method_group in group_by_pass(
         list(shared_methods.values()), depth_of(base_model)
@@ -62,26 +56,25 @@ def shared_vectors(
         model = build_on(base_model, replace(pass_method, filter=None), check=False)
         has_field = has_instruction_field(model, None)
         for texts, role in _texts_by_role(task):
-            input_options = {
+            input_options: dict[str, Any] = {
                 "task": role,
                 "prompt": instructions.before(task.name, role, has_field),
             }
-            passes.append(PlannedPass(method_group, texts, input_options))
-            total_positions += sum(computed_positions(model[0], texts, input_options))
-    token_ranges = find_token_ranges(base_model, task)
-    rows_by_method: dict[Method, list[Vectors]] = {method: [] for method in shared_methods.values()}
-    with plain_average_bar(total_positions, show_progress_bar) as bar:
-        for planned_pass in passes:
-            pass_vectors = encode_methods(
+            encode_group = partial(
+                encode_methods,
                 base_model,
-                planned_pass.methods,
-                planned_pass.texts,
+                method_group,
+                texts,
                 token_ranges=token_ranges,
                 batch_tokens=batch_tokens,
-                progress=bar.update,
-                **planned_pass.input_options,
+                **input_options,
             )
-            for method, vector_rows in pass_vectors.items():
+            encoders.append(encode_group)
+            total_positions += sum(computed_positions(model[0], texts, input_options))
+    rows_by_method = defaultdict[Method, list[Vectors]](list)
+    with plain_average_bar(total_positions, show_progress_bar) as bar:
+        for encode_group in encoders:
+            for method, vector_rows in encode_group(progress=bar.update).items():
                 rows_by_method[method].append(vector_rows)
     for method, shared_method in shared_methods.items():
         vectors_by_method[method] = np.concatenate(rows_by_method[shared_method])
@@ -114,31 +107,26 @@ def model_vectors(
     """The vectors of a task's texts by one model, a row a text; or of its words."""
     words = task.task_kind.list_words(task)
     if words:
+        prompt = instructions.before(task.name, None, has_instruction_field(model, None))
         return encode_words(
             model,
             words,
-            prompt=instructions.before(
-                task.name,
-                None,
-                has_instruction_field(model, None),
-            ),
+            prompt=prompt,
             batch_tokens=batch_tokens,
             show_progress_bar=bool(show_progress_bar),
         )
     vectors: list[Vectors] = []
     with plain_average_bar(len(task.texts), show_progress_bar, "texts") as bar:
         for texts, role in _texts_by_role(task):
-            input_options: dict[str, Any] = {"task": role}
             prompt = instructions.before(task.name, role, has_instruction_field(model, role))
-            if prompt is not None:
-                input_options["prompt"] = prompt
             vectors.append(
                 encode_texts(
                     model,
                     texts,
+                    task=role,
+                    prompt=prompt,
                     batch_tokens=batch_tokens,
                     progress=bar.update,
-                    **input_options,
                 )
             )
     return np.concatenate(vectors)

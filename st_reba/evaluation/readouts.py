@@ -133,7 +133,6 @@ def readout_of(method: Method, depth: int) -> Readout | None:
     pooling = method.pooling_spec.readout
     reads_outputs = method.read == "attention"
     needs_own_model = [
-        pooling is None,
         method.name == "reba" and reads_outputs,
         method.implementation != "paper",
         method.chunk is not None,

@@ -118,6 +118,8 @@ def _half_whiten(
 
     def whiten(vectors: Vectors) -> Vectors:
         coordinates = vectors @ directions.T
-        return other_scale * vectors + (coordinates * relative_scales) @ directions
+        whitened_vectors = other_scale * vectors
+        whitened_vectors += (coordinates * relative_scales) @ directions
+        return whitened_vectors
 
     return whiten(queries), whiten(documents)

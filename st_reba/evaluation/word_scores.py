@@ -22,17 +22,12 @@ def word_scores(queries: Sequence[str], documents: Sequence[str]) -> Scores:
         [[0.64, 0.0]]
     """
     language = language_of(documents)
-    query_count = len(queries)
-    document_count = len(documents)
-    scores = np.zeros((query_count, document_count))
-    separated_documents = map(separated, documents)
-    terms_of_queries = read_terms(language, queries)
+    scores = np.zeros((len(queries), len(documents)))
     database = sqlite3.connect(":memory:", isolation_level=None)
     with closing(database) as connection:
         create_words(connection, language)
-        insert_rows(connection, enumerate(separated_documents))
-        document_words = WordScores(connection, document_count)
-        for query_index, query_terms in enumerate(terms_of_queries):
-            query_scores = document_words.score(connection, query_terms)
-            scores[query_index] = query_scores
+        insert_rows(connection, enumerate(map(separated, documents)))
+        document_words = WordScores(connection, len(documents))
+        for query_index, query_terms in enumerate(read_terms(language, queries)):
+            scores[query_index] = document_words.score(connection, query_terms)
     return scores
