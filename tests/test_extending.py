@@ -21,7 +21,7 @@ from sentence_transformers.util import cos_sim
 import st_reba
 from st_reba import poolings
 from st_reba.evaluation import compare, evaluate, read_task
-from st_reba.evaluation.tables import COLUMNS
+from st_reba.evaluation.tables import COLUMNS, read_score, read_text
 from st_reba.evaluation.task import KINDS, declare_kind
 from st_reba.methods import Method, method_of
 from st_reba.modules import MODULES, ModuleDeclaration
@@ -130,8 +130,9 @@ def toy_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setattr(poolings, "POOLINGS", [*poolings.POOLINGS])
     yield
     MASKS.pop("toy-window", None)
-    KINDS.pop("Margins", None)
-    COLUMNS.pop("margin", None)
+    for kind_name, role in (("Margins", "margin"), ("Nearness", "nearness")):
+        KINDS.pop(kind_name, None)
+        COLUMNS.pop(role, None)
     for name in ("toy_mask", "toy_pooling", "toy_kind", "published_toy"):
         sys.modules.pop(name, None)
 
@@ -210,6 +211,16 @@ def test_a_kind_of_task_that_is_declared_elsewhere_is_read_and_scored(
     assert result.metric == "closeness"
     assert result.score == pytest.approx((1 + 2 * (1 - abs(cosine - 0.5))) / 3, abs=1e-5)
     assert len(compare("mini", task, ["echo:pooling=mean", "classical"]).results) == 2
+
+
+def test_a_role_is_the_name_of_its_column(toy_files: None) -> None:
+    importlib.import_module("toy_kind")
+    readers = {"text1": read_text, "text2": read_text, "nearness": read_score}
+    attributes = {"name": "Nearness", "column_readers": readers, "column_names": {}}
+    nearness_class = type("Nearness", (type(KINDS["Margins"]),), attributes)
+    declare_kind(nearness_class())
+    task = read_task(PAIRS.rename(columns={"least": "nearness"}), "Nearness")
+    assert task.items == ((0, 1, 0.5), (2, 2, 1.0), (1, 0, 0.5))
 
 
 def test_a_kind_of_task_is_declared_again_by_its_own_class_alone(toy_files: None) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import math
 import os
 import signal
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any, TypeVar
@@ -254,14 +253,5 @@ def to_json(value: object, indent: int | None = None) -> str:
     try:
         return encoder.encode(value)
     except ValueError:
-        return encoder.encode(_finite(value))
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
+        text = json.dumps(value, default=str)
+        return encoder.encode(json.loads(text, parse_constant=lambda constant: None))

@@ -30,7 +30,6 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "query": ("query", "question"),
     "document": ("document", "passage", "title", "text", "answer"),
     "relevance": ("relevance", "grade", "score", "label"),
-    "anchor": ("anchor",),
     "positive": ("positive", "pos"),
     "negative": ("negative", "neg"),
 }

@@ -97,7 +97,8 @@ class TaskKind(ABC):
         name: Its name.
         column_readers: The reader of each column of its tables, by role: texts by ``read_text``,
             and last a label.
-        column_names: Usual names of the columns, for roles that ``tables.COLUMNS`` lacks.
+        column_names: Usual names of the columns of a role. A role that neither this nor
+            ``tables.COLUMNS`` has is the name of its column.
         detection_order: Of several kinds whose columns a table has, the one with the lowest number
             is read, and any other only by its name, ``kind=``. The package's kinds have 10 to 90.
         metrics: Scores by name, each computed from all items' evidence; more is better.
@@ -235,6 +236,8 @@ def declare_kind(kind: TaskKind) -> None:
         raise ValueError(f"kind={kind.name!r} is there already. Choose another name.")
     KINDS[kind.name] = kind
     COLUMNS.update(kind.column_names)
+    for role in kind.column_readers:
+        COLUMNS.setdefault(role, (role,))
 
 
 def _place_of(kind: TaskKind) -> tuple[str, str]:
