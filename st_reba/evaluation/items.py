@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
@@ -15,11 +15,11 @@ from torch.nn.functional import normalize
 
 from ..encode import Task as Role
 from ..encode import computed_positions
-from ..filters import Filter
 from .task import Task
 from .vectors import Vectors, remove_directions
 
 Key = TypeVar("Key")
+VectorsByRole = dict[Role | None, Vectors]
 
 
 class TuningItems(ABC):
@@ -41,8 +41,19 @@ class TuningItems(ABC):
         """The texts that are encoded as queries, documents, or neither."""
 
     @abstractmethod
-    def score(self, encoded_items: EncodedItems, filter_kind: str | None) -> Tensor:
-        """The score of each item, [items] float32, by vectors behind a filter of a kind."""
+    def score(
+        self,
+        vectors_by_role: VectorsByRole,
+        filter_kind: str | None,
+        device: torch.device,
+    ) -> Tensor:
+        """The score of each item, [items] float32.
+
+        Args:
+            vectors_by_role: Of the texts.
+            filter_kind: Kind of the filter behind which they are compared; None: there is none.
+            device: Where they are compared, if that is much work.
+        """
 
     @property
     def text_count(self) -> int:
@@ -57,43 +68,19 @@ class TuningItems(ABC):
         return position_count
 
     def encode(
-        self,
-        encode_texts: Callable[..., Mapping[Key, Vectors]],
-        device: torch.device,
-    ) -> dict[Key, EncodedItems]:
+        self, encode_texts: Callable[..., Mapping[Key, Vectors]]
+    ) -> dict[Key, VectorsByRole]:
         """Encode the items by each readout of a pass, or by each method.
 
         Args:
             encode_texts: :func:`~st_reba.evaluation.shared_pass.run_pass` or
                 :func:`~st_reba.evaluation.readouts.encode_methods`, but for texts and task.
-            device: Where the vectors are compared.
         """
-        encoded_items: dict[Key, EncodedItems] = {}
+        encoded_items = defaultdict[Key, VectorsByRole](dict)
         for role, texts in self.texts_by_role.items():
             for key, vectors in encode_texts(texts=texts, task=role).items():
-                encoded = encoded_items.setdefault(key, EncodedItems(self, device, {}))
-                encoded.vectors_by_role[role] = vectors
+                encoded_items[key][role] = vectors
         return encoded_items
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedItems:
-    """Items with the vectors of their texts, and the device on which they are compared."""
-
-    items: TuningItems
-    device: torch.device
-    vectors_by_role: dict[Role | None, Vectors]
-
-    def score(self, filter_kind: str | None = None) -> Tensor:
-        """The score of each item, [items] float32, by vectors behind a filter of a kind."""
-        return self.items.score(self, filter_kind)
-
-    def apply(self, fitted_filter: Filter) -> EncodedItems:
-        """The same behind a filter."""
-        filtered_vectors: dict[Role | None, Vectors] = {}
-        for role, vectors in self.vectors_by_role.items():
-            filtered_vectors[role] = fitted_filter.apply(vectors, role).astype(np.float32)
-        return replace(self, vectors_by_role=filtered_vectors)
 
 
 @dataclass(frozen=True)
@@ -114,9 +101,14 @@ class TaskItems(TuningItems):
     def texts_by_role(self) -> Mapping[Role | None, Sequence[str]]:
         return {None: self.task.texts}
 
-    def score(self, encoded_items: EncodedItems, filter_kind: str | None) -> Tensor:
-        vectors = torch.from_numpy(encoded_items.vectors_by_role[None])
-        unit_vectors = normalize(vectors.to(encoded_items.device), dim=1)
+    def score(
+        self,
+        vectors_by_role: VectorsByRole,
+        filter_kind: str | None,
+        device: torch.device,
+    ) -> Tensor:
+        vectors = torch.from_numpy(vectors_by_role[None])
+        unit_vectors = normalize(vectors.to(device), dim=1)
         if filter_kind is not None:
             unit_vectors = remove_directions(unit_vectors)
         return self.task.task_kind.score_items(self.task, unit_vectors).cpu()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..encode import Task as Role
 from ..sentences import QUERY_SAMPLE, as_query, sample_sentences, split_sentences
-from .items import EncodedItems, TuningItems
+from .items import TuningItems, VectorsByRole
 from .kinds.views import SAME_COSINE
 from .tables import Location
 from .task import Task, TextIndex
@@ -63,13 +63,18 @@ class RetrievalItems(TuningItems):
         query_texts = dict.fromkeys([*self.queries, *self.query_sample])
         return {"query": list(query_texts), "document": self.documents}
 
-    def score(self, encoded_items: EncodedItems, filter_kind: str | None) -> Tensor:
-        query_vectors = encoded_items.vectors_by_role["query"]
+    def score(
+        self,
+        vectors_by_role: VectorsByRole,
+        filter_kind: str | None,
+        device: torch.device,
+    ) -> Tensor:
+        query_vectors = vectors_by_role["query"]
         query_texts = list(self.texts_by_role["query"])
         similarities = search_similarities(
             queries=query_vectors[: len(self.queries)],
             query_sample=query_vectors[list(map(query_texts.index, self.query_sample))],
-            documents=encoded_items.vectors_by_role["document"],
+            documents=vectors_by_role["document"],
             filter_kind=filter_kind,
         )
         return torch.from_numpy(self.score_similarities(similarities)).float()

@@ -175,12 +175,12 @@ class Search:
         for start in range(0, len(readouts), step):
             start_time = time.perf_counter()
             encode_texts = partial(run_pass, model, readouts[start : start + step])
-            encoded_items = self.items.encode(encode_texts, model.device)
+            encoded_items = self.items.encode(encode_texts)
             self.pass_seconds += time.perf_counter() - start_time
-            for readout, encoded in encoded_items.items():
+            for readout, vectors_by_role in encoded_items.items():
                 method = planned_pass.method_of_readout(readout, self.depth)
                 for filter_kind in self.filter_kinds:
-                    evidence = encoded.score(filter_kind)
+                    evidence = self.items.score(vectors_by_role, filter_kind, model.device)
                     candidates.append(
                         Candidate(method, filter_kind, cost_per_layer * readout.layer, evidence)
                     )

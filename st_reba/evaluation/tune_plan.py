@@ -13,6 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from ..encode import encode_texts
+from ..filter_options import FEWEST_FOR_DIRECTIONS
 from ..filters import Filter
 from ..methods import Method
 from ..sentences import QUERY_SAMPLE, sample_sentences
@@ -53,8 +54,6 @@ MAX_REPORTING_LABELS = 300
 FEWEST_LABELS = 30
 # Below, a report doubts the choice.
 STEADY_COUNT = 200
-# Texts that a filter for similarity needs; and one more for each dimension.
-_FEWEST_FILTER_TEXTS = 100
 # For ``build(base_model, "auto")``: texts that are drawn, and how many of them choose.
 AUTO_SAMPLE = 1000
 AUTO_CHOOSING: Mapping[str, int] = {"similarity": 300, "search": 200}
@@ -184,7 +183,7 @@ def note_few_items(item_count: int) -> list[str]:
 
 def sample_for_filter(texts: Sequence[str], width: int) -> list[str]:
     """Texts to fit a filter for d dimensions (``width``): with their views if too few, none if these are too few."""
-    fewest_texts = max(_FEWEST_FILTER_TEXTS, width)
+    fewest_texts = max(FEWEST_FOR_DIRECTIONS, width)
     if len(texts) >= fewest_texts:
         return list(texts)
     if not texts:

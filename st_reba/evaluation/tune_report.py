@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from ..filters import Filter
 from ..hub.save import save
 from ..methods import Method
 from ..recipe import LOADING, save_recipe
-from .items import TuningItems
+from .items import TuningItems, VectorsByRole
 from .readouts import build_on, depth_of, encode_methods, group_by_pass
 from .task import KINDS
 
@@ -148,26 +149,33 @@ def report_rows(
     for pass_method, method_group in group_by_pass(list(methods), depth_of(base_model)).items():
         start_time = time.perf_counter()
         encode_texts = partial(encode_methods, base_model, method_group, check=False)
-        encoded_items = items.encode(encode_texts, base_model.device)
+        encoded_items = items.encode(encode_texts)
         seconds = (time.perf_counter() - start_time) * 1000 / items.text_count
         pass_depth = depth_of(build_on(base_model, pass_method, check=False))
         for entry in entries:
             method = entry.unfiltered_method
             if method not in method_group:
                 continue
-            encoded = encoded_items[method]
+            vectors_by_role = encoded_items[method]
             if entry.fitted_filter is not None:
-                encoded = encoded.apply(entry.fitted_filter)
+                vectors_by_role = _filter_vectors(entry.fitted_filter, vectors_by_role)
             model = build_on(base_model, method, check=False)
             row_of_entry[entry.name] = TuneRow.of_scores(
                 entry.name,
                 entry.method,
-                encoded.score(),
+                items.score(vectors_by_role, None, base_model.device),
                 cost=items.count_positions(model) * depth_of(model) / plain_work,
                 seconds=seconds * depth_of(model) / pass_depth,
                 megabytes=sum(weight.nbytes for weight in model.parameters()) / 1e6,
             )
     return tuple(row_of_entry[entry.name] for entry in entries)
+
+
+def _filter_vectors(fitted_filter: Filter, vectors_by_role: VectorsByRole) -> VectorsByRole:
+    filtered_vectors: VectorsByRole = {}
+    for role, vectors in vectors_by_role.items():
+        filtered_vectors[role] = fitted_filter.apply(vectors, role).astype(np.float32)
+    return filtered_vectors
 
 
 def write_report(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 
@@ -29,13 +30,12 @@ class PairKind(TaskKind):
         """Products of the standardized ranks of cosine and number, whose mean is Spearman's correlation."""
         first_rows, second_rows, values = map(list, zip(*task.items, strict=True))
         cosines = (unit_vectors[first_rows] * unit_vectors[second_rows]).sum(dim=1)
-        return standardize_ranks(cosines) * standardize_ranks(
-            torch.tensor(values, device=cosines.device)
-        )
+        products = standardize_ranks(cosines.cpu()) * standardize_ranks(values)
+        return torch.from_numpy(products).to(unit_vectors)
 
 
-def standardize_ranks(values: Tensor) -> Tensor:
+def standardize_ranks(values: ArrayLike) -> NDArray[np.float64]:
     """Ranks with mean 0 and standard deviation 1."""
-    ranks = torch.from_numpy(rankdata(values.cpu().numpy())).to(values.device)
-    deviation = ranks.std(correction=0).clamp_min(1e-12)
-    return ((ranks - ranks.mean()) / deviation).float()
+    ranks = rankdata(values)
+    deviation = max(ranks.std(), 1e-12)
+    return np.asarray((ranks - ranks.mean()) / deviation)
