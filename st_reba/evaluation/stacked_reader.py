@@ -81,8 +81,7 @@ class StackedReader:
         if layer_states:
             blocks += hidden_states.chunk(len(layer_states))
         for layer_range in self.outputs:
-            output_mean = output_means.means[layer_range]
-            blocks.append(output_mean.to(hidden_states))
+            blocks.append(output_means.mean(layer_range).to(hidden_states))
         return torch.cat(blocks, dim=2)
 
 
@@ -91,25 +90,21 @@ class OutputMeans:
 
     def __init__(self, layer_ranges: Sequence[LayerRange]) -> None:
         self.layer_ranges = layer_ranges
-        self.means: dict[LayerRange, Tensor] = {}
-        self._first_layers = {layer_range[0] for layer_range in layer_ranges}
-        # By first layer.
-        self._sums: dict[int, Tensor] = {}
+        self._sums: dict[LayerRange, Tensor] = {}
 
     def add(self, index: int, output: Tensor) -> None:
         """Take in the output [B, T, d] of a layer's attention."""
         layer = index + 1
-        precise_dtype = torch.promote_types(output.dtype, torch.float32)
-        precise_output = output.to(precise_dtype)
-        for first_layer in self._first_layers:
-            if first_layer < layer:
-                previous_sum = self._sums[first_layer]
-                previous_sum = previous_sum.to(precise_output.device)
-                self._sums[first_layer] = previous_sum + precise_output
-            elif first_layer == layer:
-                self._sums[first_layer] = precise_output
-        for first_layer, last_layer in self.layer_ranges:
-            if last_layer == layer:
-                layer_count = last_layer - first_layer + 1
-                output_sum = self._sums[first_layer]
-                self.means[first_layer, last_layer] = output_sum / layer_count
+        precise_output = output.to(torch.promote_types(output.dtype, torch.float32))
+        for layer_range in self.layer_ranges:
+            first_layer, last_layer = layer_range
+            if layer == first_layer:
+                self._sums[layer_range] = precise_output
+            elif first_layer < layer <= last_layer:
+                previous_sum = self._sums[layer_range].to(precise_output.device)
+                self._sums[layer_range] = previous_sum + precise_output
+
+    def mean(self, layer_range: LayerRange) -> Tensor:
+        """The mean of a range, [B, T, d]."""
+        first_layer, last_layer = layer_range
+        return self._sums[layer_range] / (last_layer - first_layer + 1)
