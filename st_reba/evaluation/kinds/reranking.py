@@ -11,7 +11,7 @@ from sklearn.metrics import average_precision_score, ndcg_score
 
 from ..beir import read_beir
 from ..measures import COSINE_DIGITS, column_means
-from ..tables import LabelledTable, read_score, read_text
+from ..tables import read_score, read_text
 from ..task import Evidence, Task, TaskKind, TextIndex, declare_kind
 from ..task_source import TaskSource
 from ..vectors import Vectors, normalize_exactly
@@ -44,7 +44,11 @@ class RankingKind(TaskKind):
                 dict(folder.dropped),
             )
         task_source.refuse(self.name, "train")
-        judgement_rows, dropped_counts = self.open_table(task_source).read_rows(self.column_readers)
+        table = task_source.table
+        if self.ranks_all_documents:
+            # Without grades every document is relevant to its query.
+            table = table.fill_column("relevance", 1.0)
+        judgement_rows, dropped_counts = table.read_rows(self.column_readers)
         judgements: dict[str, dict[str, float]] = {}
         documents: list[str] = []
         for query, document, grade in judgement_rows:
@@ -52,10 +56,6 @@ class RankingKind(TaskKind):
             grades[document] = max(grade, grades.get(document, grade))
             documents.append(document)
         return self._make_task(task_source, judgements, documents, dropped_counts)
-
-    def open_table(self, task_source: TaskSource) -> LabelledTable:
-        """The table of judgements."""
-        return task_source.table
 
     def _make_task(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..tables import LabelledTable
 from ..task import Task, declare_kind
 from ..task_source import TaskSource
 from .reranking import RankingKind
@@ -20,10 +19,6 @@ class Retrieval(RankingKind):
     def matches(self, task_source: TaskSource) -> bool:
         """Folders alone, as tables of these columns are read as Reranking."""
         return task_source.is_beir
-
-    def open_table(self, task_source: TaskSource) -> LabelledTable:
-        """The table; without a column of relevance every document is relevant to its query."""
-        return task_source.table.fill_column("relevance", 1.0)
 
     def check(self, task: Task) -> None:
         """Refuse a ranking of one document."""
