@@ -113,10 +113,14 @@ def encode(
         output_name = str(out or "JSON lines; name a folder with --out")
         _refuse(output_name, {"--word": out and word, "--passages": passages})
         _refuse(output_name, {"--workers": workers, "--float16": is_float16})
+        if out is not None:
+            _check_file(out, overwrite)
     else:
         _refuse("a corpus", {"--word": word, "--task": task})
-    if out is not None:
-        _check_target(out, overwrite)
+        if corpus_folder.exists() and not corpus_folder.is_dir():
+            raise FileExistsError(
+                f"{corpus_folder}: already there, and no folder; give another path"
+            )
     with progress.step(STARTING):
         from ..corpus.source import open_source
         from ..safety import load
@@ -147,12 +151,8 @@ def encode(
         _write_vectors(loaded_model, _texts_of(source), out, task, batch_tokens)
 
 
-def _check_target(out: Path, overwrite: bool) -> None:
-    """Refuse what cannot be written before a model is loaded."""
-    if out.suffix != ".npy":
-        if out.exists() and not out.is_dir():
-            raise FileExistsError(f"{out}: already there, and no folder; give another path")
-        return
+def _check_file(out: Path, overwrite: bool) -> None:
+    """Refuse a file that cannot be written before a model is loaded."""
     if out.is_dir() or (out.exists() and not overwrite):
         raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
     if not out.parent.is_dir():
