@@ -20,7 +20,7 @@ CellReader = Callable[[Any], Any]
 # The reader of each column, by the column's role. Texts come first, a label or score last.
 ColumnReaders = Mapping[str, CellReader]
 
-# Usual names of the columns of a role; the first name that a table has counts.
+# Usual names of the columns of a role; the first name that a table has counts. Kinds add theirs.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "text1": ("text1", "sentence1", "sentence_1", "sent1", "s1", "premise"),
     "text2": ("text2", "sentence2", "sentence_2", "sent2", "s2", "hypothesis"),
