@@ -19,7 +19,7 @@ from ..modules.layers import watch_layers
 from ..modules.layout import Features, Span, copy_starts, pooled_positions
 from ..modules.outputs import watch_attention
 from ..modules.transformer import RepeatTransformer
-from .stacked_reader import LayerRange, Reading, StackedReader
+from .stacked_reader import Reading, StackedReader
 from .vectors import Vectors
 
 # "mean" and "last" are of the last copy's content, "end" is the very last position.
@@ -132,19 +132,12 @@ class SharedPass:
                     f"a layer from 1 to {self.transformer.depth}, and one of {', '.join(POOLINGS)}"
                 )
                 raise ValueError(f"{readout}: give {choices}.")
-        layers: set[int] = set()
-        layer_ranges: set[LayerRange] = set()
-        for readout in readouts:
-            reading = readout.reading
-            if isinstance(reading, int):
-                layers.add(reading)
-            else:
-                layer_ranges.add(reading)
-        self.layers = sorted(layers)
-        self.layer_ranges = sorted(layer_ranges)
+        readings = {readout.reading for readout in readouts}
+        self.layers = sorted(reading for reading in readings if isinstance(reading, int))
+        self.layer_ranges = sorted(reading for reading in readings if isinstance(reading, tuple))
         self.capture = self._make_capture(for_words)
         watch_layers(self.transformer.model)
-        if layer_ranges:
+        if self.layer_ranges:
             watch_attention(self.transformer.model)
 
     def _make_capture(self, for_words: bool) -> Capture | None:

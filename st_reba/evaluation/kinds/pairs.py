@@ -34,8 +34,8 @@ class PairKind(TaskKind):
         return torch.from_numpy(products).to(unit_vectors)
 
 
-def standardize_ranks(values: ArrayLike) -> NDArray[np.float64]:
+def standardize_ranks(values: ArrayLike) -> NDArray[np.float32]:
     """Ranks with mean 0 and standard deviation 1."""
     ranks = rankdata(values)
     deviation = max(ranks.std(), 1e-12)
-    return np.asarray((ranks - ranks.mean()) / deviation)
+    return np.asarray((ranks - ranks.mean()) / deviation, np.float32)
