@@ -54,11 +54,10 @@ def shared_vectors(
         list(shared_methods.values()), depth_of(base_model)
     ).items():
         model = build_on(base_model, replace(pass_method, filter=None), check=False)
-        has_field = has_instruction_field(model, None)
         for texts, role in _texts_by_role(task):
             input_options: dict[str, Any] = {
                 "task": role,
-                "prompt": instructions.before(task.name, role, has_field),
+                "prompt": instructions.before(task.name, role, has_instruction_field(model, role)),
             }
             encode_group = partial(
                 encode_methods,

@@ -164,6 +164,24 @@ def test_instructions_are_filled_in_or_put_before(
     np.testing.assert_allclose(vectors[task.queries], expected_document, atol=1e-5)
 
 
+def test_documents_are_instructed_by_their_own_template(
+    base_folder: str, base_model: SentenceTransformer
+) -> None:
+    """Where a query's template has a field for it, and a document's has none."""
+    template = {"query": "{instruction} Q: {text} is", "document": "D: {text} is"}
+    method = Method("prompteol", template=template)
+    instructions = Instructions(
+        "own", {"*": {"query": "Find", "document": "tales"}}, document="Of {instruction}: "
+    )
+    task = read_task(RANKING, "Retrieval")
+    vectors = encoding.shared_vectors(base_model, task, [method], instructions, 4096, False)[method]
+    model = st_reba.build(base_folder, method)
+    expected_query = model.encode_query(task.texts[0], prompt="Find")
+    expected_document = model.encode_document(task.texts[task.queries], prompt="Of tales: ")
+    np.testing.assert_allclose(vectors[0], expected_query, atol=1e-5)
+    np.testing.assert_allclose(vectors[task.queries], expected_document, atol=1e-5)
+
+
 def test_each_result_is_appended_as_a_line(
     base_folder: str, base_model: SentenceTransformer, tmp_path: Path
 ) -> None:
