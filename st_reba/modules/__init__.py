@@ -17,7 +17,7 @@ class ModuleDeclaration:
     """A class that modules.json may name.
 
     Args:
-        section: Where it is: a file of this package, or an importable module of another.
+        section: The file that it is in, as Python imports it: of this package, or of another.
         reads: What it needs: texts, the vectors of their tokens, or one vector of a text.
         has_weights: Whether a module that reads vectors stores weights, whose shapes its
             configuration tells.
@@ -29,40 +29,26 @@ class ModuleDeclaration:
 
 
 MODULES = {
-    "RepeatTransformer": ModuleDeclaration("transformer", reads="text"),
-    "NoSinkTransformer": ModuleDeclaration("nosink", reads="text"),
-    "ReBAPooling": ModuleDeclaration("pooling", reads="tokens"),
-    "AuthorsReBAPooling": ModuleDeclaration("authors", reads="tokens"),
-    "ChunkedReBAPooling": ModuleDeclaration("pieces", reads="tokens"),
-    "PromptEnsemble": ModuleDeclaration("ensemble", reads="vector"),
-    "QueryShift": ModuleDeclaration("shift", reads="vector", has_weights=True),
-    "TokenPart": ModuleDeclaration("token_part", reads="vector", has_weights=True),
+    "RepeatTransformer": ModuleDeclaration("st_reba.modules.transformer", reads="text"),
+    "NoSinkTransformer": ModuleDeclaration("st_reba.modules.nosink", reads="text"),
+    "ReBAPooling": ModuleDeclaration("st_reba.modules.pooling", reads="tokens"),
+    "AuthorsReBAPooling": ModuleDeclaration("st_reba.modules.authors", reads="tokens"),
+    "ChunkedReBAPooling": ModuleDeclaration("st_reba.modules.pieces", reads="tokens"),
+    "PromptEnsemble": ModuleDeclaration("st_reba.modules.ensemble", reads="vector"),
+    "QueryShift": ModuleDeclaration("st_reba.modules.shift", reads="vector", has_weights=True),
+    "TokenPart": ModuleDeclaration("st_reba.modules.token_part", reads="vector", has_weights=True),
 }
-
-
-@cache
-def section_names() -> frozenset[str]:
-    """The files of this package."""
-    return frozenset(module.name for module in iter_modules(__path__))
-
-
-def module_of_section(section: str) -> str:
-    """The name under which Python imports a section."""
-    if section in section_names():
-        return f"{__name__}.{section}"
-    return section
 
 
 @cache
 def load_sections() -> None:
     """Import all files of this package: each enters what it offers into ``extensions``."""
-    for section in section_names():
-        import_module(f"{__name__}.{section}")
+    for section in iter_modules(__path__):
+        import_module(f"{__name__}.{section.name}")
 
 
 def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     load_sections()
-    module = import_module(module_of_section(MODULES[name].section))
-    return getattr(module, name)
+    return getattr(import_module(MODULES[name].section), name)

@@ -7,15 +7,16 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from graphlib import TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from . import MODULES, module_of_section, section_names
+from . import MODULES
 from .authors import AuthorsCapture
 from .extensions import extensions
 from .layout import reverses_text
@@ -58,19 +59,8 @@ def _captures_both_ways(transformer: RepeatTransformer) -> bool:
     return not transformer.causal or isinstance(transformer.requested_rows, AuthorsCapture)
 
 
-def _is_imported(transformer: RepeatTransformer) -> bool:
-    """By sections that are needed, or it has a class of the pipeline: no option needs it by itself."""
-    return False
-
-
-# In the order in which a reader meets them: each section, and whether the options of a transformer
-# need it. One that is not listed stands last.
-SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
-    "layout": _is_imported,
-    "extensions": _is_imported,
-    "passes": _is_imported,
-    "transformer": _is_imported,
-    "layers": _is_imported,
+# Sections that others do without, and whether the options of a transformer need them.
+OPTIONAL_SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
     "reader": lambda transformer: _reads(transformer, "states"),
     "outputs": lambda transformer: _reads(transformer, "attention"),
     "shared_prefix": lambda transformer: transformer.shares_prefix,
@@ -81,18 +71,8 @@ SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
     "blocks": lambda transformer: (
         _computes_attention(transformer) and _has_terms(transformer.model)
     ),
-    "masks": _is_imported,
-    "nosink": _is_imported,
     "second": lambda transformer: bool(getattr(transformer, "second", None)),
-    "capture": _is_imported,
     "both_ways": _captures_both_ways,
-    "pooling": _is_imported,
-    "authors": _is_imported,
-    "pieces": _is_imported,
-    "ensemble": _is_imported,
-    "fitted": _is_imported,
-    "shift": _is_imported,
-    "token_part": _is_imported,
 }
 _EXAMPLE = re.compile(r"\n    Example:\n(?:        .*\n)+")
 # The parameters of a function, a line each.
@@ -103,53 +83,31 @@ _SCORE_TERMS = ("softcap", "s_aux", "position_bias")
 
 def code_of(pipeline: Iterable[nn.Module]) -> str:
     """The file ``st_reba.py`` of a repository, for all modules of its pipeline."""
-    needed_sections = {"transformer"}
+    needed_sections = {MODULES["RepeatTransformer"].section}
     for module in pipeline:
         class_name = type(module).__name__
         if class_name in MODULES:
             needed_sections.add(MODULES[class_name].section)
         if isinstance(module, RepeatTransformer):
-            needed_sections.update(name for name in SECTIONS if SECTIONS[name](module))
+            for section, is_needed in OPTIONAL_SECTIONS.items():
+                if is_needed(module):
+                    needed_sections.add(f"{__package__}.{section}")
         if isinstance(module, NoSinkTransformer):
-            needed_sections.update(_sections_of_masks(module))
-    needed_sections = with_imports(needed_sections)
-    ordered_sections = [name for name in SECTIONS if name in needed_sections]
-    other_sections = needed_sections.difference(SECTIONS)
-    return join_sections([*ordered_sections, *sorted(other_sections)])
+            for mask_name in module.mask_names():
+                needed_sections.add(MASKS[mask_name].visible_tokens.__module__)
+    return join_sections(with_imports(needed_sections))
 
 
-def _sections_of_masks(transformer: NoSinkTransformer) -> set[str]:
-    """The modules that declare the masks of a transformer."""
-    declaring_sections: set[str] = set()
-    for mask_name in transformer.mask_names():
-        module_name = MASKS[mask_name].visible_tokens.__module__
-        declaring_sections.add(section_of(module_name) or module_name)
-    return declaring_sections
-
-
-def with_imports(sections: Collection[str]) -> set[str]:
-    """Sections, and those that they import."""
-    complete: set[str] = set()
-    pending = list(sections)
+def with_imports(sections: Iterable[str]) -> list[str]:
+    """Sections, and those that they import, each behind those that it needs."""
+    imported_by_section: dict[str, list[str]] = {}
+    pending = sorted(sections)
     while pending:
         section = pending.pop()
-        if section not in complete:
-            complete.add(section)
-            pending += SectionSource(section).imported_sections()
-    return complete
-
-
-def section_of(module_name: str) -> str | None:
-    """The section that Python imports under a name; None: another package's module.
-
-    Example:
-        >>> section_of("st_reba.modules.pooling"), section_of("torch")
-        ('pooling', None)
-    """
-    package, _, section = module_name.rpartition(".")
-    if package == "st_reba.modules" and section in section_names():
-        return section
-    return None
+        if section not in imported_by_section:
+            imported_by_section[section] = SectionSource(section).imported_sections()
+            pending += imported_by_section[section]
+    return list(TopologicalSorter(imported_by_section).static_order())
 
 
 def imported_section(statement: ast.stmt) -> str | None:
@@ -157,22 +115,24 @@ def imported_section(statement: ast.stmt) -> str | None:
     if not isinstance(statement, ast.ImportFrom):
         return None
     if statement.level:
+        return f"{__package__}.{statement.module}"
+    if str(statement.module).startswith(f"{__package__}."):
         return statement.module
-    return section_of(str(statement.module))
+    return None
 
 
 class SectionSource:
     """The source of a section, in parts: its docstring, its imports, and the rest."""
 
     def __init__(self, section: str) -> None:
-        module_spec = find_spec(module_of_section(section))
+        module_spec = find_spec(section)
         if module_spec is None or module_spec.origin is None:
             raise ValueError(
                 f"The source of {section!r}, which the model needs, is not there. Put it on Python's path."
             )
         text = Path(module_spec.origin).read_text(encoding="utf-8")
         tree = ast.parse(text)
-        self.section = section
+        self.name = section.rpartition(".")[2]
         self.docstring = str(ast.get_docstring(tree)).splitlines()
         self.imports: list[ast.stmt] = []
         header_end = 0
@@ -193,7 +153,7 @@ class SectionSource:
 
     def text(self) -> str:
         """The section as it stands in the file: its docstring as comments, without its imports."""
-        comments = [f"# {line}".rstrip() for line in (self.section, *self.docstring)]
+        comments = [f"# {line}".rstrip() for line in (self.name, *self.docstring)]
         body = self.body.replace("\n\n\n", "\n\n")
         body = _PARAMETERS.sub(_fold_parameters, body)
         return "\n".join([*comments, "", body])
@@ -224,7 +184,7 @@ def join_sections(sections: Sequence[str]) -> str:
     import_statements: list[ast.stmt] = []
     section_texts: list[str] = []
     for source in sources:
-        contents.append(f"- {source.section}: {source.docstring[0]}")
+        contents.append(f"- {source.name}: {source.docstring[0]}")
         import_statements += source.imports
         section_texts.append(source.text())
     header_lines = [

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from st_reba.hub.card_files import describe_code
-from st_reba.modules import code
+from st_reba.modules import MODULES, code
 
-SECTIONS = list(code.SECTIONS)
+SECTIONS = [
+    *(declaration.section for declaration in MODULES.values()),
+    *(f"st_reba.modules.{name}" for name in code.OPTIONAL_SECTIONS),
+]
 # Names by which Python code reaches files, the network, other processes, or the environment.
 REACHING_FUNCTIONS = {"open", "exec", "eval", "compile", "__import__"}
 REACHING_ATTRIBUTES = {
@@ -76,7 +79,7 @@ HARMLESS_MODULES = {
 def whole_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of all sections, as no model needs."""
     path = tmp_path_factory.mktemp("code") / "st_reba.py"
-    path.write_text(code.join_sections(SECTIONS), encoding="utf-8")
+    path.write_text(code.join_sections(code.with_imports(SECTIONS)), encoding="utf-8")
     return path
 
 

@@ -8,13 +8,13 @@ from importlib import import_module
 import pytest
 
 import st_reba
-from st_reba.modules import MODULES, module_of_section
+from st_reba.modules import MODULES
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_example_of_a_module_class_runs(name: str) -> None:
     finder = doctest.DocTestFinder(recurse=False)
-    names_of_its_file = vars(import_module(module_of_section(MODULES[name].section)))
+    names_of_its_file = vars(import_module(MODULES[name].section))
     (example,) = finder.find(getattr(st_reba, name), name, globs=names_of_its_file)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     runner.run(example)
