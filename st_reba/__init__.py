@@ -25,14 +25,7 @@ if TYPE_CHECKING:
     from .linear_filter import Filter as Filter
     from .methods import Method as Method
     from .methods import method_of as method_of
-    from .modules.authors import AuthorsReBAPooling as AuthorsReBAPooling
-    from .modules.ensemble import PromptEnsemble as PromptEnsemble
-    from .modules.nosink import NoSinkTransformer as NoSinkTransformer
-    from .modules.pieces import ChunkedReBAPooling as ChunkedReBAPooling
-    from .modules.pooling import ReBAPooling as ReBAPooling
-    from .modules.shift import QueryShift as QueryShift
-    from .modules.token_part import TokenPart as TokenPart
-    from .modules.transformer import RepeatTransformer as RepeatTransformer
+    from .modules import *  # noqa: F403
     from .safety import load as load
     from .words import encode_tokens as encode_tokens
     from .words import encode_words as encode_words

@@ -122,7 +122,7 @@ class Assembly:
             # Loaded as other bases are, which tells what weights are missing, and of which type
             # they are.
             transformer.model = None
-            loaded_transformer = base.load()
+            loaded_transformer: Any = base.load()
             transformer.model = loaded_transformer.model.to(base.device or get_device_name())
             transformer.stored_dtype = loaded_transformer.stored_dtype
         check_backbone(transformer.model, base.name)

@@ -61,7 +61,7 @@ class LoadedBase:
         backbone = share_backbone(self.model)
         check_backbone(backbone, self.name)
 
-        class SharingTransformer(RepeatTransformer):  # type: ignore[misc]
+        class SharingTransformer(RepeatTransformer):
             def _load_model(self, *args: object, **kwargs: object) -> PreTrainedModel:
                 return backbone
 

@@ -89,7 +89,9 @@ class NamedBase:
             panics_as_errors(),
         ):
             transformer = RepeatTransformer(
-                path, tokenizer_name_or_path=tokenizer_path, **transformer_kwargs
+                path,
+                tokenizer_name_or_path=tokenizer_path,
+                **transformer_kwargs,  # type: ignore[arg-type]
             )
         if gguf_file is not None and self.tokenizer is None:
             complete_tokenizer(transformer.tokenizer, gguf_file)

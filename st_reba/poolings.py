@@ -243,15 +243,16 @@ class BackwardAttentionSpec(PoolingSpec):
         from . import modules
 
         if options.implementation == "authors":
-            return modules.AuthorsReBAPooling(width, self.name)  # type: ignore[no-any-return]
-        weighting: dict[str, bool] = {
+            return modules.AuthorsReBAPooling(width, self.name)
+        weighting = {
             "include_special": options.include_special,
             "normalize_weights": options.normalize_weights,
         }
         if options.chunk is None:
-            return modules.ReBAPooling(width, self.name, **weighting)  # type: ignore[no-any-return]
-        chunking = {"chunk": options.chunk, "repeats": options.repeats or 2}
-        return modules.ChunkedReBAPooling(width, self.name, **chunking, **weighting)  # type: ignore[no-any-return]
+            return modules.ReBAPooling(width, self.name, **weighting)
+        return modules.ChunkedReBAPooling(
+            width, self.name, chunk=options.chunk, repeats=options.repeats or 2, **weighting
+        )
 
     def is_exportable(self, module: nn.Module) -> bool:
         """Whether a module is this pooling, and an ONNX graph can hold it."""

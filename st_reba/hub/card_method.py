@@ -268,7 +268,7 @@ def _token_list(transformer: RepeatTransformer, token_ids: Sequence[int]) -> str
 
 def _empty_token(transformer: RepeatTransformer) -> str | None:
     try:
-        token_id = empty_text_token(transformer.tokenizer)
+        token_id = empty_text_token(transformer.text_tokenizer)
     except ValueError:
         return None
     return _token_list(transformer, [token_id])

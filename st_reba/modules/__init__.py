@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from .authors import AuthorsReBAPooling as AuthorsReBAPooling
+    from .ensemble import PromptEnsemble as PromptEnsemble
+    from .nosink import NoSinkTransformer as NoSinkTransformer
+    from .pieces import ChunkedReBAPooling as ChunkedReBAPooling
+    from .pooling import ReBAPooling as ReBAPooling
+    from .shift import QueryShift as QueryShift
+    from .token_part import TokenPart as TokenPart
+    from .transformer import RepeatTransformer as RepeatTransformer
 
 
 @dataclass(frozen=True)
