@@ -10,15 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .modules.settings import MOST_REPEATS, SETTINGS, LayerPlan, plan_layers
-from .poolings import (
-    POOLINGS,
-    POSITIONS,
-    PoolingSpec,
-    describe_poolings,
-    find_pooling,
-    methods_with_option,
-    pooling_names,
-)
+from .poolings import POSITIONS, PoolingSpec, describe_poolings, poolings_of
 from .prompts import ENSEMBLES, TEMPLATES
 
 if TYPE_CHECKING:
@@ -43,6 +35,15 @@ DEFAULT = "prompteol:template=prompteol-search,read=attention"
 _ONCE = ("classical", "prompteol", "nosink")
 # The options of what a layer sees.
 MASK_OPTIONS = ("setting", "k", "k0", "m")
+# The methods of the options that only some have.
+_METHODS_OF_OPTIONS = {
+    "repeats": ("reba", "echo"),
+    "compute_matched": ("reba", "echo"),
+    "pooled": ("echo", *_ONCE),
+    "include_special": ("reba",),
+    "normalize_weights": ("reba",),
+    "chunk": ("reba",),
+}
 # The least values of whole numbers.
 _LEAST_VALUES = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}
 _MOST_OF_OTHERS = 1 << 30
@@ -67,19 +68,6 @@ _SPECIAL_CHARACTERS = re.compile(r'[,="\[\]{}]|^\s|\s$')
 
 def _option(default: Any, description: str) -> Any:
     return field(default=default, metadata={"help": description})
-
-
-def _methods_of_options() -> dict[str, tuple[str, ...]]:
-    """The methods of the options that only some have; a pooling's options stand in its declaration."""
-    methods_by_option: dict[str, tuple[str, ...]] = {
-        "repeats": ("reba", "echo"),
-        "compute_matched": ("reba", "echo"),
-        "pooled": ("echo", *_ONCE),
-    }
-    for spec in POOLINGS:
-        for option in spec.options:
-            methods_by_option[option] = methods_with_option(option)
-    return methods_by_option
 
 
 @dataclass(frozen=True)
@@ -166,7 +154,7 @@ class Method:
             raise ValueError(
                 f"method={self.name!r} is not known. Choose from {', '.join(METHODS)}."
             )
-        for option_name, choices in (("pooling", pooling_names(self.name)), *_CHOICES.items()):
+        for option_name, choices in (("pooling", poolings_of(self.name)), *_CHOICES.items()):
             option_value = getattr(self, option_name)
             if option_value != _DEFAULTS[option_name] and option_value not in tuple(choices):
                 raise ValueError(
@@ -196,7 +184,7 @@ class Method:
 
     def _check_method(self) -> None:
         """Refuse options of other methods, and of other implementations."""
-        for option_name, method_names in _methods_of_options().items():
+        for option_name, method_names in _METHODS_OF_OPTIONS.items():
             option_value = getattr(self, option_name)
             if option_value not in (None, False) and self.name not in method_names:
                 raise ValueError(
@@ -312,7 +300,8 @@ class Method:
     @property
     def pooling_spec(self) -> PoolingSpec:
         """The declaration of the pooling, or of the method's default."""
-        return find_pooling(self.name, self.pooling or pooling_names(self.name)[0])
+        specs = poolings_of(self.name)
+        return specs[self.pooling or next(iter(specs))]
 
     def plan_layers(self, depth: int | None) -> LayerPlan:
         """The masks of a model's layers; None: of a model that is not loaded."""

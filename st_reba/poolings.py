@@ -53,7 +53,6 @@ class PoolingSpec:
         pooling_mode: What sentence-transformers calls it.
         positions: What it sees where the option ``pooled`` is not given: one of ``POSITIONS``.
         default_of: The methods whose default it is.
-        options: Options of Method that belong to its methods alone.
         readout: Its name where many readouts share a pass: see evaluation/readouts.py; None: its
             model runs by itself.
     """
@@ -64,7 +63,6 @@ class PoolingSpec:
     pooling_mode: str = ""
     positions: str = "last_copy"
     default_of: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
     readout: str | None = None
 
     def describe(
@@ -105,42 +103,16 @@ def declare_pooling(spec: PoolingSpec) -> None:
     POOLINGS.append(spec)
 
 
-def pooling_names(method_name: str) -> list[str]:
-    """The poolings that a method has, its default first.
+def poolings_of(method_name: str) -> dict[str, PoolingSpec]:
+    """The poolings that a method has, by name, its default first.
 
     Example:
-        >>> pooling_names("nosink")
+        >>> list(poolings_of("nosink"))
         ['mean', 'last', 'cls']
     """
-    names: list[str] = []
-    for spec in POOLINGS:
-        if method_name in spec.default_of:
-            names.insert(0, spec.name)
-        elif method_name in spec.methods:
-            names.append(spec.name)
-    return names
-
-
-def find_pooling(
-    method_name: str,
-    pooling_name: str,
-) -> PoolingSpec:
-    """The declaration of a method's pooling."""
-    for spec in POOLINGS:
-        if spec.name == pooling_name and method_name in spec.methods:
-            return spec
-    raise ValueError(
-        f"pooling={pooling_name!r} is not known. Choose from {', '.join(pooling_names(method_name))}."
-    )
-
-
-def methods_with_option(option: str) -> tuple[str, ...]:
-    """The methods that have an option, because one of their poolings has it."""
-    method_names: dict[str, None] = {}
-    for spec in POOLINGS:
-        if option in spec.options:
-            method_names.update(dict.fromkeys(spec.methods))
-    return tuple(method_names)
+    specs = [spec for spec in POOLINGS if method_name in spec.methods]
+    specs.sort(key=lambda spec: method_name not in spec.default_of)
+    return {spec.name: spec for spec in specs}
 
 
 def describe_poolings() -> str:
@@ -209,7 +181,6 @@ class BackwardAttentionSpec(PoolingSpec):
     """Declaration of one of ReBA's poolings; ``authors_weights``: the a_t of its authors' code."""
 
     authors_weights: str = ""
-    options: tuple[str, ...] = ("include_special", "normalize_weights", "chunk")
 
     def describe(
         self,
