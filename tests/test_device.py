@@ -8,11 +8,11 @@ import pytest
 import torch
 from marks import Base, slow_but
 from pipelines import PIPELINES, build_pipeline, features_of
+from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from st_reba.modules.layers import layers_of
-from st_reba.modules.selfcheck import to_device
 
 TEXTS = ["你好，世界", "Hello, world, how are you today? 1 2 3 4 5 6 7", "x"]
 CASES = [("llama", name) for name in PIPELINES]
@@ -96,7 +96,7 @@ def test_a_pass_reads_once_and_stays_on_its_device(
     # Before a pass, the host reads which rows begin alike.
     model[0].shares_prefix = False
     model.to("meta")
-    moved_features = to_device(features, torch.device("meta"))
+    moved_features = batch_to_device(features, torch.device("meta"))
     with torch.inference_mode():
         moved_vectors = model(moved_features)["sentence_embedding"]
     assert moved_vectors.shape == vectors.shape

@@ -6,33 +6,19 @@ from typing import Any, Self
 
 from sentence_transformers.base.modules import Module
 
+# The arguments that say where a module's files are.
+_SOURCE = ("subfolder", "token", "cache_folder", "revision", "local_files_only")
+
 
 class FittedModule(Module):
     """Loads and saves a configuration and the weights that it tells the sizes of."""
 
     @classmethod
-    def load(
-        cls,
-        model_name_or_path: str,
-        subfolder: str = "",
-        token: bool | str | None = None,
-        cache_folder: str | None = None,
-        revision: str | None = None,
-        local_files_only: bool = False,
-        init_defaults: dict[str, Any] | None = None,
-        **kwargs: object,
-    ) -> Self:
+    def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> Self:
         """Load the module; an error where its weights are missing."""
-        source: dict[str, Any] = {
-            "subfolder": subfolder,
-            "token": token,
-            "cache_folder": cache_folder,
-            "revision": revision,
-            "local_files_only": local_files_only,
-        }
-        config = cls.load_config(model_name_or_path, **source)
-        module = cls(**config)
-        cls.load_torch_weights(model_name_or_path, model=module, **source)
+        module = super().load(model_name_or_path, *args, **kwargs)
+        source = {name: value for name, value in kwargs.items() if name in _SOURCE}
+        cls.load_torch_weights(model_name_or_path, *args, model=module, **source)  # type: ignore[misc]
         return module
 
     def save(

@@ -56,6 +56,12 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     return body if hasattr(body, "set_attn_implementation") else model
 
 
+def causal_flags(model: PreTrainedModel) -> list[bool]:
+    """What a decoder's modules say of themselves: whether they are causal."""
+    modules = decoder_of(model).modules()
+    return [bool(module.is_causal) for module in modules if hasattr(module, "is_causal")]
+
+
 @dataclass(frozen=True)
 class Span:
     """Position of a text in its input sequence: start of the first copy, tokens a copy, real tokens of the row."""
@@ -196,13 +202,11 @@ def tokenize(
     """
     # Half of a surrogate pair has no UTF-8 form; its length is kept for the offsets.
     clean_texts = [_SURROGATES.sub("\ufffd", text) for text in texts]
-    options: dict[str, Any] = {
+    options = {
         "padding": False,
         "truncation": False,
         "verbose": False,
         "add_special_tokens": False,
-    }
-    options |= {
         "return_attention_mask": False,
         "return_token_type_ids": False,
         "return_offsets_mapping": offsets,

@@ -37,11 +37,8 @@ class LayerMasks:
     """The masks of one forward pass of a NoSinkTransformer; a hook of that pass."""
 
     def __init__(self, transformer: NoSinkTransformer) -> None:
-        self.layer_masks, self.second, self.m = (
-            transformer.layer_masks,
-            transformer.second,
-            transformer.m,
-        )
+        self.layer_masks = transformer.layer_masks
+        self.second, self.m = transformer.second, transformer.m
         # The mask of a layer's second run, while it lasts.
         self.rerun_mask: str | None = None
         # For checks: the attention module that ran last with its mask's name, and its native mask.
@@ -191,12 +188,8 @@ class NoSinkTransformer(RepeatTransformer):
         super().__init__(model_name_or_path, **kwargs)
         self.layer_masks = list(layer_masks)
         self.second: list[tuple[int, str]] = [(layer, mask_name) for layer, mask_name in second]
-        self.architecture, self.m, self.implementation, self.own_input = (
-            architecture,
-            m,
-            implementation,
-            own_input,
-        )
+        self.architecture, self.implementation = architecture, implementation
+        self.m, self.own_input = m, own_input
         unknown_names = self.mask_names() - MASKS.keys()
         if unknown_names:
             raise ValueError(

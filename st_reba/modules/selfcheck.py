@@ -6,11 +6,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sentence_transformers.util import batch_to_device
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from .capture import Capture
-from .layout import Features, RowLayout, decoder_of, pad
+from .layout import RowLayout, causal_flags, pad
 from .questions import QuestionBatch
 from .transformer import RepeatTransformer
 
@@ -42,22 +43,10 @@ def hidden_states(
     if other_end:
         last_token = int(features["input_ids"][0, -1])
         features["input_ids"][0, -1] = int(last_token == 0)
-    features = to_device(features, transformer.model.device)
+    features = batch_to_device(features, transformer.model.device)
     with torch.inference_mode():
         states: Tensor = transformer.eval()(features, capture=capture)["token_embeddings"]
     return states.float().cpu()
-
-
-def to_device(
-    features: Features,
-    device: torch.device,
-) -> Features:
-    """Features whose tensors are on a device."""
-    moved = dict(features)
-    for name, value in features.items():
-        if isinstance(value, Tensor):
-            moved[name] = value.to(device)
-    return moved
 
 
 def check_capture(
@@ -139,7 +128,7 @@ def can_share_prefix(transformer: RepeatTransformer) -> bool:
     prefix = (1, 2, 3, 4)
     questions = [RowLayout((prefix, None, (5, 6))), RowLayout((prefix, None, (7,)))]
     rows = [question.build_row(text) for text in ([8, 9], [10, 11, 12]) for question in questions]
-    batch = to_device(pad(rows), transformer.model.device)
+    batch = batch_to_device(pad(rows), transformer.model.device)
     hooks: list[PassHook] = [] if transformer.reader is None else [transformer.reader]
     staged_batch = QuestionBatch(transformer, batch, hooks)
     staged_batch.stage_cost = 1
@@ -173,11 +162,10 @@ def can_share_prefix(transformer: RepeatTransformer) -> bool:
 
 def is_causal(model: PreTrainedModel) -> bool:
     """Whether no hidden state depends on a later token; tried on two texts that differ in their last token."""
-    modules = decoder_of(model).modules()
-    causal_flags = [bool(module.is_causal) for module in modules if hasattr(module, "is_causal")]
-    if not all(causal_flags) or getattr(model.config.get_text_config(), "is_causal", True) is False:
+    flags = causal_flags(model)
+    if not all(flags) or getattr(model.config.get_text_config(), "is_causal", True) is False:
         return False
-    if causal_flags:
+    if flags:
         return True
     states = run_ids(model, [[1, 2, 3, 4], [1, 2, 3, 0]])
     tolerance = 1e-2 * float(states.abs().max())

@@ -24,9 +24,9 @@ from .layout import (
     Features,
     RowLayout,
     Template,
+    causal_flags,
     check_token_ids,
     copies_of,
-    decoder_of,
     empty_text_token,
     fields_of,
     make_row_layout,
@@ -193,11 +193,10 @@ class RepeatTransformer(Transformer):
         if getattr(text_config, "attn_logit_softcapping", None):
             # SDPA refuses soft caps, or drops them in some versions.
             extensions.install_attention(self.model)
-        modules = decoder_of(self.model).modules()
-        causal_flags = [
-            bool(module.is_causal) for module in modules if hasattr(module, "is_causal")
-        ]
-        self.causal = bool(causal_flags and all(causal_flags)) if causal is None else causal
+        if causal is None:
+            flags = causal_flags(self.model)
+            causal = bool(flags) and all(flags)
+        self.causal = causal
         self.reader: Any = None if reading is None else self._make_reader(dict(reading))
         self.has_reported_cut = False
         self._pipeline: list[Any] = [self]
