@@ -225,7 +225,7 @@ def measure_lengths(
     if hasattr(transformer, "budget"):
         input_options = _input_options(model, options) | {"prompt": prompt, "task": task}
         input_options = {name: value for name, value in input_options.items() if value is not None}
-        return _batch_lengths(transformer, texts, input_options, whole=not is_batched)
+        return batch_lengths(transformer, texts, input_options, whole=not is_batched)
     from transformers import PreTrainedTokenizerBase
 
     tokenizer = getattr(model, "tokenizer", None)
@@ -320,28 +320,18 @@ def computed_positions(
     return _lengths_of_texts(transformer, texts, input_options, count).positions
 
 
-def batch_positions(
-    transformer: Any,
+def batch_lengths(
+    transformer: RepeatTransformer,
     texts: Sequence[str],
     input_options: Options,
     *,
     whole: bool = False,
-) -> list[int]:
+) -> TextLengths:
     """Positions that each text counts for in a batch of bounded memory; ``whole``: rows share nothing.
 
     Arguments are those of `computed_positions`. Where rows share a prefix, they hold its states
     without computing them.
     """
-    return _batch_lengths(transformer, texts, input_options, whole=whole).positions
-
-
-def _batch_lengths(
-    transformer: RepeatTransformer,
-    texts: Sequence[str],
-    input_options: Options,
-    *,
-    whole: bool,
-) -> TextLengths:
     layouts = transformer.row_layouts(**input_options)
     if whole or not transformer.can_share():
         count = whole_positions(layouts)

@@ -18,7 +18,7 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .encode import batch_positions, describe_truncation, saved_prompt, token_batches
+from .encode import batch_lengths, describe_truncation, saved_prompt, token_batches
 from .modules.layout import Features, copy_starts, reverses_text
 from .modules.pooling import ReBAPooling
 from .modules.transformer import RepeatTransformer
@@ -86,12 +86,12 @@ class TokenEncoder:
 
     def encode(self, texts: Sequence[str]) -> Iterator[TokenVectors]:
         """Encode texts, those of similar length together."""
-        lengths = batch_positions(self.transformer, texts, self.input_options)
+        lengths = batch_lengths(self.transformer, texts, self.input_options)
         self.model.eval()
         with tqdm(
             total=len(texts), desc="Texts", unit=" texts", disable=not self.show_progress_bar
         ) as progress_bar:
-            for batch in token_batches(lengths, self.batch_tokens):
+            for batch in token_batches(lengths.positions, self.batch_tokens):
                 yield from self._encode_batch([texts[index] for index in batch])
                 progress_bar.update(len(batch))
 
