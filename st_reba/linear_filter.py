@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from dataclasses import dataclass, field
@@ -115,7 +114,8 @@ class Filter:
             query_count = len(query_vectors)
         model_probe = None
         if model is not None:
-            model_probe = _probe_without_truncation(model)
+            with model.truncate_embeddings(None):
+                model_probe = take_probe(model)
         return cls(
             kind=kind,
             mean=mean,
@@ -330,12 +330,6 @@ def _principal_directions(covariance: Array, count: int) -> tuple[Array, Array]:
     largest_columns = np.abs(directions).argmax(axis=1)
     signs = np.sign(directions[np.arange(count), largest_columns])
     return variances[::-1][:count], directions * signs[:, None]
-
-
-def _probe_without_truncation(model: SentenceTransformer) -> Probe:
-    whole_model = copy.copy(model)
-    whole_model.truncate_dim = None
-    return take_probe(whole_model)
 
 
 def _metadata_of(content: bytes) -> dict[str, str]:

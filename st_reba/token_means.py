@@ -6,7 +6,7 @@ have them. Beside the model's vectors, in a part of their own, they find more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -166,7 +166,10 @@ class _TokenReader:
     def mean_embeddings(self, token_ids: TokenIds, token_weights: NDArray[np.float32]) -> Matrix:
         """Weighted means of unit embeddings, [n, e], scaled to length one; zero for no tokens."""
         weights = torch.from_numpy(token_weights)
-        blocks = [self._means_of_block(block, weights) for block in _blocks_of(token_ids)]
+        blocks: list[Matrix] = []
+        for start in range(0, len(token_ids), _TEXTS_AT_A_TIME):
+            block = token_ids[start : start + _TEXTS_AT_A_TIME]
+            blocks.append(self._means_of_block(block, weights))
         return np.concatenate(blocks)
 
     @torch.inference_mode()
@@ -180,11 +183,6 @@ class _TokenReader:
             token_weights.to(device),
         )
         return means.cpu().numpy()
-
-
-def _blocks_of(token_ids: TokenIds) -> Iterator[TokenIds]:
-    for start in range(0, len(token_ids), _TEXTS_AT_A_TIME):
-        yield token_ids[start : start + _TEXTS_AT_A_TIME]
 
 
 def _inverse_document_frequency(
