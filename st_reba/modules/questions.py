@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -62,15 +62,10 @@ class QuestionBatch:
 
     def run(self) -> Tensor | None:
         """Hidden states [B, T, d], anything at padding; None: the rows have to run whole."""
-        all_rows = range(len(self.spans))
-        prefix_ends: list[int] = []
-        text_ends: list[int] = []
-        for span in self.spans:
-            prefix_ends.append(span.start)
-            text_ends.append(span.start + span.length)
         whole_rows: list[int] = []
-        for prefix_rows in self.group_rows(all_rows, prefix_ends):
-            texts = self.group_rows(prefix_rows, text_ends)
+        all_rows = range(len(self.spans))
+        for prefix_rows in self.group_rows(all_rows, self.text_start):
+            texts = self.group_rows(prefix_rows, self.text_end)
             if self.saves_texts(texts):
                 self.run_texts(prefix_rows, texts)
             elif self.saves_prefix(prefix_rows):
@@ -78,37 +73,36 @@ class QuestionBatch:
             else:
                 whole_rows += prefix_rows
         if whole_rows and self.hidden_states is not None:
-            longest_end = self.row_end(whole_rows)
-            self.fill_states(whole_rows, 0, longest_end, None)
+            self.fill_states(whole_rows, 0, self.row_end(whole_rows), None)
         return self.hidden_states
 
     def group_rows(
         self,
         rows: Sequence[int],
-        row_ends: Sequence[int],
+        end_of_row: Callable[[int], int],
     ) -> list[list[int]]:
-        """Rows that have the same ids up to an end, which ``row_ends`` holds for each row of the batch."""
+        """Rows that have the same ids up to an end."""
         groups: dict[bytes, list[int]] = {}
         for row in rows:
-            row_end = row_ends[row]
-            beginning = self.token_ids[row, :row_end]
-            group = groups.setdefault(beginning.tobytes(), [])
-            group.append(row)
+            beginning = self.token_ids[row, : end_of_row(row)]
+            groups.setdefault(beginning.tobytes(), []).append(row)
         return list(groups.values())
+
+    def text_start(self, row: int) -> int:
+        """Position of the first token of a row's content."""
+        return self.spans[row].start
+
+    def text_end(self, row: int) -> int:
+        """Position behind a row's content."""
+        return self.spans[row].start + self.spans[row].length
 
     def row_end(self, rows: Sequence[int]) -> int:
         """Position behind the longest of some rows."""
         return max(self.spans[row].total for row in rows)
 
-    def text_end(self, text_rows: Sequence[int]) -> int:
-        """Position behind the content of the rows of a text."""
-        span = self.spans[text_rows[0]]
-        return span.start + span.length
-
     def saves_prefix(self, rows: Sequence[int]) -> bool:
         """Whether a stage for the prefix of rows saves more than it costs."""
-        prefix_length = self.spans[rows[0]].start
-        saved_positions = prefix_length * (len(rows) - 1)
+        saved_positions = self.text_start(rows[0]) * (len(rows) - 1)
         return saved_positions >= self.stage_cost
 
     def saves_texts(self, texts: Sequence[list[int]]) -> bool:
@@ -117,19 +111,17 @@ class QuestionBatch:
         distinct_lengths: set[int] = set()
         for text_rows in texts:
             text_length = self.spans[text_rows[0]].length
-            repetitions = len(text_rows) - 1
-            saved_positions += text_length * repetitions
+            saved_positions += text_length * (len(text_rows) - 1)
             distinct_lengths.add(text_length)
         return saved_positions >= self.stage_cost * len(distinct_lengths)
 
     def run_prefix(self, rows: Sequence[int]) -> Cache:
         """Run the prefix of rows once, and return its keys and values."""
-        prefix_length = self.spans[rows[0]].start
         prefix_cache, prefix_states = run_prefix(
             self.transformer,
             self.features,
             rows[0],
-            prefix_length,
+            self.text_start(rows[0]),
             self.hooks,
         )
         self.store_states(rows, 0, prefix_states)
@@ -137,12 +129,10 @@ class QuestionBatch:
 
     def run_behind_prefix(self, rows: Sequence[int]) -> None:
         """Run rows that have one prefix, and nothing more in common."""
-        prefix_end = self.spans[rows[0]].start
+        prefix_end = self.text_start(rows[0])
         prefix_cache = self.run_prefix(rows)
-        source_rows = [0] * len(rows)
-        branch_cache = continue_cache(prefix_cache, source_rows, prefix_end)
-        longest_end = self.row_end(rows)
-        self.fill_states(rows, prefix_end, longest_end, branch_cache)
+        branch_cache = continue_cache(prefix_cache, [0] * len(rows), prefix_end)
+        self.fill_states(rows, prefix_end, self.row_end(rows), branch_cache)
 
     def run_texts(
         self,
@@ -150,21 +140,19 @@ class QuestionBatch:
         texts: Sequence[list[int]],
     ) -> None:
         """Run rows that have one prefix: each text once, and its questions behind it."""
-        leading_rows: list[int] = []
-        text_ends: list[int] = []
-        for text_rows in texts:
-            leading_rows.append(text_rows[0])
-            text_ends.append(self.text_end(text_rows))
+        leading_rows = [text_rows[0] for text_rows in texts]
+        text_ends = list(map(self.text_end, leading_rows))
         start = 0
         text_cache: Cache = DynamicCache()
         if self.saves_prefix(leading_rows):
-            start = self.spans[leading_rows[0]].start
+            start = self.text_start(leading_rows[0])
             prefix_cache = self.run_prefix(prefix_rows)
-            source_rows = [0] * len(texts)
-            text_cache = continue_cache(prefix_cache, source_rows, start, KeptLayer)
+            text_cache = continue_cache(prefix_cache, [0] * len(texts), start, KeptLayer)
         self.fill_states(leading_rows, start, max(text_ends), text_cache)
+        assert self.hidden_states is not None
         for text_rows, text_end in zip(texts, text_ends, strict=True):
-            self.copy_states(text_rows, start, text_end)
+            text_states = self.hidden_states[text_rows[0], start:text_end]
+            self.hidden_states[text_rows[1:], start:text_end] = text_states
         # Behind texts of one length, questions have no padding before them.
         for text_end in sorted(set(text_ends)):
             self.run_questions(texts, text_end, text_cache)
@@ -179,7 +167,7 @@ class QuestionBatch:
         question_rows: list[int] = []
         source_rows: list[int] = []
         for text_number, text_rows in enumerate(texts):
-            if self.text_end(text_rows) == text_end:
+            if self.text_end(text_rows[0]) == text_end:
                 question_rows += text_rows
                 source_rows += [text_number] * len(text_rows)
         row_end = self.row_end(question_rows)
@@ -209,17 +197,6 @@ class QuestionBatch:
             batch_shape = self.features["input_ids"].shape
             self.hidden_states = stage_states.new_zeros(*batch_shape, width)
         self.hidden_states[rows, start : start + length] = stage_states
-
-    def copy_states(
-        self,
-        rows: Sequence[int],
-        start: int,
-        end: int,
-    ) -> None:
-        """Give rows the states of the first of them."""
-        assert self.hidden_states is not None
-        first_states = self.hidden_states[rows[0], start:end]
-        self.hidden_states[rows[1:], start:end] = first_states
 
 
 extensions.question_batch = QuestionBatch

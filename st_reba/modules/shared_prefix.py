@@ -123,9 +123,7 @@ def run_stage(
 class PrefixMemory(NamedTuple):
     """A prefix that has run: of all batches of an `encode` call, the first one runs it."""
 
-    token_ids: bytes
-    hooks: Sequence[object]
-    weights_state: tuple[object, ...]
+    key: tuple[object, ...]  # its ids, what acts in a pass, and the state of the weights
     cache: Cache
     hidden_states: Tensor  # [1, P, d]
 
@@ -153,18 +151,13 @@ def run_prefix(
     """Keys and values, and hidden states [1, P, d], of what a row begins with."""
     prefix_features = select_positions(features, [row], 0, prefix_length)
     token_ids = prefix_features["input_ids"]
-    key = token_ids.cpu().numpy().tobytes()
-    current_state = weights_state(transformer, token_ids)
+    key = (token_ids.cpu().numpy().tobytes(), hooks, weights_state(transformer, token_ids))
     memory = _memories.get(transformer)
-    if memory is not None and (memory.token_ids, memory.hooks, memory.weights_state) == (
-        key,
-        hooks,
-        current_state,
-    ):
+    if memory is not None and memory.key == key:
         return memory.cache, memory.hidden_states
     prefix_cache = DynamicCache()
     prefix_states = run_stage(transformer, prefix_features, hooks, prefix_cache)
-    _memories[transformer] = PrefixMemory(key, hooks, current_state, prefix_cache, prefix_states)
+    _memories[transformer] = PrefixMemory(key, prefix_cache, prefix_states)
     return prefix_cache, prefix_states
 
 
