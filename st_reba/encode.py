@@ -71,7 +71,7 @@ def encode_texts(
         >>> encode_texts(st_reba.build("mini"), ["你好", "", "Hello"], batch_tokens=512).shape
         (3, 192)
     """
-    texts = _list_of_texts(texts)
+    texts = list_of_texts(texts)
     _check_options(task, options)
     if not texts:
         width = options.get("truncate_dim") or model.get_embedding_dimension() or 0
@@ -123,7 +123,7 @@ def describe_pipeline_fault(model: SentenceTransformer, error: Exception) -> str
     return f"A pipeline of {module_names} does not encode a text ({problem})."
 
 
-def _list_of_texts(texts: Iterable[str]) -> list[str]:
+def list_of_texts(texts: Iterable[str]) -> list[str]:
     """The texts by position: to index a pandas Series would take its labels."""
     type_name = type(texts).__name__
     if isinstance(texts, str):

@@ -15,13 +15,13 @@ from sentence_transformers.base.modules import Normalize
 from .encode import Task, encode_texts
 from .filter_options import FEWEST_FOR_MEAN, FilterOptions, Kind
 from .linear_filter import Filter as Filter
+from .methods import Template
 from .modules import RepeatTransformer
 from .modules.extensions import extensions
 from .modules.layout import SIMILARITY, TASKS
 from .sentences import QUERY_SAMPLE, sample_sentences
 from .token_means import TokenMeans
 
-Wordings = str | Mapping[str, str]
 Encoding = Mapping[str, Any]
 
 
@@ -174,9 +174,9 @@ def _keep_fitted_templates(transformer: RepeatTransformer, fitted_filter: Filter
 
 
 def _select_wordings(
-    template: Wordings | Sequence[Wordings],
+    template: Template,
     source_of_task: Mapping[str, str],
-) -> Wordings | Sequence[Wordings]:
+) -> Template:
     """A template as RepeatTransformer takes it, whose wordings for the tasks are those of the sources."""
     if isinstance(template, str):
         return template
@@ -196,7 +196,7 @@ def _check_tokens(model: SentenceTransformer, kind: Kind, *, queries: bool) -> N
         raise ValueError(
             "tokens=True is for search: give kind='whiten' and queries=True with it, or leave it out."
         )
-    if getattr(model[0], "own_input", False):
+    if _transformer_of(model).own_input:
         raise ValueError("tokens=True: the model keeps the base's own input. Leave it out.")
     if model.truncate_dim is not None:
         raise ValueError(

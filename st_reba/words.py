@@ -18,7 +18,7 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .encode import batch_lengths, describe_truncation, saved_prompt, token_batches
+from .encode import batch_lengths, describe_truncation, list_of_texts, saved_prompt, token_batches
 from .modules.layout import Features, copy_starts, reverses_text
 from .modules.pooling import ReBAPooling
 from .modules.transformer import RepeatTransformer
@@ -69,9 +69,7 @@ class TokenEncoder:
     def transformer(self) -> RepeatTransformer:
         """The model's first module; a ValueError unless it makes one row of a text, in which the words stand."""
         transformer = self.model[0]
-        if not isinstance(transformer, RepeatTransformer) or getattr(
-            transformer, "own_input", False
-        ):
+        if not isinstance(transformer, RepeatTransformer) or transformer.own_input:
             problem = f"starts with {type(transformer).__name__} and its base's own input"
             raise ValueError(f"The model {problem}. Build it with st_reba.build(…, pooling=…).")
         if transformer.rows > 1:
@@ -232,8 +230,7 @@ def encode_tokens(
         >>> [vectors.shape for vectors in st_reba.encode_tokens(model, ["你好", "Hello, world"])]
         [(2, 192), (5, 192)]
     """
-    if isinstance(texts, str):
-        raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
+    texts = list_of_texts(texts)
     input_options = {"prompt": prompt, "task": task, **fields}
     encoder = TokenEncoder(model, input_options, normalize, batch_tokens, show_progress_bar)
     vectors_of_text: dict[str, NDArray[np.float32]] = {}

@@ -194,7 +194,7 @@ def _layout_lines(
     model: SentenceTransformer, templates: Templates, *, is_bare: bool
 ) -> Iterator[str]:
     transformer = cast(RepeatTransformer, model[0])
-    if _keeps_its_input(transformer):
+    if transformer.own_input:
         yield "The input is made as the base's own sentence-transformers model makes it."
         return
     yield _special_token_line(transformer)
@@ -229,10 +229,6 @@ def _template_lines(templates: Templates) -> Iterator[str]:
         yield f"{sentence_start} is laid out, in JSON's notation, as {', and as '.join(alternatives)}."
         if len(different_templates) == 1:
             return
-
-
-def _keeps_its_input(transformer: RepeatTransformer) -> bool:
-    return isinstance(transformer, NoSinkTransformer) and transformer.own_input
 
 
 def _describe_limits(transformer: RepeatTransformer, templates: Templates) -> list[TaskLimits]:
@@ -362,7 +358,7 @@ def _formula(model: SentenceTransformer, method: Method | None) -> list[str]:
 
 def _pooling_formula(transformer: RepeatTransformer, method: Method) -> list[str]:
     """Lines up to the pooled vector, which is the last of them."""
-    if _keeps_its_input(transformer):
+    if transformer.own_input:
         return ["what the base's own pooling makes of all v_t"]
     positions = POSITIONS[transformer.pooled][transformer.copies > 1]
     if transformer.pooled == "end":
@@ -443,7 +439,7 @@ def _describe_sink(transformer: RepeatTransformer, mask_names: Sequence[str]) ->
     if sink_length > 1:
         sink = f"first {sink_length} tokens of the input"
     sink_sentence = f"The sink, on which decoders concentrate their attention, is the {sink}"
-    if _keeps_its_input(transformer):
+    if transformer.own_input:
         return f"{sink_sentence}. The base's own pooling takes it as it takes any token."
     field_values = dict.fromkeys(open_fields(transformer, "document"), _ANY_VALUE)
     features = transformer.preprocess(["a"], task="document", **field_values)

@@ -43,9 +43,9 @@ class ChunkPlan:
     def batches(
         self,
         features: Features,
-        config: Any,
+        position_count: int,
     ) -> Iterator[tuple[list[Chunk], Features]]:
-        """Batches of chunks, the longest first, and their features."""
+        """Batches of chunks, the longest first, and their features; the model has so many positions, or any (0)."""
         spans: list[Span] = features["spans"]
         chunks: list[Chunk] = []
         for row, span in enumerate(spans):
@@ -56,10 +56,9 @@ class ChunkPlan:
             ]
         chunks.sort(key=lambda chunk: -chunk.length)
         overhead = max(span.total - span.length for span in spans)
-        limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-        if limit and overhead + self.repeats * chunks[0].length > limit:
+        if overhead + self.repeats * chunks[0].length > position_count > 0:
             raise ValueError(
-                f"chunk={self.chunk}: the copies and what is around them need more than {limit} positions."
+                f"chunk={self.chunk}: the copies and what is around them need more than {position_count} positions."
             )
         while chunks:
             batch_size = max(1, _POSITIONS // (overhead + self.repeats * chunks[0].length))

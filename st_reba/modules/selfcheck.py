@@ -57,7 +57,7 @@ def check_capture(
     model_name = type(transformer.model).__name__
     capture = Capture("copy")
     captured_states = hidden_states(transformer, capture=capture)
-    if not getattr(transformer, "changes_masks", False):
+    if not transformer.changes_masks:
         states_before_end = hidden_states(transformer, other_end=True, capture=capture)[:, :-1]
         tolerance = 1e-3 * float(plain_states.abs().max())
         if not torch.allclose(states_before_end, captured_states[:, :-1], atol=tolerance, rtol=0):

@@ -120,6 +120,8 @@ class RepeatTransformer(Transformer):
     # The rows of A^new that the pooling module asks for; None if it needs none.
     requested_rows: Capture | None = None
     hands_on_content = False  # whether a module of the pipeline reads the tokens of whole texts
+    own_input = False  # whether the input of a sentence-transformers model is kept as it is
+    changes_masks = False  # whether a layer sees other tokens than in the base
     mode_changes = 0  # how often training or inference was set
     # Stored dtype; transformers' loading report (missing and unexpected keys).
     stored_dtype: torch.dtype | None = None
@@ -386,7 +388,7 @@ class RepeatTransformer(Transformer):
         if capture is None or capture.pieces is None:
             return self._run(features, capture)
         pieces = []
-        for chunks, chunk_features in capture.pieces.batches(features, self.config):
+        for chunks, chunk_features in capture.pieces.batches(features, self.position_count):
             pieces.append((chunks, self._run(chunk_features, capture)))
         return {**self._run(features, None), "captured": capture, "pieces": pieces}
 
@@ -503,8 +505,9 @@ class RepeatTransformer(Transformer):
         super().on_model_ready(model)
         class_names = [type(module).__name__ for module in model]
         self._pipeline = [module for module in model.modules() if hasattr(module, "on_model_ready")]
-        reads_content = [getattr(module, "reads_content", False) for module in self._pipeline]
-        self.hands_on_content = any(reads_content)
+        self.hands_on_content = any(
+            getattr(module, "reads_content", False) for module in self._pipeline
+        )
         is_embedder = model[0] is self and hasattr(model, "encode_query")
         if is_embedder and _NO_POOLING.issuperset(class_names[1:]):
             first_name = class_names[0]

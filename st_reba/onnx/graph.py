@@ -222,7 +222,7 @@ class EmbeddingGraph(nn.Module):
 
 def _check_model(model: SentenceTransformer, task: GraphTask) -> None:
     transformer = model[0]
-    if not isinstance(transformer, RepeatTransformer) or getattr(transformer, "own_input", False):
+    if not isinstance(transformer, RepeatTransformer) or transformer.own_input:
         name = type(transformer).__name__
         raise ValueError(f"{name} keeps the base's own input: no graph. Build with pooling=….")
     pooling = model[1] if len(model) > 1 else None

@@ -27,9 +27,8 @@ _OUTPUT = "last_hidden_state"
 def export_graph(graph: EmbeddingGraph, file: Path) -> None:
     """Trace a model and write its graph; more than ``MAX_BYTES`` of weights go into ``<name>_data``."""
     name = type(graph.model).__name__
-    changes_masks = getattr(graph.transformer, "changes_masks", False)
     with torch.no_grad(), graph_attention(graph.model) as is_ours:
-        if not is_ours and (graph.capture is not None or changes_masks):
+        if not is_ours and (graph.capture is not None or graph.transformer.changes_masks):
             raise ValueError(
                 f"{name} has an attention of its own: export 'echo' or 'classical', without a setting."
             )
