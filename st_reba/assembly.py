@@ -258,7 +258,7 @@ def _plan_reading(
     reads_attention = method.read == "attention"
     if method.layer is None and not reads_attention:
         return None
-    first_layer, last_layer = _read_layers(method, loaded_transformer.depth)
+    first_layer, last_layer = method.read_layers(loaded_transformer.depth)
     model: PreTrainedModel = loaded_transformer.model
     cut_layers(model, last_layer)
     layer_reading: dict[str, object] = {"of": method.read, "first": first_layer, "last": last_layer}
@@ -268,23 +268,6 @@ def _plan_reading(
         return None  # the last of the layers that are left
     layer_reading |= {"join": method.join, "final_norm": method.final_norm}
     return layer_reading
-
-
-def _read_layers(method: Method, depth: int) -> tuple[int, int]:
-    """First and last of the layers that are read, 0 (embeddings) to ``depth``."""
-    lowest = 1 if method.read == "attention" else 0
-    layer = method.layer
-    if layer is None:
-        layer = (depth // 2 + 1, depth)
-    end_layers = layer if isinstance(layer, tuple) else (layer, layer)
-    # -1 is the topmost.
-    first_layer, last_layer = (end_layer % (depth + 1) for end_layer in end_layers)
-    are_layers = -depth - 1 <= min(end_layers) and max(end_layers) <= depth
-    if not are_layers or not lowest <= first_layer <= last_layer:
-        raise ValueError(
-            f"layer={layer!r}: give {lowest} to {depth}, or -1 (= {depth}) downwards, lower first."
-        )
-    return first_layer, last_layer
 
 
 def _check_template(method: Method, transformer: RepeatTransformer) -> None:

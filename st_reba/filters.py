@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 
-from .encode import Task, encode_texts
+from .encode import Options, Task, encode_texts
 from .filter_options import FEWEST_FOR_MEAN, FilterOptions, Kind
 from .linear_filter import Filter as Filter
 from .methods import Template
@@ -21,8 +21,6 @@ from .modules.extensions import extensions
 from .modules.layout import SIMILARITY, TASKS
 from .sentences import QUERY_SAMPLE, sample_sentences
 from .token_means import TokenMeans
-
-Encoding = Mapping[str, Any]
 
 
 def fit_filter(
@@ -214,7 +212,7 @@ def _sentences_for_queries(texts: Sequence[str]) -> list[str]:
     return query_sentences
 
 
-def _check_task(model: SentenceTransformer, encoding: Encoding) -> None:
+def _check_task(model: SentenceTransformer, encoding: Options) -> None:
     task = encoding.get("task")
     if task is not None and SIMILARITY in _transformer_of(model).templates[0]:
         raise ValueError(
@@ -239,7 +237,7 @@ def _encode_as(
     model: SentenceTransformer,
     texts: Sequence[str],
     task: Task,
-    encoding: Encoding,
+    encoding: Options,
 ) -> NDArray[np.float32]:
     """Vectors [N, d] of texts as queries or documents, with those fields that this task's template has."""
     refused_names = {"task", "prompt", "prompt_name"} & encoding.keys()

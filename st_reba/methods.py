@@ -314,6 +314,26 @@ class Method:
             implementation=self.implementation,
         )
 
+    def read_layers(self, depth: int) -> tuple[int, int]:
+        """First and last of the layers that are read, 0 (embeddings) to ``depth``."""
+        lowest = 0
+        layer = self.layer
+        if self.read == "attention":
+            lowest = 1
+            if layer is None:
+                layer = (depth // 2 + 1, depth)
+        elif layer is None:
+            layer = depth
+        end_layers = layer if isinstance(layer, tuple) else (layer, layer)
+        # -1 is the topmost.
+        first_layer, last_layer = (end_layer % (depth + 1) for end_layer in end_layers)
+        are_layers = -depth - 1 <= min(end_layers) and max(end_layers) <= depth
+        if not are_layers or not lowest <= first_layer <= last_layer:
+            raise ValueError(
+                f"layer={layer!r}: give {lowest} to {depth}, or -1 (= {depth}) downwards, lower first."
+            )
+        return first_layer, last_layer
+
     def to_dict(self) -> Options:
         """The name and what is not at its default, JSON-serializable; ``Method(**values)`` reads it."""
         changed_values: Options = {}

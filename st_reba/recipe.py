@@ -34,14 +34,14 @@ ABOUT = (
     "status",
     "note",
 )
-# Of a base: it runs; needs code of its own; does not run on new versions; or lacks numbers of
-# layers.
-STATUSES = ("ready", "remote-code", "old-transformers", "tune")
+# Of a base that does not run as it is: it needs code of its own; does not run on new versions; or
+# lacks numbers of layers.
 _REMEDIES = {
     "remote-code": "If you trust it: trust_remote_code=True.",
     "old-transformers": "Use another base.",
     "tune": "Give k=…, as evaluation.nosink.choose_k finds it.",
 }
+STATUSES = ("ready", *_REMEDIES)
 _MOST_CHARACTERS = (
     1 << 16
 )  # far more than any recipe needs; a file from elsewhere becomes memory and time

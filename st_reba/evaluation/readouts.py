@@ -152,20 +152,13 @@ def readout_of(method: Method, depth: int) -> Readout | None:
 
 def _layers_of(method: Method, depth: int) -> tuple[int, int] | None:
     """First and last layer that a method reads, from 1; None: it reads others."""
-    reads_outputs = method.read == "attention"
-    layers = method.layer
-    if layers is None:
-        layers = (depth // 2 + 1, depth) if reads_outputs else depth
-    if not isinstance(layers, tuple):
-        layers = (layers, layers)
-    elif not reads_outputs:
+    if isinstance(method.layer, tuple) and method.read != "attention":
         return None
-    first_layer, last_layer = layers
-    if max(abs(first_layer), abs(last_layer)) > depth:
+    try:
+        first_layer, last_layer = method.read_layers(depth)
+    except ValueError:
         return None  # build says that there is no such layer
-    first_layer %= depth + 1
-    last_layer %= depth + 1
-    if not 0 < first_layer <= last_layer:
+    if first_layer == 0:
         return None
     return first_layer, last_layer
 
