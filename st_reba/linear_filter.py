@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from dataclasses import dataclass, field
@@ -114,8 +115,9 @@ class Filter:
             query_count = len(query_vectors)
         model_probe = None
         if model is not None:
-            with model.truncate_embeddings(None):
-                model_probe = take_probe(model)
+            whole_model = copy.copy(model)
+            whole_model.truncate_dim = None
+            model_probe = take_probe(whole_model)
         return cls(
             kind=kind,
             mean=mean,
