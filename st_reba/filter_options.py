@@ -47,12 +47,9 @@ class FilterOptions:
             raise ValueError(
                 f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}."
             )
-        _check_kind("r", r, "abtt", kind)
-        _check_kind("dimensions", dimensions, "whiten", kind)
-        _check_kind("power", power, "whiten", kind)
-        _check_directions("r", r, width - 1)
-        _check_directions("dimensions", dimensions, width)
-        _check_power(power)
+        _check_directions("r", r, "abtt", kind, width - 1)
+        _check_directions("dimensions", dimensions, "whiten", kind, width)
+        _check_power(power, kind)
         direction_count = 0
         if kind == "abtt":
             r = r or _DEFAULT_REMOVED_DIRECTIONS
@@ -88,20 +85,27 @@ class FilterOptions:
         return f"{self.kind}:" + ",".join(written_facts)
 
 
-def _check_kind(name: str, value: object, kind_of_option: Kind, kind: Kind) -> None:
-    if value is not None and kind != kind_of_option:
+def _check_directions(
+    name: str,
+    value: int | None,
+    kind_of_option: Kind,
+    kind: Kind,
+    maximum: int,
+) -> None:
+    if value is None:
+        return
+    if kind != kind_of_option:
         raise ValueError(
             f"{name}={value!r} belongs to kind={kind_of_option!r}, not to {kind!r}. Drop it."
         )
-
-
-def _check_directions(name: str, value: int | None, maximum: int) -> None:
-    if value is not None and (type(value) is not int or not 1 <= value <= maximum):
+    if type(value) is not int or not 1 <= value <= maximum:
         raise ValueError(f"{name}={value!r} must be a whole number from 1 to {maximum}.")
 
 
-def _check_power(power: float | None) -> None:
+def _check_power(power: float | None, kind: Kind) -> None:
     if power is None:
         return
+    if kind != "whiten":
+        raise ValueError(f"power={power!r} belongs to kind='whiten', not to {kind!r}. Drop it.")
     if type(power) not in (int, float) or not 0 < power <= FULL_POWER:
         raise ValueError(f"power={power!r} must be a number above 0, and {FULL_POWER} at maximum.")

@@ -27,7 +27,7 @@ EXAMPLES_ZH = (
     ("一场暴风雨刮断了我们屋后的树。", "风暴"),
     ("总统下周将访问日本。", "访问"),
 )
-EXAMPLE_COUNTS = {"": 0, "-1": 1, "-4": 4, "-8": 8}
+EXAMPLE_COUNTS = (1, 4, 8)
 
 TOPIC_QUESTION = "In one word, what each text says.\n"
 TOPIC_LINE = 'Text: "{text}" Topic: "'
@@ -51,16 +51,19 @@ def join_examples(
 
 def topic_templates() -> dict[str, str]:
     """The question for a text's topic with each number of examples, in English and in Chinese."""
-    wordings = {
-        "": (TOPIC_QUESTION, TOPIC_LINE, EXAMPLES, '"'),
-        "-zh": (TOPIC_QUESTION_ZH, TOPIC_LINE_ZH, EXAMPLES_ZH, "”"),
+    templates = {
+        "prompteol-topic": TOPIC_QUESTION + TOPIC_LINE,
+        "prompteol-topic-zh": TOPIC_QUESTION_ZH + TOPIC_LINE_ZH,
     }
-    templates: dict[str, str] = {}
-    for number, count in EXAMPLE_COUNTS.items():
-        for language, (question, line, examples, closing_quote) in wordings.items():
-            templates[f"prompteol-topic{number}{language}"] = join_examples(
-                question, line, examples[:count], closing_quote
-            )
+    for count in EXAMPLE_COUNTS:
+        examples = EXAMPLES[:count]
+        templates[f"prompteol-topic-{count}"] = join_examples(
+            TOPIC_QUESTION, TOPIC_LINE, examples, '"'
+        )
+        examples_zh = EXAMPLES_ZH[:count]
+        templates[f"prompteol-topic-{count}-zh"] = join_examples(
+            TOPIC_QUESTION_ZH, TOPIC_LINE_ZH, examples_zh, "”"
+        )
     return templates
 
 
