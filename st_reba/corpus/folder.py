@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, fields
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -86,6 +86,11 @@ def _column_types() -> dict[str, Any]:
 
 
 _COLUMN_TYPES = _column_types()
+_DOCUMENT_FIELDS = {document_field.name for document_field in fields(Document)}
+# The columns of what the user gave.
+DOCUMENT_COLUMNS = {
+    name: column_type for name, column_type in _COLUMN_TYPES.items() if name in _DOCUMENT_FIELDS
+}
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,10 @@ class Document:
     metadata: dict[str, Any] = field(default_factory=dict)
     position_keys: Sequence[str] = field(default=(), compare=False, repr=False)
 
+    def to_json(self) -> dict[str, Any]:
+        """Its fields as JSON values."""
+        return {"id": self.id, "text": self.text, "metadata": self.metadata}
+
     @property
     def content_hash(self) -> int:
         """A number by which a document without an id is recognized."""

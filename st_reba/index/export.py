@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from ..corpus.folder import DOCUMENT_COLUMNS
 from ..files import whole_file
 from .factories import add_vectors, train_index
 from .schema import create_tables, read_documents
@@ -116,9 +117,7 @@ def _write_parquet(
     }
     column_types = [
         ("key", pyarrow.int64()),
-        ("id", pyarrow.string()),
-        ("text", pyarrow.string()),
-        ("metadata", pyarrow.string()),
+        *DOCUMENT_COLUMNS.items(),
         ("passage", pyarrow.string()),
         ("vector", pyarrow.list_(pyarrow.float32(), state.dimension)),
     ]
@@ -136,16 +135,15 @@ def _write_parquet(
             writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
 
 
-def _read_rows(
-    connection: sqlite3.Connection,
-) -> Iterator[tuple[int, str, str, str, str | None]]:
-    """Key, id, text, metadata and passage of every vector."""
+def _read_rows(connection: sqlite3.Connection) -> Iterator[tuple[object, ...]]:
+    """Key, columns of the document, and passage of every vector."""
     for document in read_documents(connection):
+        document_cells = [getattr(document, name) for name in DOCUMENT_COLUMNS]
         for key in document.keys:
             passage = None
             if document.spans is not None:
                 passage = document.passage(key)
-            yield key, document.id, document.text, document.metadata, passage
+            yield key, *document_cells, passage
 
 
 def verify(snapshot: Snapshot, connection: sqlite3.Connection) -> None:

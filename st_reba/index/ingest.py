@@ -198,7 +198,7 @@ class _NewRecords:
         known_documents = _KnownDocuments({}, set())
         with self._store.reading() as connection:
             for stored in documents_with(connection, "id", ids):
-                known_documents.content_by_id[stored.id] = (stored.text, stored.metadata)
+                known_documents.content_by_id[stored.id] = _content_of(stored.document())
             for stored in documents_with(connection, "content_hash", content_hashes):
                 known_documents.unnamed.add((stored.text, stored.content_hash))
         return known_documents
@@ -225,16 +225,20 @@ class _KnownDocuments:
     """Documents of an index.
 
     Args:
-        content_by_id: Text and metadata as JSON.
+        content_by_id: As of `_content_of`.
         unnamed: Text and content hash of documents that were given without an id.
     """
 
-    content_by_id: dict[str, tuple[str, str]]
+    content_by_id: dict[str, str]
     unnamed: set[tuple[str, int | None]]
 
     def has(self, document: Document) -> bool:
         """True if the same document is there."""
         if document.id is None:
             return (document.text, document.content_hash) in self.unnamed
-        content = (document.text, to_json(document.metadata))
-        return self.content_by_id.get(document.id) == content
+        return self.content_by_id.get(document.id) == _content_of(document)
+
+
+def _content_of(document: Document) -> str:
+    """All that a user gave, as JSON, which tells 1 from 1.0 and from True."""
+    return to_json(document.to_json())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..corpus.records import Document
 from .bm25 import Scores, WordScores
 from .fusion import LIST_LENGTH, Hit, best_keys, fused_scores
 from .nearest import Mask, NearestDocuments, VectorSearch
@@ -43,21 +44,36 @@ class SearchResult:
     # Of vectors: the cosine or inner product with the query; of words: BM25; hybrid: both, from 0
     # to 1.
     score: float
-    id: str
-    text: str
-    metadata: dict[str, Any]
+    document: Document
     # The passage whose vector is nearest, if the index cuts texts and searched its vectors.
     passage: str | None = None
     # The cosine or inner product, and BM25, 0.0 without a word of the query, if they are explained.
     vector_score: float | None = None
     word_score: float | None = None
 
+    @property
+    def id(self) -> str:
+        """The document's id: in an index, each has one."""
+        return str(self.document.id)
+
+    @property
+    def text(self) -> str:
+        """The document's text."""
+        return self.document.text
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The document's metadata."""
+        return self.document.metadata
+
     def to_json(self) -> dict[str, Any]:
-        """Its fields as JSON values, without explanations where there are none."""
-        values = asdict(self)
+        """Its fields and the document's as JSON values, without explanations where there are none."""
+        values = {"rank": self.rank, "score": self.score, **self.document.to_json()}
+        values["passage"] = self.passage
         for name in ("vector_score", "word_score"):
-            if values[name] is None:
-                del values[name]
+            explanation = getattr(self, name)
+            if explanation is not None:
+                values[name] = explanation
         return values
 
 
@@ -202,11 +218,10 @@ class Snapshot:
         stored: StoredDocument,
         explain: bool,
     ) -> SearchResult:
-        document = stored.document()
         passage = None
         if self.state.passages is not None and hit.vector_key is not None:
             passage = stored.passage(hit.vector_key)
-        result = SearchResult(rank, hit.score, stored.id, document.text, document.metadata, passage)
+        result = SearchResult(rank, hit.score, stored.document(), passage)
         if explain:
             return replace(result, vector_score=hit.vector_score, word_score=hit.word_score)
         return result
