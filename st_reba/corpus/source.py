@@ -56,6 +56,8 @@ _SHOWN_COLUMNS = 20
 _SHOWN_SUFFIXES = 8
 
 Record = Document | Reject
+Columns = dict[str, str | None]
+"""Names of the columns, as ``text_column`` and ``id_column``."""
 PlacedRow = tuple[str, Any]
 """The place of a row, and a record, its cells by column, or the reason why it cannot be read."""
 
@@ -66,14 +68,6 @@ class _Table:
 
     rows: Iterable[PlacedRow]
     file_name: str | None = None
-
-
-@dataclass
-class _Columns:
-    """Names of the columns of the text and of the id, as `open_source` takes them."""
-
-    text_column: str | None
-    id_column: str | None
 
 
 @dataclass(frozen=True)
@@ -92,7 +86,7 @@ class Source:
 
     name: str
     read: Callable[[], Iterator[Record]]
-    columns: dict[str, str | None]
+    columns: Columns
 
     def strict(self) -> Source:
         """The same records, but a reject is a ValueError."""
@@ -171,8 +165,7 @@ def open_source(
             none.
         encoding: Of text files; None: UTF-8.
     """
-    requested_columns = _Columns(text_column, id_column)
-    found_columns = _Columns(text_column, id_column)
+    columns: Columns = {"text_column": text_column, "id_column": id_column}
     name = f"the {type(input).__name__}"
     if isinstance(input, (str, PathLike)):
         name = str(input)
@@ -186,7 +179,7 @@ def open_source(
         raise TypeError(f"the input is a {type_name}; give a file, a table, or a list of texts")
     else:
         tables = iter([_Table(table_rows(input) or _item_rows(input))])
-    records = _read_tables(tables, requested_columns, found_columns)
+    records = _read_tables(tables, columns)
     first_record = next(records, None)
     if first_record is None:
         raise ValueError(_EMPTY.format(name))
@@ -197,7 +190,7 @@ def open_source(
             raise ValueError(f"{name}: it was read already, and can be read once; open it again")
         return unread.pop()
 
-    return Source(name, read, vars(found_columns))
+    return Source(name, read, columns)
 
 
 def _check_path(path: str | PathLike[str]) -> None:
@@ -283,11 +276,13 @@ def _line_documents(rows: Iterator[PlacedRow], name: str) -> Iterator[PlacedRow]
     """Lines with their file and number: a search in many files is for the place of a text."""
     for row_place, row in rows:
         if isinstance(row, dict):
-            position = _position_of(row_place)
-            row = Document(
-                row["text"], metadata={"file": name, **position}, position_keys=tuple(position)
-            )
+            row = _document_without_id(row["text"], {"file": name}, row_place)
         yield row_place, row
+
+
+def _document_without_id(text: Any, metadata: Cells, row_place: str) -> Document:
+    position = _position_of(row_place)
+    return Document(text, metadata={**metadata, **position}, position_keys=tuple(position))
 
 
 def _position_of(row_place: str) -> dict[str, int]:
@@ -354,33 +349,27 @@ def _item_rows(items: Input) -> Iterator[PlacedRow]:
         yield f"record {record_number}", row
 
 
-def _read_tables(
-    tables: Iterator[_Table],
-    requested_columns: _Columns,
-    found_columns: _Columns,
-) -> Iterator[Record]:
+def _read_tables(tables: Iterator[_Table], columns: Columns) -> Iterator[Record]:
     for table in tables:
-        reader = _TableReader(table, requested_columns)
+        reader = _TableReader(table.file_name, columns)
         for row_place, row in table.rows:
-            record = reader.read(row_place, row)
-            # Tables in a folder may have different columns.
-            if table.file_name is None and reader.has_columns:
-                found_columns.text_column = reader.text_column
-                found_columns.id_column = reader.found_id_column
-            yield record
+            yield reader.read(row_place, row)
 
 
 class _TableReader:
-    """Reads the rows of a table as records."""
+    """Reads the rows of a table as records.
 
-    def __init__(self, table: _Table, requested_columns: _Columns) -> None:
-        self._file_name = table.file_name
-        self._requested_columns = requested_columns
+    Args:
+        file_name: The name of the table within a folder.
+        columns: As they are asked for; those of a table by itself are entered as they are found.
+    """
+
+    def __init__(self, file_name: str | None, columns: Columns) -> None:
+        self._file_name = file_name
+        self._columns = columns
         self._byte_columns: set[str] = set()  # whose warning was given
-        self.has_columns = False
-        self.text_column = ""
+        self._text_column = ""  # "": not found yet
         self._id_column = ""  # "": none
-        self.found_id_column = requested_columns.id_column
 
     def read(self, row_place: str, row: Any) -> Record:
         if isinstance(row, str):
@@ -389,10 +378,10 @@ class _TableReader:
             return row
         if isinstance(row, Document):
             return validate(row, row_place)
-        if not self.has_columns:
+        if not self._text_column:
             self._find_columns(row, row_place)
-        if self.text_column not in row:
-            return Reject(row_place, f"no text: there is no {self.text_column!r}; give it one")
+        if self._text_column not in row:
+            return Reject(row_place, f"no text: there is no {self._text_column!r}; give it one")
         document = self._document(self._without_bytes(row, row_place), row_place)
         return validate(document, row_place)
 
@@ -400,12 +389,12 @@ class _TableReader:
         """Find the columns of a table by its first row."""
         shown_names = [repr(preview(name)) for name in list(row)[:_SHOWN_COLUMNS]]
         there = ", ".join(shown_names) or "none"
-        for option, column in vars(self._requested_columns).items():
+        for option, column in self._columns.items():
             if column and column not in row:
                 raise ValueError(
                     f"{option}={column!r} is no column; {row_place} has: {there}; name one of these"
                 )
-        text_column = self._requested_columns.text_column or _usual_name(TEXT_NAMES, row)
+        text_column = self._columns["text_column"] or _usual_name(TEXT_NAMES, row)
         if text_column is None:
             hint = ""
             if _is_unsplit(row):
@@ -415,29 +404,31 @@ class _TableReader:
             raise ValueError(
                 f"{row_place}: no column 'text'; there: {there}{hint}; name one with text_column"
             )
-        self.text_column = text_column
+        self._text_column = text_column
         self._id_column = self._find_id_column(row, row_place)
+        if self._file_name is not None:
+            return  # tables in a folder may have different columns
+        self._columns["text_column"] = text_column
         if self._id_column in row:
-            self.found_id_column = self._id_column
-        self.has_columns = True
+            self._columns["id_column"] = self._id_column
 
     def _find_id_column(self, row: Cells, row_place: str) -> str:
-        id_column = self._requested_columns.id_column
-        if id_column == self.text_column:
+        id_column = self._columns["id_column"]
+        if id_column == self._text_column:
             raise ValueError(
                 f"{row_place}: {id_column!r} is named as the text and as the id; name another id_column"
             )
         if id_column is not None:
             return id_column
-        other_columns = {column: row[column] for column in row if column != self.text_column}
+        other_columns = {column: row[column] for column in row if column != self._text_column}
         id_column = _usual_name(ID_NAMES, other_columns)
-        if id_column is None and self.text_column != "id":
+        if id_column is None and self._text_column != "id":
             return "id"  # records may have different keys: the first id may be in a later one
         return id_column or ""
 
     def _without_bytes(self, row: Cells, row_place: str) -> Cells:
         """A row without images and other bytes, of which the first row's warning tells."""
-        used_columns = (self.text_column, self._id_column)
+        used_columns = (self._text_column, self._id_column)
         columns = set()
         for column, value in row.items():
             if column not in used_columns and holds_bytes(value):
@@ -452,16 +443,15 @@ class _TableReader:
 
     def _document(self, row: Cells, row_place: str) -> Document:
         row_cells = {column: value for column, value in row.items() if not is_missing(value)}
-        text = row_cells.pop(self.text_column, None)
+        text = row_cells.pop(self._text_column, None)
         document_id = None
         if self._id_column:
             document_id = _to_id(row_cells.pop(self._id_column, None))
         # Without an id, a search could name its number only, which nobody can look up in several
         # files.
         if document_id is None and self._file_name is not None and _PLACE_COLUMNS.isdisjoint(row):
-            position = _position_of(row_place)
-            metadata = {"file": self._file_name, **row_cells, **position}
-            return Document(text, metadata=metadata, position_keys=tuple(position))
+            metadata = {"file": self._file_name, **row_cells}
+            return _document_without_id(text, metadata, row_place)
         return Document(text, document_id, row_cells)
 
 
@@ -478,10 +468,7 @@ def _is_unsplit(row: Cells) -> bool:
 
 def _usual_name(usual_names: Iterable[str], row: Cells) -> str | None:
     """The first of some names that a row has."""
-    for name in usual_names:
-        if name in row:
-            return name
-    return None
+    return next((name for name in usual_names if name in row), None)
 
 
 def _to_id(value: Any) -> Any:
