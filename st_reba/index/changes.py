@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..corpus.folder import Corpus, Progress, Row, is_corpus, read_progress
 from ..corpus.records import Reject, preview
@@ -28,9 +27,9 @@ from ..probe import Probe
 from .factories import FaissIndex, add_vectors, train_index, try_factory_with_tokens
 from .samples import read_texts
 from .schema import DATA_TABLES, StoredDocument, insert_document, read_documents
-from .scoring import Keys, Matrix, Segment, prepare_vectors
+from .scoring import Keys, Mask, Matrix, Segment, prepare_vectors
 from .state import IndexState, damaged, read_state, write_state
-from .store import Store, check_keys, read_pending, read_tombstones, vector_keys
+from .store import Store, check_keys, read_keys, read_pending, vector_keys
 from .vectors import VectorFile, write_index
 from .whitening import (
     Whitening,
@@ -170,7 +169,7 @@ class IndexWriter:
         part_number: int,
         first_number: int,
         strict: bool,
-    ) -> NDArray[np.bool_]:
+    ) -> Mask:
         """Insert the documents of a part.
 
         Returns:
@@ -336,13 +335,11 @@ class IndexWriter:
             old_file = VectorFile(self._folder, self._written_state, mmap=False)
             file_keys = old_file.keys
         check_keys(self.connection, state, self._folder, file_keys, before=self._first_new_key)
-        pending_keys, pending_vectors = read_pending(
-            self.connection, self._written_state, self._path
-        )
-        segments = [Segment(pending_keys, lambda: pending_vectors), *new_segments]
+        pending = read_pending(self.connection, self._written_state, self._path)
+        segments = [pending.segment, *new_segments]
         index = None
         if old_file is not None and factory is None:
-            index = old_file.without(read_tombstones(self.connection, state))
+            index = old_file.without(read_keys(self.connection, state, "tombstones"))
             add_vectors(index, segments)
         else:
             if old_file is not None:
@@ -398,7 +395,7 @@ class IndexWriter:
 def _load_vectors(
     corpus: Corpus,
     part_number: int,
-    is_inserted: NDArray[np.bool_],
+    is_inserted: Mask,
     metric: str,
     whitening: Whitening | None,
     model: SentenceTransformer,

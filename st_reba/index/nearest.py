@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .schema import read_owners
 from .scoring import (
     Keys,
+    Mask,
     Matrix,
     Neighbors,
+    PendingVectors,
     Segment,
     merge_neighbors,
     no_neighbors,
     rescore,
-    search_exactly,
+    top_k,
 )
 from .state import IndexState, damaged
-from .store import Store, read_pending, read_tombstones
+from .store import Store, read_keys, read_pending, vector_keys
 from .vectors import VectorFile
 
 # Fetched beyond k, so that the order of equal scores at the cut is theirs.
 _TIES = 32
-_VECTOR_COUNTS = """
-SELECT key, vector_count FROM documents WHERE key IN (SELECT value FROM json_each(?))
-"""
-# The document that a vector's key belongs to.
-_OWNERS = """
-SELECT value, documents.key FROM json_each(?)
-JOIN documents ON documents.key = (SELECT MAX(key) FROM documents WHERE key <= value)
-WHERE value < documents.key + vector_count
-"""
-
-Mask = NDArray[np.bool_]
-"""Whether the vector of each key is allowed, [keys]."""
+_AMONG = "key IN (SELECT value FROM json_each(?))"
 
 
 class NearestVector(NamedTuple):
@@ -49,26 +39,6 @@ class NearestVector(NamedTuple):
 
 NearestDocuments = dict[int, NearestVector]
 """Documents by key, the nearest first."""
-
-
-@dataclass(frozen=True)
-class PendingVectors:
-    """Vectors beside the FAISS file, [n, d], and their ascending keys, [n]."""
-
-    keys: Keys
-    vectors: Matrix
-
-    def select(self, is_allowed: Mask) -> PendingVectors:
-        is_selected = is_allowed[self.keys]
-        return PendingVectors(self.keys[is_selected], self.vectors[is_selected])
-
-    def load(self, keys: Keys) -> Matrix:
-        return self.vectors[np.searchsorted(self.keys, keys)]
-
-    def search(self, queries: Matrix, k: int) -> Neighbors:
-        segment = Segment(self.keys, lambda: self.vectors)
-        keys = search_exactly(queries, k, [segment]).keys
-        return Neighbors(rescore(queries, keys, self.load), keys)
 
 
 class VectorSearch:
@@ -95,10 +65,10 @@ class VectorSearch:
             self.vector_file = old_search.vector_file
         elif state.vector_file is not None:
             self.vector_file = VectorFile(store.folder, state)
-        self.pending = PendingVectors(*read_pending(connection, state, store.path))
+        self.pending = read_pending(connection, state, store.path)
         # Of deleted documents, pending vectors are gone, and those in the file are not alive.
         self._is_alive = np.ones(state.next_key, bool)
-        self._is_alive[read_tombstones(connection, state)] = False
+        self._is_alive[read_keys(connection, state, "tombstones")] = False
 
     def has_file_of(self, state: IndexState) -> bool:
         file_facts = (self._state.vector_file, self._state.vector_file_sha256)
@@ -110,7 +80,7 @@ class VectorSearch:
         if self.vector_file is not None:
             is_in_file = keys < self._state.first_pending_key
             segments += self.vector_file.segments(keys[is_in_file])
-        segments.append(Segment(self.pending.keys, lambda: self.pending.vectors))
+        segments.append(self.pending.segment)
         return segments
 
     def load(self, keys: Keys) -> Matrix:
@@ -171,7 +141,7 @@ class VectorSearch:
         if self._state.passages is None:
             return {}
         distinct_keys = np.unique(keys[keys >= 0]).tolist()
-        owners = dict(connection.execute(_OWNERS, (json.dumps(distinct_keys),)).fetchall())
+        owners = read_owners(connection, distinct_keys)
         if len(owners) != len(distinct_keys):
             raise damaged(self._path.parent, "documents of its vectors are missing")
         return owners
@@ -185,29 +155,13 @@ class VectorSearch:
         """The vectors of given documents that are nearest to a query [d]."""
         if not document_keys:
             return {}
-        vector_counts = self._read_vector_counts(connection, document_keys)
-        key_ranges = {key: range(key, key + vector_counts[key]) for key in sorted(document_keys)}
-        vector_keys = np.concatenate([np.array(keys, np.int64) for keys in key_ranges.values()])
-        scores = rescore(query[None], vector_keys[None], self.load)[0].tolist()
-        score_by_key = dict(zip(vector_keys.tolist(), scores, strict=True))
-        nearest = {}
-        for document_key, keys in key_ranges.items():
-            nearest_key = max(keys, key=score_by_key.__getitem__)
-            nearest[document_key] = NearestVector(nearest_key, score_by_key[nearest_key])
-        return nearest
-
-    def _read_vector_counts(
-        self,
-        connection: sqlite3.Connection,
-        document_keys: list[int],
-    ) -> dict[int, int]:
-        if self._state.passages is None:
-            return dict.fromkeys(document_keys, 1)
-        rows = connection.execute(_VECTOR_COUNTS, (json.dumps(document_keys),))
-        vector_counts = dict(rows.fetchall())
-        if vector_counts.keys() != set(document_keys):
+        keys = vector_keys(connection, self._state, _AMONG, json.dumps(document_keys))[None]
+        neighbors = top_k(rescore(query[None], keys, self.load), keys, keys.size)
+        owners = self._read_owners(connection, keys)
+        nearest = _group_by_document(neighbors.scores[0], neighbors.keys[0], owners, keys.size)
+        if len(nearest) != len(document_keys):
             raise damaged(self._path, "documents are missing")
-        return vector_counts
+        return nearest
 
 
 def _group_by_document(

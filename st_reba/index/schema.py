@@ -89,6 +89,12 @@ _OTHER_TABLES = {
     "rejects": "place TEXT NOT NULL, reason TEXT NOT NULL, id TEXT, text TEXT",
     "meta": "state TEXT NOT NULL, sha256 TEXT NOT NULL",
 }
+# The document that a vector's key belongs to.
+_OWNERS = """
+SELECT value, documents.key FROM json_each(?)
+JOIN documents ON documents.key = (SELECT MAX(key) FROM documents WHERE key <= value)
+WHERE value < documents.key + vector_count
+"""
 _CREATE_CONTENT_INDEX = """
 CREATE INDEX documents_content_hash ON documents (content_hash) WHERE content_hash IS NOT NULL
 """
@@ -137,3 +143,8 @@ def documents_with(
     json_values = json.dumps(list(values))
     condition = f"{column} IN (SELECT value FROM json_each(?))"
     return read_documents(connection, condition, json_values)
+
+
+def read_owners(connection: sqlite3.Connection, vector_keys: list[int]) -> dict[int, int]:
+    """Keys of documents by the keys of vectors that are theirs."""
+    return dict(connection.execute(_OWNERS, (json.dumps(vector_keys),)).fetchall())

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Matrix = NDArray[np.float32]
 Keys = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+"""Which of some vectors count, [vectors]; in a search, by key, [keys]."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,29 @@ class Neighbors(NamedTuple):
 def no_neighbors(query_count: int) -> Neighbors:
     shape = (query_count, 0)
     return Neighbors(np.zeros(shape, np.float32), np.zeros(shape, np.int64))
+
+
+@dataclass(frozen=True)
+class PendingVectors:
+    """Vectors beside the FAISS file, [n, d], and their ascending keys, [n]."""
+
+    keys: Keys
+    vectors: Matrix
+
+    @property
+    def segment(self) -> Segment:
+        return Segment(self.keys, lambda: self.vectors)
+
+    def select(self, is_allowed: Mask) -> PendingVectors:
+        is_selected = is_allowed[self.keys]
+        return PendingVectors(self.keys[is_selected], self.vectors[is_selected])
+
+    def load(self, keys: Keys) -> Matrix:
+        return self.vectors[np.searchsorted(self.keys, keys)]
+
+    def search(self, queries: Matrix, k: int) -> Neighbors:
+        keys = search_exactly(queries, k, [self.segment]).keys
+        return Neighbors(rescore(queries, keys, self.load), keys)
 
 
 def prepare_vectors(vectors: NDArray[Any], metric: str) -> Matrix:

@@ -13,12 +13,12 @@ import numpy as np
 from ..corpus.records import Document
 from .bm25 import Scores, WordScores
 from .fusion import LIST_LENGTH, Hit, best_keys, fused_scores
-from .nearest import Mask, NearestDocuments, VectorSearch
+from .nearest import NearestDocuments, VectorSearch
 from .queries import Mode, Queries, Question, Vectors
 from .query_terms import QueryTerms, read_terms
-from .samples import Sample, draw_keys, read_beginnings
+from .samples import Sample, draw, read_beginnings
 from .schema import StoredDocument, documents_with
-from .scoring import Matrix, prepare_queries
+from .scoring import Mask, Matrix, prepare_queries
 from .state import IndexState, damaged
 from .store import Store, check_keys, vector_keys
 from .where import Condition, Where, parse_where
@@ -156,7 +156,7 @@ class Snapshot:
     def raw_sample(self, connection: sqlite3.Connection) -> Sample:
         """Vectors of some documents, before any whitening, and their texts."""
         self.check_keys(connection)
-        drawn_keys = draw_keys(vector_keys(connection, self.state))
+        drawn_keys = draw(vector_keys(connection, self.state))
         vectors = self.vectors.load(drawn_keys)
         whitening = self.whitening(connection)
         if whitening is not None:
@@ -182,9 +182,8 @@ class Snapshot:
         except IndexError:  # a key among the words that no document has
             raise damaged_words(self.store.path) from None
         keys = {hit.key for hits in hits_by_query for hit in hits}
-        documents = {}
-        for document in documents_with(connection, "key", keys):
-            documents[document.key] = document
+        found_documents = documents_with(connection, "key", keys)
+        documents = {document.key: document for document in found_documents}
         if documents.keys() != keys:
             raise damaged(self.store.path, "documents are missing")
         results = []

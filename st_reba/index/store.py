@@ -9,12 +9,13 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from .. import files
 from .schema import create_tables, has_tables
-from .scoring import Keys, Matrix
+from .scoring import Keys, PendingVectors
 from .state import IndexState, absent_index, damaged, read_state
 
 FILE = "index.sqlite"
@@ -161,8 +162,8 @@ def read_pending(
     connection: sqlite3.Connection,
     state: IndexState,
     path: Path,
-) -> tuple[Keys, Matrix]:
-    """Pending vectors: keys [n] and vectors [n, dim]."""
+) -> PendingVectors:
+    """Pending vectors of a state, compared with their checksums."""
     damage = damaged(path, "its pending vectors are not what was written")
     keys: list[int] = []
     vectors: list[bytes] = []
@@ -178,7 +179,7 @@ def read_pending(
     key_array = np.array(keys, np.int64)
     _check_range(key_array, state, "pending")
     values = np.frombuffer(b"".join(vectors), "<f4").reshape(len(keys), state.vector_dimension)
-    return key_array, np.asarray(values, np.float32)
+    return PendingVectors(key_array, np.asarray(values, np.float32))
 
 
 def check_keys(
@@ -202,7 +203,7 @@ def check_keys(
     if before is None:
         before = state.next_key
     keys = vector_keys(connection, state, "key < ?", before)
-    tombstones = read_tombstones(connection, state)
+    tombstones = read_keys(connection, state, "tombstones")
     is_pending = keys >= state.first_pending_key
     expected_file_keys = np.sort(np.concatenate([keys[~is_pending], tombstones]))
     (document_count,) = connection.execute("SELECT COUNT(*) FROM documents").fetchone()
@@ -214,7 +215,7 @@ def check_keys(
     )
     counts = (state.documents, state.deleted, state.indexed_count, state.indexed_count)
     belong_together = counts == expected_counts
-    pending_keys = _read_keys(connection, state, "pending")
+    pending_keys = read_keys(connection, state, "pending")
     belong_together &= np.array_equal(keys[is_pending], pending_keys)
     if file_keys is not None:
         belong_together &= np.array_equal(file_keys, expected_file_keys)
@@ -223,12 +224,12 @@ def check_keys(
         raise damaged(folder, reason)
 
 
-def read_tombstones(connection: sqlite3.Connection, state: IndexState) -> Keys:
-    """Keys that were deleted since the FAISS file was written, ascending."""
-    return _read_keys(connection, state, "tombstones")
-
-
-def _read_keys(connection: sqlite3.Connection, state: IndexState, table_name: str) -> Keys:
+def read_keys(
+    connection: sqlite3.Connection,
+    state: IndexState,
+    table_name: Literal["pending", "tombstones"],
+) -> Keys:
+    """Keys of pending vectors, or of deleted ones that the FAISS file still has, ascending."""
     rows = connection.execute(f"SELECT key FROM {table_name} ORDER BY key").fetchall()
     keys = np.array(rows, np.int64).ravel()
     _check_range(keys, state, table_name)

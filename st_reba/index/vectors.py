@@ -10,7 +10,6 @@ from threading import Lock
 from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..corpus.folder import sha256
 from ..files import whole_file
@@ -24,6 +23,7 @@ from .factories import (
 )
 from .scoring import (
     Keys,
+    Mask,
     Matrix,
     Neighbors,
     Segment,
@@ -178,7 +178,7 @@ class VectorFile:
         self,
         queries: Matrix,
         k: int,
-        is_allowed: NDArray[np.bool_] | None = None,
+        is_allowed: Mask | None = None,
     ) -> Neighbors:
         """The k vectors nearest to queries [q, d], of those that are allowed, by key."""
         vector_count = int(self.index.ntotal)
