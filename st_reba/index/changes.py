@@ -30,14 +30,14 @@ from .schema import DATA_TABLES, StoredDocument, insert_document, read_documents
 from .scoring import Keys, Mask, Matrix, Segment, prepare_vectors
 from .state import IndexState, damaged, read_state, write_state
 from .store import Store, check_keys, read_keys, read_pending, vector_keys
+from .terms import separated
 from .vectors import VectorFile, write_index
 from .whitening import (
     Whitening,
-    convert_segments,
     read_whitening,
     write_whitening,
 )
-from .words import drop_words, insert_words, remove_words, write_words
+from .words import drop_words, insert_rows, remove_words, write_words
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 BUILDING = ".building"
 _ENCODED_FILES = "vectors/*.npy"
 _VECTOR_FILES = re.compile(r"vectors-\d+\.faiss|\.vectors-.*\.tmp")
-_TWICE = "id used twice: {!r} is the number of another record too; give each its own"
 # A new FAISS file is written beyond 1,000 pending vectors, or 10 % of the file if that is more; at
 # 20,000 at the latest.
 MIN_PENDING = 1_000
@@ -196,7 +195,10 @@ class IndexWriter:
                 continue
             outcome = self._insert(row, document_id, is_truncated=row_number in truncated_rows)
             if outcome is None:
-                reason = _TWICE.format(document_id)
+                reason = (
+                    f"id used twice: {document_id!r} is the number of another record too; "
+                    "give each its own"
+                )
                 rejects.append(Reject(row_place, reason, document_id, preview(row.text)))
                 continue
             self.counts[outcome] += 1
@@ -236,7 +238,7 @@ class IndexWriter:
         if not insert_document(self.connection, document):  # of a corpus with an id twice
             return None
         if self.state.words:
-            insert_words(self.connection, document.key, document.text)
+            insert_rows(self.connection, [(document.key, separated(document.text))])
         if is_truncated:
             self.connection.execute("INSERT INTO truncated VALUES (?)", (document.key,))
             self.state.truncated += 1
@@ -346,7 +348,7 @@ class IndexWriter:
                 keys = vector_keys(self.connection, state, "key < ?", state.first_pending_key)
                 segments = [*old_file.segments(keys), *segments]
             if self._convert is not None:
-                segments = convert_segments(segments, self._convert)
+                segments = [segment.converted(self._convert) for segment in segments]
             if any(len(segment.keys) for segment in segments):
                 index = self._train(factory or "auto", parameters, segments)
         self._replace_file(index)

@@ -7,7 +7,6 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -16,12 +15,12 @@ from ..corpus.folder import DOCUMENT_COLUMNS
 from ..files import whole_file
 from .factories import add_vectors, train_index
 from .schema import create_tables, read_documents
-from .scoring import Keys, Matrix, Segment
+from .scoring import Segment
 from .search import Snapshot
 from .state import IndexState, damaged
 from .store import read_pending, vector_keys
 from .vectors import write_index_into
-from .whitening import Whitening, convert_segments, read_contents
+from .whitening import read_contents
 from .words import create_words, verify_words
 
 _SEARCHED_VECTORS = 8  # by verify
@@ -48,7 +47,10 @@ def export(
     segments = snapshot.vectors.segments(keys)
     whitening = snapshot.whitening(connection)
     if whitening is not None:
-        segments = convert_segments(segments, partial(_model_part, whitening))
+        segments = [
+            segment.converted(lambda keys, vectors: whitening.model_part(vectors))
+            for segment in segments
+        ]
     with whole_file(out) as stream:
         if out.suffix == ".parquet":
             _write_parquet(stream, connection, segments, state)
@@ -60,10 +62,6 @@ def export(
         # Last, so that an earlier export keeps its own after an error.
         _write_whitening(whitening_path, connection, state, store.path)
     return len(keys)
-
-
-def _model_part(whitening: Whitening, keys: Keys, vectors: Matrix) -> Matrix:
-    return whitening.model_part(vectors)
 
 
 def _check_target(out: Path, index_folder: Path, overwrite: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -15,7 +15,7 @@ from ..corpus.encode import longest_input
 from ..corpus.folder import Corpus, is_corpus
 from ..corpus.options import EncodeOptions
 from ..corpus.records import Document, Reject
-from ..corpus.source import Input, Source, open_source
+from ..corpus.source import Columns, Input, Source, open_source
 from ..files import parse_path
 from ..probe import Probe, resolve_model, take_probe
 from .arguments import parse_count, parse_ids, resolve_folder
@@ -25,7 +25,7 @@ from .export import export, verify
 from .factories import try_factory_with_tokens
 from .ingest import BuildOptions, build_index, check_target, extend_index
 from .model import IndexModel
-from .queries import Mode, Vectors, check_mode, choose_mode, read_queries
+from .queries import Mode, Vectors, choose_mode, read_queries
 from .schema import documents_with, read_documents
 from .snapshots import Snapshots
 from .state import IndexState
@@ -148,12 +148,37 @@ class Index:
             overwrite=overwrite,
             show_progress_bar=show_progress_bar,
         )
-        build_options = BuildOptions(factory, parameters, whiten, tokens, strict)
         read_options = dict(text_column=text_column, id_column=id_column, encoding=encoding)
         store = Store(resolve_folder(path))
-        loaded_model = _build(
-            store, model, loading, input, read_options, encode_options, build_options
+        source: Source | Corpus
+        if isinstance(input, (str, PathLike)) and is_corpus(input):
+            source = _open_corpus(Path(input), encode_options, read_options)
+            columns: Columns = {}
+            passages = source.header()["settings"]["passages"]
+        else:
+            source = open_source(input, **read_options).unique()
+            columns = source.columns
+        check_whiten(whiten, tokens)
+        check_target(store, overwrite=overwrite)
+        loaded_model = resolve_model(model, loading)
+        model_probe = take_probe(loaded_model)
+        metric = _metric_of(loaded_model)
+        dimension = model_probe.dimension
+        if factory != "auto":
+            token_dimension = possible_token_dimension(loaded_model, metric, whiten, tokens)
+            try_factory_with_tokens(factory, dimension, token_dimension, parameters)
+        elif parameters is not None:
+            raise ValueError(f"parameters={parameters!r}: name the factory that they are of")
+        new_state = IndexState(
+            model=model_probe.seen_from(store.folder, model).to_json(),
+            metric=metric,
+            dimension=dimension,
+            columns=columns,
+            passages=passages,
+            max_seq_length=longest_input(loaded_model),
         )
+        build_options = BuildOptions(factory, parameters, whiten, tokens, strict)
+        build_index(store, loaded_model, source, new_state, encode_options, build_options)
         return cls(store, loaded_model, {})
 
     @classmethod
@@ -240,15 +265,13 @@ class Index:
         """
         k = parse_count(k, "k")
         parsed_queries = read_queries(queries, vectors)
-        check_mode(mode, parsed_queries)
+        mode = choose_mode(mode, parsed_queries)
         if parsed_queries.texts == []:
             return []
-        mode = choose_mode(mode, parsed_queries)
-        query_vectors = parsed_queries.vectors
         checked_probe = self._model.checked_probe
-        if query_vectors is None and mode != "words":
+        if parsed_queries.vectors is None and mode != "words":
             encoded = self._model.load().encode_query(parsed_queries.texts, show_progress_bar=False)
-            query_vectors = np.asarray(encoded)
+            parsed_queries = replace(parsed_queries, vectors=np.asarray(encoded))
             checked_probe = None
         with self._store.reading() as connection:
             snapshot = self._snapshots.read(connection)
@@ -260,7 +283,7 @@ class Index:
             if snapshot.reads_tokens(mode, parsed_queries):
                 model = self._model.load()
                 self._model.check(snapshot.state)
-            question = snapshot.question(connection, mode, parsed_queries, query_vectors, model)
+            question = snapshot.question(connection, mode, parsed_queries, model)
             results = snapshot.search(connection, question, k, where, explain=explain)
         if parsed_queries.is_single:
             return results[0]
@@ -271,10 +294,9 @@ class Index:
         if isinstance(ids, str):
             return self.get([ids])[0]
         document_ids = parse_ids(ids)
-        documents_by_id = {}
         with self._store.reading() as connection:
-            for stored in documents_with(connection, "id", document_ids):
-                documents_by_id[stored.id] = stored.document()
+            found_documents = documents_with(connection, "id", document_ids)
+            documents_by_id = {stored.id: stored.document() for stored in found_documents}
         return [documents_by_id.get(document_id) for document_id in document_ids]
 
     def __contains__(self, document_id: object) -> bool:
@@ -467,50 +489,6 @@ class Index:
         return f"Index({str(self.path)!r}, {size}, {state.metric})"
 
 
-def _build(
-    store: Store,
-    model: SentenceTransformer | str | PathLike[str],
-    loading_options: dict[str, Any],
-    input: Input,
-    read_options: dict[str, str | None],
-    encode_options: EncodeOptions,
-    build_options: BuildOptions,
-) -> SentenceTransformer:
-    """Build an index; returns the model, loaded."""
-    source: Source | Corpus
-    if isinstance(input, (str, PathLike)) and is_corpus(input):
-        source = _open_corpus(Path(input), encode_options, read_options)
-        columns: dict[str, str | None] = {}
-        passages = source.header()["settings"]["passages"]
-    else:
-        source = open_source(input, **read_options).unique()
-        columns = source.columns
-        passages = encode_options.passages
-    check_whiten(build_options.whiten, build_options.tokens)
-    check_target(store, overwrite=encode_options.overwrite)
-    loaded_model = resolve_model(model, loading_options)
-    model_probe = take_probe(loaded_model)
-    new_state = IndexState(
-        model=model_probe.seen_from(store.folder, model).to_json(),
-        metric=_metric_of(loaded_model),
-        dimension=model_probe.dimension,
-        columns=columns,
-        passages=passages,
-        max_seq_length=longest_input(loaded_model),
-    )
-    factory = build_options.factory
-    parameters = build_options.parameters
-    if factory != "auto":
-        token_dimension = possible_token_dimension(
-            loaded_model, new_state.metric, build_options.whiten, build_options.tokens
-        )
-        try_factory_with_tokens(factory, new_state.dimension, token_dimension, parameters)
-    elif parameters is not None:
-        raise ValueError(f"parameters={parameters!r}: name the factory that they are of")
-    build_index(store, loaded_model, source, new_state, encode_options, build_options)
-    return loaded_model
-
-
 def _metric_of(model: SentenceTransformer) -> str:
     metric = model.similarity_fn_name
     if metric not in METRICS:
@@ -522,7 +500,7 @@ def _metric_of(model: SentenceTransformer) -> str:
 def _open_corpus(
     path: Path,
     encode_options: EncodeOptions,
-    read_options: dict[str, str | None],
+    read_options: Columns,
 ) -> Corpus:
     """A corpus, compared with its digests; options of encoding, which was done, are refused."""
     options = {

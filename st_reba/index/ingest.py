@@ -34,11 +34,11 @@ _GROUP_SIZE = 64  # records that SQLite looks up in one query
 class BuildOptions:
     """How an index is built of vectors; each option is described at ``Index.build``."""
 
-    factory: str = "auto"
-    parameters: str | None = None
-    whiten: bool | None = None
-    tokens: bool = True
-    strict: bool = True
+    factory: str
+    parameters: str | None
+    whiten: bool | None
+    tokens: bool
+    strict: bool
 
 
 def check_target(store: Store, *, overwrite: bool) -> None:
@@ -156,14 +156,8 @@ def _finish(store: Store, writer: IndexWriter, unchanged_count: int) -> Change:
     state = writer.state
     inserted_count = counts["added"] + counts["replaced"]
     warn_of_truncation(store.folder, counts["truncated"], inserted_count, state.max_seq_length)
-    return Change(
-        count=state.documents,
-        added=counts["added"],
-        replaced=counts["replaced"],
-        unchanged=unchanged_count,
-        rejected=dict(writer.rejected),
-        truncated=counts["truncated"],
-    )
+    rejected = dict(writer.rejected)
+    return Change(state.documents, unchanged=unchanged_count, rejected=rejected, **counts)
 
 
 class _NewRecords:

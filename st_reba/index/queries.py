@@ -15,7 +15,6 @@ from .scoring import Matrix
 
 Mode = Literal["hybrid", "vectors", "words"]
 MODES: tuple[str, ...] = get_args(Mode)
-_MODES_OF_WORDS = ("hybrid", "words")
 Vectors = NDArray[np.floating[Any]]
 
 
@@ -68,27 +67,23 @@ def read_queries(
     query_texts = parse_queries(given_queries)
     if ready_vectors is not None:
         ready_vectors = np.atleast_2d(ready_vectors)
-        vector_count = len(ready_vectors)
-        text_count = len(query_texts)
-        if vector_count != text_count:
-            raise ValueError(f"vectors: {vector_count} for {text_count} texts; give one for each")
+        if len(ready_vectors) != len(query_texts):
+            raise ValueError(
+                f"vectors: {len(ready_vectors)} for {len(query_texts)} texts; give one for each"
+            )
     return Queries(query_texts, ready_vectors, isinstance(given_queries, str))
 
 
-def check_mode(mode: Mode | None, queries: Queries) -> None:
-    """Refuse a mode that is not known, or that the queries do not allow."""
-    if mode is not None and mode not in MODES:
+def choose_mode(mode: Mode | None, queries: Queries) -> Mode:
+    """The mode that is asked for, or the default; one that the queries do not allow is refused."""
+    if mode is None and queries.texts is None:
+        return "vectors"
+    if mode is None:
+        return "hybrid"
+    if mode not in MODES:
         raise ValueError(f"mode={mode!r} is not known; choose one of {', '.join(MODES)}")
-    if mode in _MODES_OF_WORDS and queries.texts is None:
+    if mode != "vectors" and queries.texts is None:
         raise ValueError(f"mode={mode!r} needs texts; search an array by mode='vectors'")
     if mode == "words" and queries.vectors is not None:
         raise ValueError("mode='words' needs no vectors=…; leave them out")
-
-
-def choose_mode(mode: Mode | None, queries: Queries) -> Mode:
-    """The mode that is asked for, or the default."""
-    if mode is not None:
-        return mode
-    if queries.texts is not None:
-        return "hybrid"
-    return "vectors"
+    return mode

@@ -27,6 +27,10 @@ class Segment:
     keys: Keys
     load: Callable[[], Matrix]
 
+    def converted(self, convert: Callable[[Keys, Matrix], Matrix]) -> Segment:
+        """The same keys, with vectors that are converted when they are loaded."""
+        return Segment(self.keys, lambda: convert(self.keys, self.load()))
+
 
 class Neighbors(NamedTuple):
     """The vectors nearest to some queries, best first; a key of −1 is nothing."""

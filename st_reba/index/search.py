@@ -14,7 +14,7 @@ from ..corpus.records import Document
 from .bm25 import Scores, WordScores
 from .fusion import LIST_LENGTH, Hit, best_keys, fused_scores
 from .nearest import NearestDocuments, VectorSearch
-from .queries import Mode, Queries, Question, Vectors
+from .queries import Mode, Queries, Question
 from .query_terms import QueryTerms, read_terms
 from .samples import Sample, draw, read_beginnings
 from .schema import StoredDocument, documents_with
@@ -122,7 +122,6 @@ class Snapshot:
         connection: sqlite3.Connection,
         mode: Mode,
         queries: Queries,
-        vectors: Vectors | None,
         model: SentenceTransformer | None,
     ) -> Question:
         """Queries as the sides of a search need them.
@@ -130,13 +129,14 @@ class Snapshot:
         Args:
             connection: The transaction.
             mode: What is searched.
-            queries: What the user has given.
-            vectors: The model's vectors of the queries.
+            queries: What the user has given; with vectors, if they are searched.
             model: The model, whose token embeddings `reads_tokens` says are needed.
         """
         query_vectors = None
-        if mode != "words" and vectors is not None:
-            query_vectors = prepare_queries(vectors, self.state.dimension, self.state.metric)
+        if queries.vectors is not None:
+            query_vectors = prepare_queries(
+                queries.vectors, self.state.dimension, self.state.metric
+            )
             whitening = self.whitening(connection)
             if whitening is not None:
                 texts = queries.texts if mode == "vectors" else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, TypeAlias
@@ -50,16 +50,6 @@ class Condition:
     sql: str
     parameters: tuple[Value, ...] = ()
 
-    @classmethod
-    def all_of(cls, conditions: Iterable[Condition]) -> Condition:
-        """A condition that holds if all of some do."""
-        clauses: list[str] = []
-        parameters: list[Value] = []
-        for condition in conditions:
-            clauses.append(f"({condition.sql})")
-            parameters += condition.parameters
-        return cls(" AND ".join(clauses) or "1", tuple(parameters))
-
 
 def parse_where(where: Where) -> Condition:
     """Conditions that must all hold; see ``Index.search``."""
@@ -67,7 +57,8 @@ def parse_where(where: Where) -> Condition:
         raise ValueError(
             f'where={where!r:.200} must be a dict of at most {_MAX_NAMES} names, as {{"lang": "zh"}}'
         )
-    conditions = []
+    clauses: list[str] = []
+    parameters: list[Value] = []
     for name, operands in where.items():
         is_name = isinstance(name, str) and '"' not in name and "\\" not in name
         if not is_name or operands == {}:
@@ -76,8 +67,10 @@ def parse_where(where: Where) -> Condition:
             operands = {"=": operands}
         field = _Field(name)
         for operator, operand in operands.items():
-            conditions.append(field.condition(operator, _to_python(operand)))
-    return Condition.all_of(conditions)
+            condition = field.condition(operator, _to_python(operand))
+            clauses.append(f"({condition.sql})")
+            parameters += condition.parameters
+    return Condition(" AND ".join(clauses) or "1", tuple(parameters))
 
 
 def _to_python(value: Any) -> Any:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -22,7 +22,7 @@ from ..encode import encode_texts
 from ..filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN, TOKEN_SHARE
 from ..sentences import QUERY_SAMPLE, sample_sentences
 from .samples import Sample
-from .scoring import Keys, Matrix, Segment, prepare_vectors
+from .scoring import Matrix, prepare_vectors
 from .state import IndexState, damaged
 
 if TYPE_CHECKING:
@@ -118,11 +118,6 @@ class Whitening:
     def _inverse_weight(self) -> NDArray[np.float64]:
         return np.asarray(np.linalg.inv(self.linear_filter.weight), np.float64)
 
-    @property
-    def is_whole(self) -> bool:
-        """False: too few texts were there for more than means."""
-        return self.linear_filter.kind == "whiten"
-
     def convert_documents(
         self,
         raw_vectors: NDArray[np.floating],
@@ -186,22 +181,6 @@ class Whitening:
                 offsets *= _distances_to_sphere(self.linear_filter.mean, offsets)[:, None]
             raw_vectors[rows] = prepare_vectors(self.linear_filter.mean + offsets, self._metric)
         return raw_vectors
-
-
-def convert_segments(
-    segments: Iterable[Segment],
-    convert: Callable[[Keys, Matrix], Matrix],
-) -> list[Segment]:
-    """Segments whose vectors are converted when they are loaded."""
-    converted_segments: list[Segment] = []
-    for segment in segments:
-        load = partial(_load_converted, segment, convert)
-        converted_segments.append(Segment(segment.keys, load))
-    return converted_segments
-
-
-def _load_converted(segment: Segment, convert: Callable[[Keys, Matrix], Matrix]) -> Matrix:
-    return convert(segment.keys, segment.load())
 
 
 def _joined_length() -> np.float32:
@@ -270,7 +249,7 @@ def tell_what_was_fitted(
     is_asked_for: bool,
 ) -> None:
     """Log the whitening of an index; a warning if it was asked for and the texts allow less."""
-    if whitening is not None and whitening.is_whole:
+    if whitening is not None and whitening.linear_filter.kind == "whiten":
         logger.info("%s: vectors are whitened (%s)", index_folder, whitening.description)
         return
     level = logging.WARNING if is_asked_for else logging.INFO

@@ -74,11 +74,6 @@ def insert_rows(connection: sqlite3.Connection, separated_rows: Iterable[tuple[i
     connection.executemany(_INSERT, separated_rows)
 
 
-def insert_words(connection: sqlite3.Connection, key: int, text: str) -> None:
-    """Insert the words of a new document."""
-    connection.execute(_INSERT, (key, separated(text)))
-
-
 def remove_words(connection: sqlite3.Connection, key: int, text: str) -> None:
     """Remove the words of a document, whose text must be the one that was inserted."""
     connection.execute(_REMOVE, (key, separated(text)))
