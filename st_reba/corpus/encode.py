@@ -27,7 +27,7 @@ from .folder import HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha
 from .options import Dtype, EncodeOptions
 from .parts import encode_part
 from .passages import make_cutter
-from .records import Document, Reject, to_json
+from .records import Document, to_json
 from .source import Input, Source, open_source
 
 if TYPE_CHECKING:
@@ -226,29 +226,24 @@ def _resume(corpus: Corpus, model_probe: Probe, settings: dict[str, Any]) -> int
 def _read_parts(source: Source, part_size: int, shows_bar: bool | None) -> Iterator[Part]:
     corpus_part = Part(0, 0)
     character_count = 0
-    for record in _read_counted(source, shows_bar):
-        if isinstance(record, Document):
-            row = Row.from_document(corpus_part.end, record)
-            corpus_part.rows.append(row)
-            character_count += len(row.text) + len(row.metadata)
-        else:
-            corpus_part.rejects.append(record)
-            character_count += len(record.reason)
-        corpus_part.end += 1
-        is_full = corpus_part.end - corpus_part.start == part_size
-        if is_full or character_count >= MAX_PART_CHARACTERS:
-            yield corpus_part
-            corpus_part = Part(corpus_part.end, corpus_part.end)
-            character_count = 0
-    if corpus_part.end > corpus_part.start:
-        yield corpus_part
-
-
-def _read_counted(source: Source, shows_bar: bool | None) -> Iterator[Document | Reject]:
     with progress_bar("Reading", "texts", is_shown=shows_bar) as bar:
         for record in source.read():
-            yield record
+            if isinstance(record, Document):
+                row = Row.from_document(corpus_part.end, record)
+                corpus_part.rows.append(row)
+                character_count += len(row.text) + len(row.metadata)
+            else:
+                corpus_part.rejects.append(record)
+                character_count += len(record.reason)
+            corpus_part.end += 1
             bar.update(1)
+            is_full = corpus_part.end - corpus_part.start == part_size
+            if is_full or character_count >= MAX_PART_CHARACTERS:
+                yield corpus_part
+                corpus_part = Part(corpus_part.end, corpus_part.end)
+                character_count = 0
+    if corpus_part.end > corpus_part.start:
+        yield corpus_part
 
 
 class _PartsWriter:
@@ -371,13 +366,15 @@ def _finish(corpus: Corpus) -> None:
     files = corpus.files()
     if header.get("files") == files:
         return
-    rejected_count = _write_rejects(corpus)
+    rejected_count = 0
+    with whole_file(corpus.path / REJECTS_FILE) as stream:
+        for reject in corpus.rejects():
+            stream.write(f"{to_json(asdict(reject))}\n".encode())
+            rejected_count += 1
     files[REJECTS_FILE] = sha256(corpus.path / REJECTS_FILE)
     part_infos = corpus.part_infos()
     document_count = sum(part_info.document_count for part_info in part_infos)
-    truncated_count = 0
-    for part_number in range(len(part_infos)):
-        truncated_count += len(corpus.truncated(part_number))
+    truncated_count = sum(len(corpus.truncated(number)) for number in range(len(part_infos)))
     max_seq_length = header["settings"]["max_seq_length"]
     warn_of_truncation(corpus.path, truncated_count, document_count, max_seq_length)
     header["totals"] = {
@@ -389,12 +386,3 @@ def _finish(corpus: Corpus) -> None:
     }
     header["files"] = files
     corpus.write_header(header)
-
-
-def _write_rejects(corpus: Corpus) -> int:
-    rejected_count = 0
-    with whole_file(corpus.path / REJECTS_FILE) as stream:
-        for reject in corpus.rejects():
-            stream.write(f"{to_json(asdict(reject))}\n".encode())
-            rejected_count += 1
-    return rejected_count

@@ -136,21 +136,18 @@ class WordScores:
         saturated_counts = term_counts / (term_counts + self._length_terms[document_keys])
         rarity = self._rarity(len(document_keys))
         postings = Postings(document_keys, rarity * (SATURATION + 1) * saturated_counts)
-        self._cache(term, postings)
-        return postings
-
-    def _rarity(self, document_frequency: int) -> float:
-        """The inverse document frequency, as Lucene has it: it is never negative."""
-        absent_count = self.document_count - document_frequency
-        return math.log(1 + (absent_count + 0.5) / (document_frequency + 0.5))
-
-    def _cache(self, term: str, postings: Postings) -> None:
         weight_count = len(postings.weights)
         if self._cached_weights + weight_count > MAX_CACHED_WEIGHTS:
             self._postings.clear()
             self._cached_weights = 0
         self._postings[term] = postings
         self._cached_weights += weight_count
+        return postings
+
+    def _rarity(self, document_frequency: int) -> float:
+        """The inverse document frequency, as Lucene has it: it is never negative."""
+        absent_count = self.document_count - document_frequency
+        return math.log(1 + (absent_count + 0.5) / (document_frequency + 0.5))
 
 
 def read_lengths(connection: sqlite3.Connection) -> tuple[Keys, Scores]:

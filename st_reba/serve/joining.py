@@ -13,7 +13,7 @@ from batched.aio import AsyncBatchProcessor  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from ..encode import Task, TextLengths, encode_texts, in_order, measure_lengths
+from ..encode import Task, TextLengths, encode_texts, measure_lengths
 from .requests import Refusal
 
 Vectors = NDArray[np.float32]
@@ -122,20 +122,18 @@ class RequestJoiner:
     ) -> Vectors:
         # Texts of similar length share a batch. At most one batch at a time: requests take turns.
         order = sorted(range(len(texts)), key=text_lengths.__getitem__, reverse=True)
-        batches: list[list[int]] = []
-        batch_vectors: list[Vectors] = []
+        vector_of_text: dict[int, Vectors] = {}
         for start in range(0, len(order), self.batch_size):
-            if batches and await is_disconnected():
+            if vector_of_text and await is_disconnected():
                 raise Refusal(499, "The client has hung up.")
             batch = order[start : start + self.batch_size]
             batch_texts = [texts[text_index] for text_index in batch]
             batch_outcomes = await self._processors[task](batch_texts)
-            for outcome in batch_outcomes:
+            for text_index, outcome in zip(batch, batch_outcomes, strict=True):
                 if isinstance(outcome, Exception):
                     raise outcome
-            batches.append(batch)
-            batch_vectors.append(np.stack(batch_outcomes))
-        return in_order(batch_vectors, batches)
+                vector_of_text[text_index] = outcome
+        return np.stack([vector_of_text[text_index] for text_index in range(len(texts))])
 
     async def _run_batch(self, task: Task | None, texts: list[str]) -> list[Vectors | Exception]:
         self.report_batch(len(texts))
@@ -147,15 +145,9 @@ class RequestJoiner:
     def _try_encode(self, texts: list[str], task: Task | None) -> list[Vectors | Exception]:
         """A vector for each text, or its exception: it never fails another caller's request."""
         try:
-            # Cut texts are counted for each request, and are not logged.
-            return list(
-                encode_texts(
-                    self.model,
-                    texts,
-                    task=task,
-                    on_truncated=_ignore_truncation,
-                )
-            )
+            # Cut texts are counted for each request; indices into joined texts mean nothing to one.
+            vectors = encode_texts(self.model, texts, task=task, on_truncated=lambda indices: None)
+            return list(vectors)
         except Exception as error:
             if len(texts) == 1:
                 return [error]
@@ -163,7 +155,3 @@ class RequestJoiner:
         for text in texts:
             text_outcomes += self._try_encode([text], task)
         return text_outcomes
-
-
-def _ignore_truncation(indices: list[int]) -> None:
-    """Indices into joined texts mean nothing to a request."""
