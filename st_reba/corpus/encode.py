@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..encode import measure_lengths
-from ..files import (
-    LOCK_FILE,
-    make_folder,
-    parse_path,
-    remove_leftovers,
-    sole_writer,
-    whole_file,
-)
+from ..files import LOCK_FILE, make_folder, parse_path, remove_leftovers, sole_writer, whole_file
 from ..probe import Probe, encoding_rate, resolve_model, take_probe
 from ..processor import bfloat16_hint
 from ..progress import progress_bar

@@ -67,11 +67,7 @@ class WordScores:
         self._postings: dict[str, Postings] = {}
         self._cached_weights = 0
 
-    def score(
-        self,
-        connection: sqlite3.Connection,
-        query_terms: QueryTerms,
-    ) -> Scores:
+    def score(self, connection: sqlite3.Connection, query_terms: QueryTerms) -> Scores:
         """Scores by key, [keys]: 0 for documents without any word of a query, and for other keys.
 
         Words that more than half of the documents have are left out, unless the query has no other.
@@ -88,11 +84,7 @@ class WordScores:
         scores[~is_found] = 0
         return scores
 
-    def _rare_terms(
-        self,
-        connection: sqlite3.Connection,
-        terms: Iterable[str],
-    ) -> list[str]:
+    def _rare_terms(self, connection: sqlite3.Connection, terms: Iterable[str]) -> list[str]:
         """Terms that a document has, but not too many."""
         largest_frequency = COMMON_SHARE * self.document_count
         rare_terms = []

@@ -32,11 +32,7 @@ from .state import IndexState, damaged, read_state, write_state
 from .store import Store, check_keys, read_keys, read_pending, vector_keys
 from .terms import separated
 from .vectors import VectorFile, write_index
-from .whitening import (
-    Whitening,
-    read_whitening,
-    write_whitening,
-)
+from .whitening import Whitening, read_whitening, write_whitening
 from .words import drop_words, insert_rows, remove_words, write_words
 
 if TYPE_CHECKING:

@@ -497,11 +497,7 @@ def _metric_of(model: SentenceTransformer) -> str:
     return metric
 
 
-def _open_corpus(
-    path: Path,
-    encode_options: EncodeOptions,
-    read_options: Columns,
-) -> Corpus:
+def _open_corpus(path: Path, encode_options: EncodeOptions, read_options: Columns) -> Corpus:
     """A corpus, compared with its digests; options of encoding, which was done, are refused."""
     options = {
         **read_options,

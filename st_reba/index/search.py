@@ -210,13 +210,7 @@ class Snapshot:
         self.masks[condition] = mask
         return mask
 
-    def _result(
-        self,
-        rank: int,
-        hit: Hit,
-        stored: StoredDocument,
-        explain: bool,
-    ) -> SearchResult:
+    def _result(self, rank: int, hit: Hit, stored: StoredDocument, explain: bool) -> SearchResult:
         passage = None
         if self.state.passages is not None and hit.vector_key is not None:
             passage = stored.passage(hit.vector_key)

@@ -18,12 +18,7 @@ class Snapshots:
         self._store = store
         self._lock = threading.Lock()
 
-    def read(
-        self,
-        connection: sqlite3.Connection,
-        *,
-        check_digest: bool = False,
-    ) -> Snapshot:
+    def read(self, connection: sqlite3.Connection, *, check_digest: bool = False) -> Snapshot:
         """The index as a transaction sees it; ``check_digest``: of its FAISS file."""
         with self._lock:
             current_state = read_state(connection, self._store.path)

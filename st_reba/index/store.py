@@ -158,11 +158,7 @@ def vector_keys(
     return keys
 
 
-def read_pending(
-    connection: sqlite3.Connection,
-    state: IndexState,
-    path: Path,
-) -> PendingVectors:
+def read_pending(connection: sqlite3.Connection, state: IndexState, path: Path) -> PendingVectors:
     """Pending vectors of a state, compared with their checksums."""
     damage = damaged(path, "its pending vectors are not what was written")
     keys: list[int] = []

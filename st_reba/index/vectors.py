@@ -13,14 +13,7 @@ import numpy as np
 
 from ..corpus.folder import sha256
 from ..files import whole_file
-from .factories import (
-    FaissIndex,
-    faiss,
-    pack_bits,
-    search_lists,
-    select_ids,
-    set_parameters,
-)
+from .factories import FaissIndex, faiss, pack_bits, search_lists, select_ids, set_parameters
 from .scoring import (
     Keys,
     Mask,
@@ -174,12 +167,7 @@ class VectorFile:
         if neighbors.keys.shape != (len(keys), 1) or (neighbors.keys < 0).any():
             raise damaged(self.path, "a search for its own vectors finds nothing")
 
-    def search(
-        self,
-        queries: Matrix,
-        k: int,
-        is_allowed: Mask | None = None,
-    ) -> Neighbors:
+    def search(self, queries: Matrix, k: int, is_allowed: Mask | None = None) -> Neighbors:
         """The k vectors nearest to queries [q, d], of those that are allowed, by key."""
         vector_count = int(self.index.ntotal)
         allowed_count = vector_count

@@ -199,10 +199,7 @@ class EmbeddingServer(Starlette):
                     if len(body) > max_bytes:
                         raise too_large
                     if self.held_bytes > max(64 * _MIB, 4 * max_bytes):
-                        raise Refusal(
-                            429,
-                            "Too much is being received: send this again later.",
-                        )
+                        raise Refusal(429, "Too much is being received: send this again later.")
         except (TimeoutError, ClientDisconnect):
             message = f"The body did not arrive whole within {_BODY_SECONDS:.0f} s."
             raise Refusal(408, message) from None
