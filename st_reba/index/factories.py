@@ -34,6 +34,10 @@ _LIST_UNITS = {"": 1, "k": 2**10, "M": 2**20}
 # hundred of them.
 _TRIAL_LISTS = 128
 _TRIAL_VECTORS = 256
+_REMEDY = (
+    "Use 'Flat' (exact), or inverted lists, as 'IVF1024,Flat', 'IVF1024,SQ8' or 'IVF4096,PQ48np' "
+    "with 'nprobe=16'"
+)
 _FAISS_SOURCE = re.compile(r"Error in .*? at \S+:\d+: (Error: )?")
 
 
@@ -50,9 +54,7 @@ def make_index(factory: str, dimension: int, parameters: str | None = None) -> F
     except (RuntimeError, ValueError, TypeError, MemoryError) as error:
         options = _describe_options(factory, parameters)
         raise ValueError(
-            f"{options}, for {dimension} dimensions: {_faiss_message(error)}. Use 'Flat' (exact), "
-            "or inverted lists, as 'IVF1024,Flat', 'IVF1024,SQ8' or 'IVF4096,PQ48np' with "
-            "'nprobe=16'"
+            f"{options}, for {dimension} dimensions: {_faiss_message(error)}. {_REMEDY}"
         ) from None
     return index
 
@@ -117,8 +119,7 @@ def try_factory(factory: str, dimension: int, parameters: str | None = None) -> 
         options = _describe_options(factory, parameters)
         raise ValueError(
             f"{options}: a small index of this kind cannot be searched or changed "
-            f"({_faiss_message(error)}); use 'Flat', or 'IVF1024,Flat', 'IVF1024,SQ8' or "
-            "'IVF4096,PQ48np' with 'nprobe=16'"
+            f"({_faiss_message(error)}). {_REMEDY}"
         ) from None
 
 

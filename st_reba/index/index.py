@@ -268,21 +268,18 @@ class Index:
         mode = choose_mode(mode, parsed_queries)
         if parsed_queries.texts == []:
             return []
-        checked_probe = self._model.checked_probe
-        if parsed_queries.vectors is None and mode != "words":
+        is_encoded = parsed_queries.vectors is None and mode != "words"
+        if is_encoded:
             encoded = self._model.load().encode_query(parsed_queries.texts, show_progress_bar=False)
             parsed_queries = replace(parsed_queries, vectors=np.asarray(encoded))
-            checked_probe = None
         with self._store.reading() as connection:
             snapshot = self._snapshots.read(connection)
-            # The index on disk may have been rebuilt with another model.
-            is_checked = checked_probe == snapshot.state.model
-            if self._model.loaded is not None and mode != "words" and not is_checked:
-                self._model.check(snapshot.state)
             model = None
             if snapshot.reads_tokens(mode, parsed_queries):
                 model = self._model.load()
-                self._model.check(snapshot.state)
+            if mode != "words":
+                # The index on disk may have been rebuilt with another model.
+                self._model.check(snapshot.state, is_used=is_encoded or model is not None)
             question = snapshot.question(connection, mode, parsed_queries, model)
             results = snapshot.search(connection, question, k, where, explain=explain)
         if parsed_queries.is_single:

@@ -37,15 +37,8 @@ class IndexModel:
         self._store = store
         self._loading_options = loading_options
         self._loading = threading.Lock()
-        # The version of the loaded model, and the probe that it was compared with.
-        self._checked: tuple[int, dict[str, object]] | None = None
-
-    @property
-    def checked_probe(self) -> dict[str, object] | None:
-        """The probe, as a state of the index holds it, that the model was compared with last."""
-        if self._checked is None:
-            return None
-        return self._checked[1]
+        # The version of the loaded model, and the probe that it was compared with last.
+        self._checked: tuple[int, dict[str, object]] | tuple[None, None] = (None, None)
 
     def load(self) -> SentenceTransformer:
         """The model, loaded from where the index remembers it unless it is there."""
@@ -55,8 +48,16 @@ class IndexModel:
                 self.loaded = remembered_probe.load_model(self._store.folder, self._loading_options)
             return self.loaded
 
-    def check(self, state: IndexState) -> None:
-        """Refuse a model that is not the one of a state, once for each version of both."""
+    def check(self, state: IndexState, *, is_used: bool = True) -> None:
+        """Refuse a model that is not the one of a state, once for each version of both.
+
+        Args:
+            state: The state.
+            is_used: False: ready vectors stand for it, so it need not be loaded, and its version is
+                not asked for, which takes longer than a search.
+        """
+        if not is_used and (self.loaded is None or self._checked[1] == state.model):
+            return
         loaded_model = self.load()
         version_and_probe = (version_of(loaded_model), state.model)
         if self._checked == version_and_probe:
