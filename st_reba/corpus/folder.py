@@ -29,7 +29,7 @@ from pyarrow import parquet
 
 from ..files import parse_path, sync, whole_file, whole_path, write_npy
 from .options import DTYPES
-from .passages import Cutter, Spans
+from .passages import Cutter, Spans, cut_text
 from .records import Document, Reject, to_json
 
 HEADER_FILE = "corpus.json"
@@ -67,10 +67,7 @@ class Row(NamedTuple):
     @property
     def passages(self) -> list[str]:
         """The texts that are encoded."""
-        if not self.spans:
-            return [self.text]
-        bounds = zip(self.spans[::2], self.spans[1::2], strict=True)
-        return [self.text[start:end] for start, end in bounds]
+        return cut_text(self.text, self.spans)
 
     def document(self) -> Document:
         """The document, its record's number in place of a missing id."""

@@ -16,6 +16,19 @@ Spans = Sequence[int]
 Cutter = Callable[[Sequence[str]], list[Spans]]
 
 
+def cut_text(text: str, spans: Spans) -> list[str]:
+    """The passages of a text; of one that is not cut, itself.
+
+    Example:
+        >>> cut_text("Cats sleep.", [0, 5, 5, 11]), cut_text("Cats sleep.", [])
+        (['Cats ', 'sleep.'], ['Cats sleep.'])
+    """
+    if not spans:
+        return [text]
+    bounds = zip(spans[::2], spans[1::2], strict=True)
+    return [text[start:end] for start, end in bounds]
+
+
 @dataclass(frozen=True)
 class PassageSize:
     """Tokens of a passage, and tokens that it shares with the one before."""

@@ -137,10 +137,10 @@ def _read_rows(connection: sqlite3.Connection) -> Iterator[tuple[object, ...]]:
     """Key, columns of the document, and passage of every vector."""
     for document in read_documents(connection):
         document_cells = [getattr(document, name) for name in DOCUMENT_COLUMNS]
-        for key in document.keys:
-            passage = None
-            if document.spans is not None:
-                passage = document.passage(key)
+        passages: list[str] | list[None] = [None]
+        if document.spans is not None:
+            passages = document.passages
+        for key, passage in zip(document.keys, passages, strict=True):
             yield key, *document_cells, passage
 
 

@@ -41,7 +41,7 @@ _REMEDY = (
 _FAISS_SOURCE = re.compile(r"Error in .*? at \S+:\d+: (Error: )?")
 
 
-def make_index(factory: str, dimension: int, parameters: str | None = None) -> FaissIndex:
+def make_index(factory: str, dimension: int, parameters: str | None) -> FaissIndex:
     """An empty FAISS index that compares by inner product: exact, or one of inverted lists."""
     try:
         _check_list_count(factory)
@@ -124,7 +124,7 @@ def try_factory(factory: str, dimension: int, parameters: str | None = None) -> 
 
 
 def try_factory_with_tokens(
-    factory: str, dimension: int, token_dimension: int, parameters: str | None = None
+    factory: str, dimension: int, token_dimension: int, parameters: str | None
 ) -> None:
     """As `try_factory`, for vectors with a part for tokens too; of these the error says how to do without."""
     try_factory(factory, dimension, parameters)

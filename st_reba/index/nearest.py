@@ -56,7 +56,7 @@ class VectorSearch:
         connection: sqlite3.Connection,
         store: Store,
         state: IndexState,
-        old_search: VectorSearch | None = None,
+        old_search: VectorSearch | None,
     ) -> None:
         self._state = state
         self._path = store.path

@@ -71,7 +71,8 @@ def read_texts(connection: sqlite3.Connection, vector_keys: Keys) -> list[str]:
     owners = read_owners(connection, vector_keys.tolist())
     texts: list[str] = []
     for document in documents_with(connection, "key", set(owners.values())):
-        texts += [document.passage(key) for key in document.keys if key in owners]
+        texts_by_key = zip(document.keys, document.passages, strict=True)
+        texts += [text for key, text in texts_by_key if key in owners]
     return texts
 
 

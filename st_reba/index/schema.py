@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, NamedTuple, get_type_hints
 
 from ..corpus.folder import Row
+from ..corpus.passages import cut_text
 from ..corpus.records import Document, to_json
 
 
@@ -51,13 +52,10 @@ class StoredDocument(NamedTuple):
         """Keys of its vectors."""
         return range(self.key, self.key + self.vector_count)
 
-    def passage(self, key: int) -> str:
-        """The passage with one of these keys."""
-        if self.spans is None:
-            return self.text
-        first_bound = 2 * (key - self.key)
-        start, end = json.loads(self.spans)[first_bound : first_bound + 2]
-        return self.text[start:end]
+    @property
+    def passages(self) -> list[str]:
+        """The texts of its vectors."""
+        return cut_text(self.text, json.loads(self.spans or "[]"))
 
     def document(self) -> Document:
         return Document(self.text, self.id, json.loads(self.metadata))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sqlite3
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -213,7 +212,7 @@ class Snapshot:
     def _result(self, rank: int, hit: Hit, stored: StoredDocument, explain: bool) -> SearchResult:
         passage = None
         if self.state.passages is not None and hit.vector_key is not None:
-            passage = stored.passage(hit.vector_key)
+            passage = stored.passages[hit.vector_key - stored.key]
         result = SearchResult(rank, hit.score, stored.document(), passage)
         if explain:
             return replace(result, vector_score=hit.vector_score, word_score=hit.word_score)
@@ -247,6 +246,7 @@ class _HybridSearch:
         self._vectors = snapshot.vectors
         self._connection = connection
         self._k = k
+        self._list_length = max(k, LIST_LENGTH)
         self._is_allowed = is_allowed
 
     def find(self, question: Question) -> list[list[Hit]]:
@@ -259,10 +259,6 @@ class _HybridSearch:
         nearest = self._nearest(question.vectors, self._list_length)
         queries = zip(question.vectors, question.query_terms, nearest, strict=True)
         return [self._fuse(*query)[: self._k] for query in queries]
-
-    @cached_property
-    def _list_length(self) -> int:
-        return max(self._k, LIST_LENGTH)
 
     def _nearest(self, query_vectors: Matrix, k: int) -> list[NearestDocuments]:
         return self._vectors.nearest_documents(self._connection, query_vectors, k, self._is_allowed)

@@ -151,9 +151,8 @@ def vector_keys(
     if not ((vector_counts > 0) & (vector_counts <= state.next_key)).all():
         raise _wrong_keys("documents")
     vectors_before = np.cumsum(vector_counts) - vector_counts
-    offsets = np.arange(vector_counts.sum()) - np.repeat(vectors_before, vector_counts)
-    first_keys = np.repeat(key_table["key"], vector_counts)
-    keys = np.asarray(first_keys + offsets, np.int64)
+    shifts = np.repeat(key_table["key"] - vectors_before, vector_counts)
+    keys = np.asarray(np.arange(len(shifts)) + shifts, np.int64)
     _check_range(keys, state, "documents")
     return keys
 
