@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from sqlite3 import Connection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ class WordScores:
         key_count: All keys are smaller.
     """
 
-    def __init__(self, connection: sqlite3.Connection, key_count: int) -> None:
+    def __init__(self, connection: Connection, key_count: int) -> None:
         document_keys, document_lengths = read_lengths(connection)
         self.key_count = key_count
         self.document_count = len(document_keys)
@@ -67,7 +67,7 @@ class WordScores:
         self._postings: dict[str, Postings] = {}
         self._cached_weights = 0
 
-    def score(self, connection: sqlite3.Connection, query_terms: QueryTerms) -> Scores:
+    def score(self, connection: Connection, query_terms: QueryTerms) -> Scores:
         """Scores by key, [keys]: 0 for documents without any word of a query, and for other keys.
 
         Words that more than half of the documents have are left out, unless the query has no other.
@@ -84,7 +84,7 @@ class WordScores:
         scores[~is_found] = 0
         return scores
 
-    def _rare_terms(self, connection: sqlite3.Connection, terms: Iterable[str]) -> list[str]:
+    def _rare_terms(self, connection: Connection, terms: Iterable[str]) -> list[str]:
         """Terms that a document has, but not too many."""
         largest_frequency = COMMON_SHARE * self.document_count
         rare_terms = []
@@ -96,7 +96,7 @@ class WordScores:
 
     def _add_up(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         term_counts: Counter[str],
         chosen_terms: list[str],
     ) -> Scores:
@@ -106,7 +106,7 @@ class WordScores:
             scores[postings.keys] += term_counts[term] * postings.weights
         return scores
 
-    def _frequency(self, connection: sqlite3.Connection, term: str) -> int:
+    def _frequency(self, connection: Connection, term: str) -> int:
         """Number of documents that have a term."""
         if term not in self._frequencies:
             frequency_row = connection.execute(_FREQUENCY, (term,)).fetchone()
@@ -115,7 +115,7 @@ class WordScores:
                 self._frequencies[term] = int(frequency_row[0])
         return self._frequencies[term]
 
-    def _read_postings(self, connection: sqlite3.Connection, term: str) -> Postings:
+    def _read_postings(self, connection: Connection, term: str) -> Postings:
         cached_postings = self._postings.get(term)  # another thread may clear them
         if cached_postings is not None:
             return cached_postings
@@ -142,7 +142,7 @@ class WordScores:
         return math.log(1 + (absent_count + 0.5) / (document_frequency + 0.5))
 
 
-def read_lengths(connection: sqlite3.Connection) -> tuple[Keys, Scores]:
+def read_lengths(connection: Connection) -> tuple[Keys, Scores]:
     """Keys of the documents, ascending, and the number of terms of each."""
     joined_keys, joined_lengths = connection.execute(_LENGTHS).fetchone()
     document_keys = parse_integers(joined_keys)

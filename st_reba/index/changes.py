@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sqlite3
 import uuid
 import zlib
 from collections import Counter
@@ -16,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from sqlite3 import Connection
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -103,7 +103,7 @@ def sole_encoder(folder: Path, *, patience: float | None = None) -> Iterator[Pat
 class IndexWriter:
     """One change of an index, within its transaction."""
 
-    def __init__(self, store: Store, connection: sqlite3.Connection, state: IndexState) -> None:
+    def __init__(self, store: Store, connection: Connection, state: IndexState) -> None:
         self.connection = connection
         self.state = state
         self.counts = Counter[str]()

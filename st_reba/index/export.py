@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
+from sqlite3 import Connection
 from typing import BinaryIO
 
 from ..corpus.folder import DOCUMENT_COLUMNS
@@ -26,13 +27,7 @@ from .words import create_words, verify_words
 _SEARCHED_VECTORS = 8  # by verify
 
 
-def export(
-    snapshot: Snapshot,
-    connection: sqlite3.Connection,
-    out: Path,
-    *,
-    overwrite: bool,
-) -> int:
+def export(snapshot: Snapshot, connection: Connection, out: Path, *, overwrite: bool) -> int:
     """Write an index's vectors and documents; arguments as for ``Index.export``."""
     store = snapshot.store
     state = snapshot.state
@@ -86,7 +81,7 @@ def _remove_leftovers(path: Path) -> None:
 
 def _write_whitening(
     whitening_path: Path,
-    connection: sqlite3.Connection,
+    connection: Connection,
     state: IndexState,
     index_path: Path,
 ) -> None:
@@ -101,7 +96,7 @@ def _write_whitening(
 
 def _write_parquet(
     stream: BinaryIO,
-    connection: sqlite3.Connection,
+    connection: Connection,
     segments: list[Segment],
     state: IndexState,
 ) -> None:
@@ -133,7 +128,7 @@ def _write_parquet(
             writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
 
 
-def _read_rows(connection: sqlite3.Connection) -> Iterator[tuple[object, ...]]:
+def _read_rows(connection: Connection) -> Iterator[tuple[object, ...]]:
     """Key, columns of the document, and passage of every vector."""
     for document in read_documents(connection):
         document_cells = [getattr(document, name) for name in DOCUMENT_COLUMNS]
@@ -144,7 +139,7 @@ def _read_rows(connection: sqlite3.Connection) -> Iterator[tuple[object, ...]]:
             yield key, *document_cells, passage
 
 
-def verify(snapshot: Snapshot, connection: sqlite3.Connection) -> None:
+def verify(snapshot: Snapshot, connection: Connection) -> None:
     """Read every file, and search; errors as for ``Index.verify``.
 
     The FAISS file's digest was compared already.
@@ -173,7 +168,7 @@ def verify(snapshot: Snapshot, connection: sqlite3.Connection) -> None:
     verify_words(connection, state.words, store.path)
 
 
-def _has_all_tables(connection: sqlite3.Connection, state: IndexState) -> bool:
+def _has_all_tables(connection: Connection, state: IndexState) -> bool:
     # Beside virtual tables, SQLite's own check may not see that one is missing.
     query = "SELECT type, name FROM sqlite_master"
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as empty_index:

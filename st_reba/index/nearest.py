@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
+from sqlite3 import Connection
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +53,7 @@ class VectorSearch:
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         store: Store,
         state: IndexState,
         old_search: VectorSearch | None,
@@ -94,7 +94,7 @@ class VectorSearch:
 
     def nearest_documents(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         queries: Matrix,
         k: int,
         is_allowed: Mask | None,
@@ -136,7 +136,7 @@ class VectorSearch:
             from_file = self.vector_file.search(queries, k, is_allowed)
         return merge_neighbors(from_file, pending.search(queries, k), k)
 
-    def _read_owners(self, connection: sqlite3.Connection, keys: Keys) -> dict[int, int]:
+    def _read_owners(self, connection: Connection, keys: Keys) -> dict[int, int]:
         """Keys of documents by keys of vectors; of an index that is not cut, they are equal."""
         if self._state.passages is None:
             return {}
@@ -148,7 +148,7 @@ class VectorSearch:
 
     def nearest_vectors(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         query: Matrix,
         document_keys: list[int],
     ) -> NearestDocuments:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from random import Random
+from sqlite3 import Connection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,12 +61,12 @@ def sample_corpus(corpus: Corpus, metric: str) -> Sample:
     return Sample(np.concatenate(sampled_vectors), sampled_texts)
 
 
-def read_beginnings(connection: sqlite3.Connection, vector_keys: Keys) -> list[str]:
+def read_beginnings(connection: Connection, vector_keys: Keys) -> list[str]:
     """Read the beginnings of the texts, or passages, of vectors, whose keys are ascending."""
     return list(map(_beginning, read_texts(connection, vector_keys)))
 
 
-def read_texts(connection: sqlite3.Connection, vector_keys: Keys) -> list[str]:
+def read_texts(connection: Connection, vector_keys: Keys) -> list[str]:
     """Read the texts, or passages, of vectors, whose keys are ascending."""
     owners = read_owners(connection, vector_keys.tolist())
     texts: list[str] = []

@@ -11,6 +11,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
+from sqlite3 import Connection
 from typing import Annotated, NamedTuple, get_type_hints
 
 from ..corpus.folder import Row
@@ -98,26 +99,26 @@ CREATE INDEX documents_content_hash ON documents (content_hash) WHERE content_ha
 """
 
 
-def create_tables(connection: sqlite3.Connection) -> None:
+def create_tables(connection: Connection) -> None:
     """Create all tables but those of words."""
     for name, columns in {**DATA_TABLES, **_OTHER_TABLES}.items():
         connection.execute(f"CREATE TABLE {name} ({columns})")
     connection.execute(_CREATE_CONTENT_INDEX)
 
 
-def has_tables(connection: sqlite3.Connection) -> bool:
+def has_tables(connection: Connection) -> bool:
     """False for a file that was just made."""
     return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is not None
 
 
-def insert_document(connection: sqlite3.Connection, document: StoredDocument) -> bool:
+def insert_document(connection: Connection, document: StoredDocument) -> bool:
     """Insert a document; False: its id is there already."""
     cursor = connection.execute(_INSERT, (*document, document.checksum))
     return cursor.rowcount > 0
 
 
 def read_documents(
-    connection: sqlite3.Connection,
+    connection: Connection,
     where: str = "1",
     *parameters: object,
 ) -> Iterator[StoredDocument]:
@@ -132,7 +133,7 @@ def read_documents(
 
 
 def documents_with(
-    connection: sqlite3.Connection,
+    connection: Connection,
     column: str,
     values: Iterable[str] | Iterable[int],
 ) -> Iterator[StoredDocument]:
@@ -143,6 +144,6 @@ def documents_with(
     return read_documents(connection, condition, json_values)
 
 
-def read_owners(connection: sqlite3.Connection, vector_keys: list[int]) -> dict[int, int]:
+def read_owners(connection: Connection, vector_keys: list[int]) -> dict[int, int]:
     """Keys of documents by the keys of vectors that are theirs."""
     return dict(connection.execute(_OWNERS, (json.dumps(vector_keys),)).fetchall())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from dataclasses import dataclass, replace
+from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,7 +88,7 @@ class Snapshot:
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         store: Store,
         state: IndexState,
         old_snapshot: Snapshot | None,
@@ -105,7 +105,7 @@ class Snapshot:
         self.masks: dict[Condition, Mask] = {}  # by key: whether a condition is met
         self._words: WordScores | None = None  # read when words are first searched
 
-    def whitening(self, connection: sqlite3.Connection) -> Whitening | None:
+    def whitening(self, connection: Connection) -> Whitening | None:
         """The whitening of the vectors; None: they are raw."""
         if self._whitening is None:
             self._whitening = read_whitening(connection, self.state, self.store.path)
@@ -118,7 +118,7 @@ class Snapshot:
 
     def question(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         mode: Mode,
         queries: Queries,
         model: SentenceTransformer | None,
@@ -145,14 +145,14 @@ class Snapshot:
             terms = read_terms(self.state.words, queries.texts or [])
         return Question(query_vectors, terms)
 
-    def check_keys(self, connection: sqlite3.Connection) -> None:
+    def check_keys(self, connection: Connection) -> None:
         """Raise a ValueError unless documents and vectors belong together."""
         file_keys = None
         if self.vectors.vector_file is not None:
             file_keys = self.vectors.vector_file.keys
         check_keys(connection, self.state, self.store.folder, file_keys)
 
-    def raw_sample(self, connection: sqlite3.Connection) -> Sample:
+    def raw_sample(self, connection: Connection) -> Sample:
         """Vectors of some documents, before any whitening, and their texts."""
         self.check_keys(connection)
         drawn_keys = draw(vector_keys(connection, self.state))
@@ -164,7 +164,7 @@ class Snapshot:
 
     def search(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         question: Question,
         k: int,
         where: Where | None,
@@ -193,7 +193,7 @@ class Snapshot:
             )
         return results
 
-    def _mask(self, connection: sqlite3.Connection, where: Where) -> Mask:
+    def _mask(self, connection: Connection, where: Where) -> Mask:
         """Which vectors belong to documents that meet conditions."""
         condition = parse_where(where)
         mask = self.masks.get(condition)  # other threads may clear them
@@ -218,7 +218,7 @@ class Snapshot:
             return replace(result, vector_score=hit.vector_score, word_score=hit.word_score)
         return result
 
-    def word_scores(self, connection: sqlite3.Connection, terms: QueryTerms) -> Scores:
+    def word_scores(self, connection: Connection, terms: QueryTerms) -> Scores:
         """BM25 by key, [keys]."""
         if self._words is None:
             self._words = WordScores(connection, self.state.next_key)
@@ -238,7 +238,7 @@ class _HybridSearch:
     def __init__(
         self,
         snapshot: Snapshot,
-        connection: sqlite3.Connection,
+        connection: Connection,
         k: int,
         is_allowed: Mask | None,
     ) -> None:

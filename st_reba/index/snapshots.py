@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
+from sqlite3 import Connection
 
 from .search import Snapshot
 from .state import read_state
@@ -18,7 +18,7 @@ class Snapshots:
         self._store = store
         self._lock = threading.Lock()
 
-    def read(self, connection: sqlite3.Connection, *, check_digest: bool = False) -> Snapshot:
+    def read(self, connection: Connection, *, check_digest: bool = False) -> Snapshot:
         """The index as a transaction sees it; ``check_digest``: of its FAISS file."""
         with self._lock:
             current_state = read_state(connection, self._store.path)

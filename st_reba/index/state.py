@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 from ..corpus.records import to_json
@@ -67,7 +67,7 @@ def absent_index(folder: Path) -> str:
     return f"{folder}: no index is there; st-reba index makes one"
 
 
-def read_state(connection: sqlite3.Connection, path: Path) -> IndexState:
+def read_state(connection: Connection, path: Path) -> IndexState:
     """Read the state of an index file.
 
     Raises:
@@ -113,7 +113,7 @@ def _parse_state(text: str, digest: str) -> IndexState:
     return state
 
 
-def write_state(connection: sqlite3.Connection, state: IndexState) -> None:
+def write_state(connection: Connection, state: IndexState) -> None:
     text = to_json({"format": INDEX_FORMAT, **asdict(state)})
     digest = hashlib.sha256(text.encode()).hexdigest()
     connection.execute("DELETE FROM meta")

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Literal
 
 import numpy as np
@@ -48,14 +49,14 @@ class Store:
         self.path = folder / FILE
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self) -> Iterator[Connection]:
         """One state of the file for the time of the ``with`` block, whatever writers do."""
         with self._translated_errors(), closing(self._connect_reader()) as connection:
             connection.execute("BEGIN")
             yield connection
 
     @contextmanager
-    def writing(self, *, create: bool) -> Iterator[sqlite3.Connection]:
+    def writing(self, *, create: bool) -> Iterator[Connection]:
         """The one writer; the ``with`` block takes effect at its end, or not at all."""
         open_mode = "rwc" if create else "rw"
         with (
@@ -79,13 +80,13 @@ class Store:
         with self.reading() as connection:
             return read_state(connection, self.path)
 
-    def _connect_writer(self, open_mode: str) -> sqlite3.Connection:
+    def _connect_writer(self, open_mode: str) -> Connection:
         connection = self._connect(open_mode)
         for setting in _WRITER_SETTINGS:
             connection.execute(f"PRAGMA {setting}")
         return connection
 
-    def _connect_reader(self) -> sqlite3.Connection:
+    def _connect_reader(self) -> Connection:
         open_mode = "rw"
         has_log = self.path.with_name(f"{FILE}-wal").exists()
         if not has_log and not os.access(self.folder, os.W_OK):
@@ -94,7 +95,7 @@ class Store:
         connection.execute("PRAGMA trusted_schema = OFF")
         return connection
 
-    def _connect(self, open_mode: str) -> sqlite3.Connection:
+    def _connect(self, open_mode: str) -> Connection:
         return sqlite3.connect(
             f"{self.path.absolute().as_uri()}?mode={open_mode}",
             uri=True,
@@ -135,7 +136,7 @@ class Store:
 
 
 def vector_keys(
-    connection: sqlite3.Connection,
+    connection: Connection,
     state: IndexState,
     where: str = "1",
     *parameters: object,
@@ -157,7 +158,7 @@ def vector_keys(
     return keys
 
 
-def read_pending(connection: sqlite3.Connection, state: IndexState, path: Path) -> PendingVectors:
+def read_pending(connection: Connection, state: IndexState, path: Path) -> PendingVectors:
     """Pending vectors of a state, compared with their checksums."""
     damage = damaged(path, "its pending vectors are not what was written")
     keys: list[int] = []
@@ -178,7 +179,7 @@ def read_pending(connection: sqlite3.Connection, state: IndexState, path: Path) 
 
 
 def check_keys(
-    connection: sqlite3.Connection,
+    connection: Connection,
     state: IndexState,
     folder: Path,
     file_keys: Keys | None,
@@ -220,7 +221,7 @@ def check_keys(
 
 
 def read_keys(
-    connection: sqlite3.Connection,
+    connection: Connection,
     state: IndexState,
     table_name: Literal["pending", "tombstones"],
 ) -> Keys:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import sqlite3
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from sqlite3 import Connection
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -269,9 +269,7 @@ def tell_what_was_fitted(
     )
 
 
-def read_whitening(
-    connection: sqlite3.Connection, state: IndexState, index_path: Path
-) -> Whitening | None:
+def read_whitening(connection: Connection, state: IndexState, index_path: Path) -> Whitening | None:
     """The whitening of a state; a ValueError where it is not what was written."""
     if state.whitening is None:
         return None
@@ -285,9 +283,7 @@ def read_whitening(
     return Whitening(Filter.from_bytes(filter_content), state.metric, token_means)
 
 
-def read_contents(
-    connection: sqlite3.Connection, state: IndexState, index_path: Path
-) -> list[bytes]:
+def read_contents(connection: Connection, state: IndexState, index_path: Path) -> list[bytes]:
     """The parts of a whitening, `Filter.to_bytes` first; their digest is compared."""
     rows = connection.execute("SELECT content FROM whitening ORDER BY rowid").fetchall()
     if not rows:
@@ -299,9 +295,7 @@ def read_contents(
     return contents
 
 
-def write_whitening(
-    connection: sqlite3.Connection, state: IndexState, whitening: Whitening | None
-) -> None:
+def write_whitening(connection: Connection, state: IndexState, whitening: Whitening | None) -> None:
     """Store a whitening in place of the one before, and name it in the state; None: none."""
     connection.execute("DELETE FROM whitening")
     state.whitening = None

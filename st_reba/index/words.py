@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from sqlite3 import Connection
 
 from .terms import TOKENIZERS, language_of, separated
 
@@ -41,20 +42,20 @@ _OTHER_CONTENT = (
 )
 
 
-def create_words(connection: sqlite3.Connection, language: str) -> None:
+def create_words(connection: Connection, language: str) -> None:
     """Create the tables of words."""
     connection.execute(_CREATE_WORDS.format(tokenizer=TOKENIZERS[language]))
     connection.execute(_CREATE_OCCURRENCES)
     connection.execute(_CREATE_FREQUENCIES)
 
 
-def drop_words(connection: sqlite3.Connection) -> None:
+def drop_words(connection: Connection) -> None:
     """Remove the tables of words, where they are."""
     for table_name in _TABLES:
         connection.execute(f"DROP TABLE IF EXISTS {table_name}")
 
 
-def write_words(connection: sqlite3.Connection) -> str:
+def write_words(connection: Connection) -> str:
     """Write the words of all documents anew.
 
     Returns:
@@ -69,12 +70,12 @@ def write_words(connection: sqlite3.Connection) -> str:
     return language
 
 
-def insert_rows(connection: sqlite3.Connection, separated_rows: Iterable[tuple[int, str]]) -> None:
+def insert_rows(connection: Connection, separated_rows: Iterable[tuple[int, str]]) -> None:
     """Insert keys with texts that are separated already."""
     connection.executemany(_INSERT, separated_rows)
 
 
-def remove_words(connection: sqlite3.Connection, key: int, text: str) -> None:
+def remove_words(connection: Connection, key: int, text: str) -> None:
     """Remove the words of a document, whose text must be the one that was inserted."""
     connection.execute(_REMOVE, (key, separated(text)))
 
@@ -87,7 +88,7 @@ def damaged_words(database_path: Path) -> ValueError:
     )
 
 
-def verify_words(connection: sqlite3.Connection, language: str, database_path: Path) -> None:
+def verify_words(connection: Connection, language: str, database_path: Path) -> None:
     """Compare all that a search reads with the words of the documents, or raise a ValueError."""
     # A database without a name is a temporary file.
     with closing(sqlite3.connect("", isolation_level=None)) as expected:
@@ -99,13 +100,13 @@ def verify_words(connection: sqlite3.Connection, language: str, database_path: P
             raise damaged_words(database_path)
 
 
-def _separated_documents(source: sqlite3.Connection) -> Iterator[tuple[int, str]]:
+def _separated_documents(source: Connection) -> Iterator[tuple[int, str]]:
     document_rows = source.execute("SELECT key, text FROM documents ORDER BY key")
     for key, text in document_rows:
         yield key, separated(text)
 
 
-def _have_equal_words(stored: sqlite3.Connection, expected: sqlite3.Connection) -> bool:
+def _have_equal_words(stored: Connection, expected: Connection) -> bool:
     for content_query in _OTHER_CONTENT:
         stored_rows = stored.execute(content_query).fetchall()
         expected_rows = expected.execute(content_query).fetchall()
