@@ -293,7 +293,7 @@ class IndexWriter:
             return raw_vectors
         assert model is not None  # it has encoded sentences for the whitening
         texts = read_texts(self.connection, keys)
-        return new_whitening.convert_documents(raw_vectors, model, texts)
+        return new_whitening.convert(raw_vectors, "document", model, texts)
 
     def store_vectors(self, segments: Sequence[Segment]) -> None:
         """Put new vectors among the pending, or all into a new FAISS file if those are too many."""
@@ -405,7 +405,7 @@ def _load_vectors(
         return prepare_vectors(vectors, metric)
     encoded_texts = corpus.part(part_number).passages
     inserted_texts = [encoded_texts[row] for row in np.flatnonzero(is_inserted)]
-    return whitening.convert_documents(vectors, model, inserted_texts)
+    return whitening.convert(vectors, "document", model, inserted_texts)
 
 
 def _remove_other_files(folder: Path, kept_name: str | None) -> None:

@@ -139,7 +139,7 @@ class Snapshot:
             whitening = self.whitening(connection)
             if whitening is not None:
                 texts = queries.texts if mode == "vectors" else None
-                query_vectors = whitening.convert_queries(query_vectors, model, texts)
+                query_vectors = whitening.convert(query_vectors, "query", model, texts)
         terms = None
         if mode != "vectors":
             terms = read_terms(self.state.words, queries.texts or [])

@@ -118,38 +118,33 @@ class Whitening:
     def _inverse_weight(self) -> NDArray[np.float64]:
         return np.asarray(np.linalg.inv(self.linear_filter.weight), np.float64)
 
-    def convert_documents(
+    def convert(
         self,
         raw_vectors: NDArray[np.floating],
-        model: SentenceTransformer,
-        texts: Sequence[str],
-    ) -> Matrix:
-        """Vectors [n, d + k] of documents as they are searched."""
-        whitened_vectors = self.apply(raw_vectors)
-        if self.token_means is None:
-            return whitened_vectors
-        return self._join(whitened_vectors, self.token_means.encode(model, texts, "document"))
-
-    def convert_queries(
-        self,
-        raw_vectors: NDArray[np.floating],
+        task: Task,
         model: SentenceTransformer | None,
         texts: Sequence[str] | None,
     ) -> Matrix:
-        """Vectors [n, d + k] that are searched for; without texts, scores are those of the model's part alone."""
-        whitened_vectors = self.apply(raw_vectors, "query")
+        """Vectors [n, d + k] of documents or queries, as they are searched.
+
+        Args:
+            raw_vectors: [n, d].
+            task: What they are of.
+            model: The model of the vectors.
+            texts: What they are of; None, of queries: scores are those of the model's part alone.
+        """
+        whitened_vectors = self.apply(raw_vectors, task)
         if self.token_means is None:
             return whitened_vectors
+        # Two unit vectors, the second by its share, as one, whose cosine is the mean of both.
+        joined_length = np.float32(np.sqrt(1 + TOKEN_SHARE))
         if model is None or texts is None:
             no_tokens = np.zeros((len(whitened_vectors), self.token_dimension), np.float32)
-            return np.concatenate([whitened_vectors * _joined_length(), no_tokens], axis=1)
-        return self._join(whitened_vectors, self.token_means.encode(model, texts, "query"))
-
-    def _join(self, whitened_vectors: Matrix, token_means: Matrix) -> Matrix:
-        """Two unit vectors as one, whose cosine is the mean of both cosines, the second by its share."""
+            return np.concatenate([whitened_vectors * joined_length, no_tokens], axis=1)
+        token_means = self.token_means.encode(model, texts, task)
         weighted_tokens = token_means * np.float32(np.sqrt(TOKEN_SHARE))
         joined_vectors = np.concatenate([whitened_vectors, weighted_tokens], axis=1)
-        return np.asarray(joined_vectors / _joined_length(), np.float32)
+        return np.asarray(joined_vectors / joined_length, np.float32)
 
     def model_part(self, joined_vectors: Matrix) -> Matrix:
         """The whitened vectors [n, d] alone."""
@@ -181,11 +176,6 @@ class Whitening:
                 offsets *= _distances_to_sphere(self.linear_filter.mean, offsets)[:, None]
             raw_vectors[rows] = prepare_vectors(self.linear_filter.mean + offsets, self._metric)
         return raw_vectors
-
-
-def _joined_length() -> np.float32:
-    """Length of two unit vectors beside each other, the second by its share."""
-    return np.float32(np.sqrt(1 + TOKEN_SHARE))
 
 
 def _vary(vectors: Matrix) -> bool:

@@ -312,8 +312,8 @@ def embeddings_json(vectors: Vectors, dimensions: int, as_base64: bool) -> str:
         vectors = (shortened * (former_lengths / lengths)).astype(np.float32)
     vector_rows: list[object] = vectors.tolist()
     if as_base64:
-        encoded_rows = [base64.b64encode(vector.astype("<f4").tobytes()) for vector in vectors]
-        vector_rows = [encoded_row.decode("ascii") for encoded_row in encoded_rows]
+        little_endian = vectors.astype("<f4")
+        vector_rows = [base64.b64encode(row.tobytes()).decode("ascii") for row in little_endian]
     embedding_objects = [
         {"object": "embedding", "index": index, "embedding": vector_row}
         for index, vector_row in enumerate(vector_rows)
