@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _NO_ID = "no id: upsert replaces by id; name the column of the ids, or add the texts instead"
 _ID_IN_INDEX = "id in the index: {!r} is there already, with other content; replace it with upsert, or give another id"
 _GROUP_SIZE = 64  # records that SQLite looks up in one query
+_Content = str | tuple[str, int | None]
+"""All that a user gave with an id, as JSON; text and content hash of a document without one."""
 
 
 @dataclass(frozen=True)
@@ -173,66 +175,49 @@ class _NewRecords:
         numbered_records = enumerate(self._source.read())
         while record_group := list(islice(numbered_records, _GROUP_SIZE)):
             group_documents = [record for _, record in record_group if isinstance(record, Document)]
-            known_documents = self._find(group_documents)
+            known_ids, known_contents = self._read_known(group_documents)
             for record_number, record in record_group:
                 if isinstance(record, Reject):
                     yield record
-                elif known_documents.has(record):
+                elif _content_of(record) in known_contents:
                     self.unchanged_count += 1
                 else:
-                    yield self._reject_if_refused(record, record_number, known_documents)
+                    yield self._reject_if_refused(record, record_number, known_ids)
 
-    def _find(self, documents: Sequence[Document]) -> _KnownDocuments:
+    def _read_known(self, documents: Sequence[Document]) -> tuple[set[str], set[_Content]]:
+        """Which of the ids are in the index, and the contents there that may be theirs."""
         ids = [document.id for document in documents if document.id is not None]
         content_hashes: list[int] = []
         if not self._upsert:
             content_hashes = [
                 document.content_hash for document in documents if document.id is None
             ]
-        known_documents = _KnownDocuments({}, set())
+        known_ids: set[str] = set()
+        known_contents: set[_Content] = set()
         with self._store.reading() as connection:
             for stored in documents_with(connection, "id", ids):
-                known_documents.content_by_id[stored.id] = _content_of(stored.document())
+                known_ids.add(stored.id)
+                known_contents.add(_content_of(stored.document()))
             for stored in documents_with(connection, "content_hash", content_hashes):
-                known_documents.unnamed.add((stored.text, stored.content_hash))
-        return known_documents
+                known_contents.add((stored.text, stored.content_hash))
+        return known_ids, known_contents
 
     def _reject_if_refused(
-        self,
-        document: Document,
-        record_number: int,
-        known_documents: _KnownDocuments,
+        self, document: Document, record_number: int, known_ids: set[str]
     ) -> Document | Reject:
         reason = None
         if document.id is None:
             if self._upsert:
                 reason = _NO_ID
-        elif document.id in known_documents.content_by_id and not self._upsert:
+        elif document.id in known_ids and not self._upsert:
             reason = _ID_IN_INDEX.format(document.id)
         if reason is None:
             return document
         return Reject(f"record {record_number}", reason, document.id, preview(document.text))
 
 
-@dataclass(frozen=True)
-class _KnownDocuments:
-    """Documents of an index.
-
-    Args:
-        content_by_id: As of `_content_of`.
-        unnamed: Text and content hash of documents that were given without an id.
-    """
-
-    content_by_id: dict[str, str]
-    unnamed: set[tuple[str, int | None]]
-
-    def has(self, document: Document) -> bool:
-        """True if the same document is there."""
-        if document.id is None:
-            return (document.text, document.content_hash) in self.unnamed
-        return self.content_by_id.get(document.id) == _content_of(document)
-
-
-def _content_of(document: Document) -> str:
-    """All that a user gave, as JSON, which tells 1 from 1.0 and from True."""
+def _content_of(document: Document) -> _Content:
+    """What tells that a document is the same: JSON tells 1 from 1.0 and from True."""
+    if document.id is None:
+        return document.text, document.content_hash
     return to_json(document.to_json())
