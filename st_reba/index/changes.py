@@ -109,7 +109,6 @@ class IndexWriter:
         self.counts = Counter[str]()
         self.rejected = Counter[str]()
         self._folder = store.folder
-        self._path = store.path
         self._first_new_key = state.next_key  # documents from this key on are of this change
         self._is_empty = state.next_key == 0
         # Of vectors that were in the index, for a new whitening.
@@ -135,7 +134,7 @@ class IndexWriter:
         # Another model's index may have taken the place of this one meanwhile.
         corpus_probe = Probe.from_json(corpus.header()["model"])
         corpus_probe.check_same(Probe.from_json(self.state.model), f"the corpus {corpus.path}")
-        whitening = read_whitening(self.connection, self.state, self._path)
+        whitening = read_whitening(self.connection, self.state)
         self.connection.execute("DELETE FROM rejects")
         first_number = self.state.next_number
         part_infos = corpus.part_infos()
@@ -272,7 +271,7 @@ class IndexWriter:
     def whiten(self, whitening: Whitening | None, model: SentenceTransformer | None) -> None:
         """Change the whitening: of new vectors at once, and of others when they are rewritten."""
         if not self._is_empty:
-            old_whitening = read_whitening(self.connection, self.state, self._path)
+            old_whitening = read_whitening(self.connection, self.state)
             self._convert = partial(self._rewhiten, old_whitening, whitening, model)
             self._written_state = replace(self.state)
         write_whitening(self.connection, self.state, whitening)
@@ -332,8 +331,8 @@ class IndexWriter:
         if state.vector_file is not None:
             old_file = VectorFile(self._folder, self._written_state, mmap=False)
             file_keys = old_file.keys
-        check_keys(self.connection, state, self._folder, file_keys, before=self._first_new_key)
-        pending = read_pending(self.connection, self._written_state, self._path)
+        check_keys(self.connection, state, file_keys, before=self._first_new_key)
+        pending = read_pending(self.connection, self._written_state)
         segments = [pending.segment, *new_segments]
         index = None
         if old_file is not None and factory is None:

@@ -15,10 +15,10 @@ from typing import BinaryIO
 from ..corpus.folder import DOCUMENT_COLUMNS
 from ..files import whole_file
 from .factories import add_vectors, train_index
-from .schema import create_tables, read_documents
+from .schema import DamagedError, create_tables, read_documents
 from .scoring import Segment
 from .search import Snapshot
-from .state import IndexState, damaged
+from .state import IndexState
 from .store import read_pending, vector_keys
 from .vectors import write_index_into
 from .whitening import read_contents
@@ -55,7 +55,7 @@ def export(snapshot: Snapshot, connection: Connection, out: Path, *, overwrite: 
             write_index_into(stream, flat.index)
         stream.flush()
         # Last, so that an earlier export keeps its own after an error.
-        _write_whitening(whitening_path, connection, state, store.path)
+        _write_whitening(whitening_path, connection, state)
     return len(keys)
 
 
@@ -79,17 +79,12 @@ def _remove_leftovers(path: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
-def _write_whitening(
-    whitening_path: Path,
-    connection: Connection,
-    state: IndexState,
-    index_path: Path,
-) -> None:
+def _write_whitening(whitening_path: Path, connection: Connection, state: IndexState) -> None:
     """Write the whitening of exported vectors; of raw ones, remove that of an earlier export."""
     if state.whitening is None:
         whitening_path.unlink(missing_ok=True)
         return
-    content, *_ = read_contents(connection, state, index_path)
+    content, *_ = read_contents(connection, state)
     with whole_file(whitening_path) as stream:
         stream.write(content)
 
@@ -144,28 +139,26 @@ def verify(snapshot: Snapshot, connection: Connection) -> None:
 
     The FAISS file's digest was compared already.
     """
-    store = snapshot.store
     state = snapshot.state
     (integrity,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if integrity != "ok":
-        raise damaged(store.path, integrity)
+        raise DamagedError(integrity)
     if not _has_all_tables(connection, state):
-        raise damaged(store.path, "a table or an index of it is missing")
+        raise DamagedError("a table or an index of it is missing")
     for _ in read_documents(connection):  # checksums are compared
         pass
-    read_pending(connection, state, store.path)
+    read_pending(connection, state)
     (truncated_count,) = connection.execute("SELECT COUNT(*) FROM truncated").fetchone()
     if truncated_count != state.truncated:
-        reason = "another number of documents is marked as too long"
-        raise damaged(store.path, reason)
+        raise DamagedError("another number of documents is marked as too long")
     snapshot.check_keys(connection)
     vector_file = snapshot.vectors.vector_file
     if vector_file is not None:
         file_keys = vector_keys(connection, state, "key < ?", state.first_pending_key)
         vector_file.check_search(file_keys[:_SEARCHED_VECTORS])
     if state.whitening is not None:
-        read_contents(connection, state, store.path)
-    verify_words(connection, state.words, store.path)
+        read_contents(connection, state)
+    verify_words(connection, state.words, snapshot.store.path)
 
 
 def _has_all_tables(connection: Connection, state: IndexState) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .schema import read_owners
+from .schema import DamagedError, read_owners
 from .scoring import (
     Keys,
     Mask,
@@ -21,7 +21,7 @@ from .scoring import (
     rescore,
     top_k,
 )
-from .state import IndexState, damaged
+from .state import IndexState
 from .store import Store, read_keys, read_pending, vector_keys
 from .vectors import VectorFile
 
@@ -59,13 +59,12 @@ class VectorSearch:
         old_search: VectorSearch | None,
     ) -> None:
         self._state = state
-        self._path = store.path
         self.vector_file: VectorFile | None = None
         if old_search is not None and old_search.has_file_of(state):
             self.vector_file = old_search.vector_file
         elif state.vector_file is not None:
             self.vector_file = VectorFile(store.folder, state)
-        self.pending = read_pending(connection, state, store.path)
+        self.pending = read_pending(connection, state)
         # Of deleted documents, pending vectors are gone, and those in the file are not alive.
         self._is_alive = np.ones(state.next_key, bool)
         self._is_alive[read_keys(connection, state, "tombstones")] = False
@@ -143,7 +142,7 @@ class VectorSearch:
         distinct_keys = np.unique(keys[keys >= 0]).tolist()
         owners = read_owners(connection, distinct_keys)
         if len(owners) != len(distinct_keys):
-            raise damaged(self._path.parent, "documents of its vectors are missing")
+            raise DamagedError("documents of its vectors are missing")
         return owners
 
     def nearest_vectors(
@@ -160,7 +159,7 @@ class VectorSearch:
         owners = self._read_owners(connection, keys)
         nearest = _group_by_document(neighbors.scores[0], neighbors.keys[0], owners, keys.size)
         if len(nearest) != len(document_keys):
-            raise damaged(self._path, "documents are missing")
+            raise DamagedError("documents are missing")
         return nearest
 
 

@@ -19,6 +19,10 @@ from ..corpus.passages import cut_text
 from ..corpus.records import Document, to_json
 
 
+class DamagedError(sqlite3.DatabaseError):
+    """What is read is not what was written: the store adds its path and the remedy."""
+
+
 class StoredDocument(NamedTuple):
     """A row of the table ``documents``; its fields are the columns, but for the checksum."""
 
@@ -127,8 +131,7 @@ def read_documents(
     for *values, checksum in rows:
         document = StoredDocument(*values)
         if document.checksum != checksum:
-            # As SQLite reports a damaged page: the store adds its path and the remedy.
-            raise sqlite3.DatabaseError(f"document {document.id!r:.80} is not what was written")
+            raise DamagedError(f"document {document.id!r:.80} is not what was written")
         yield document
 
 

@@ -16,9 +16,9 @@ from .nearest import NearestDocuments, VectorSearch
 from .queries import Mode, Queries, Question
 from .query_terms import QueryTerms, read_terms
 from .samples import Sample, draw, read_beginnings
-from .schema import StoredDocument, documents_with
+from .schema import DamagedError, StoredDocument, documents_with
 from .scoring import Mask, Matrix, prepare_queries
-from .state import IndexState, damaged
+from .state import IndexState
 from .store import Store, check_keys, vector_keys
 from .where import Condition, Where, parse_where
 from .whitening import Whitening, read_whitening
@@ -108,7 +108,7 @@ class Snapshot:
     def whitening(self, connection: Connection) -> Whitening | None:
         """The whitening of the vectors; None: they are raw."""
         if self._whitening is None:
-            self._whitening = read_whitening(connection, self.state, self.store.path)
+            self._whitening = read_whitening(connection, self.state)
         return self._whitening
 
     def reads_tokens(self, mode: Mode, queries: Queries) -> bool:
@@ -150,7 +150,7 @@ class Snapshot:
         file_keys = None
         if self.vectors.vector_file is not None:
             file_keys = self.vectors.vector_file.keys
-        check_keys(connection, self.state, self.store.folder, file_keys)
+        check_keys(connection, self.state, file_keys)
 
     def raw_sample(self, connection: Connection) -> Sample:
         """Vectors of some documents, before any whitening, and their texts."""
@@ -184,7 +184,7 @@ class Snapshot:
         found_documents = documents_with(connection, "key", keys)
         documents = {document.key: document for document in found_documents}
         if documents.keys() != keys:
-            raise damaged(self.store.path, "documents are missing")
+            raise DamagedError("documents are missing")
         results = []
         for hits in hits_by_query:
             ranked_hits = enumerate(hits, 1)

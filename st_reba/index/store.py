@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from .. import files
-from .schema import create_tables, has_tables
+from .schema import DamagedError, create_tables, has_tables
 from .scoring import Keys, PendingVectors
 from .state import IndexState, absent_index, damaged, read_state
 
@@ -158,9 +158,9 @@ def vector_keys(
     return keys
 
 
-def read_pending(connection: Connection, state: IndexState, path: Path) -> PendingVectors:
+def read_pending(connection: Connection, state: IndexState) -> PendingVectors:
     """Pending vectors of a state, compared with their checksums."""
-    damage = damaged(path, "its pending vectors are not what was written")
+    damage = DamagedError("its pending vectors are not what was written")
     keys: list[int] = []
     vectors: list[bytes] = []
     rows = connection.execute("SELECT key, checksum, vector FROM pending ORDER BY key")
@@ -181,17 +181,15 @@ def read_pending(connection: Connection, state: IndexState, path: Path) -> Pendi
 def check_keys(
     connection: Connection,
     state: IndexState,
-    folder: Path,
     file_keys: Keys | None,
     *,
     before: int | None = None,
 ) -> None:
-    """Raise a ValueError unless documents, tombstones and vectors belong together.
+    """Raise an error unless documents, tombstones and vectors belong together.
 
     Args:
         connection: The transaction.
         state: Its state.
-        folder: The folder of the index, to be named in an error.
         file_keys: Keys of the FAISS file, ascending; None: not known (the SHA-256 of a file of
             inverted lists stands for them).
         before: Documents from this key on have no vectors yet; None: all have.
@@ -216,8 +214,7 @@ def check_keys(
     if file_keys is not None:
         belong_together &= np.array_equal(file_keys, expected_file_keys)
     if not belong_together:
-        reason = "its documents and its vectors do not belong together"
-        raise damaged(folder, reason)
+        raise DamagedError("its documents and its vectors do not belong together")
 
 
 def read_keys(
@@ -240,6 +237,5 @@ def _check_range(keys: Keys, state: IndexState, table_name: str) -> None:
         raise _wrong_keys(table_name)
 
 
-def _wrong_keys(table_name: str) -> sqlite3.DatabaseError:
-    # As SQLite reports a damaged page: the store adds its path and the remedy.
-    return sqlite3.DatabaseError(f"keys of the table {table_name} are not what was written")
+def _wrong_keys(table_name: str) -> DamagedError:
+    return DamagedError(f"keys of the table {table_name} are not what was written")

@@ -22,8 +22,9 @@ from ..encode import encode_texts
 from ..filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN, TOKEN_SHARE
 from ..sentences import QUERY_SAMPLE, sample_sentences
 from .samples import Sample
+from .schema import DamagedError
 from .scoring import Matrix, prepare_vectors
-from .state import IndexState, damaged
+from .state import IndexState
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -259,29 +260,29 @@ def tell_what_was_fitted(
     )
 
 
-def read_whitening(connection: Connection, state: IndexState, index_path: Path) -> Whitening | None:
+def read_whitening(connection: Connection, state: IndexState) -> Whitening | None:
     """The whitening of a state; a ValueError where it is not what was written."""
     if state.whitening is None:
         return None
     from ..linear_filter import Filter
     from ..token_means import TokenMeans
 
-    filter_content, *token_contents = read_contents(connection, state, index_path)
+    filter_content, *token_contents = read_contents(connection, state)
     token_means = None
     if token_contents:
         token_means = TokenMeans.from_bytes(token_contents[0])
     return Whitening(Filter.from_bytes(filter_content), state.metric, token_means)
 
 
-def read_contents(connection: Connection, state: IndexState, index_path: Path) -> list[bytes]:
+def read_contents(connection: Connection, state: IndexState) -> list[bytes]:
     """The parts of a whitening, `Filter.to_bytes` first; their digest is compared."""
     rows = connection.execute("SELECT content FROM whitening ORDER BY rowid").fetchall()
     if not rows:
-        raise damaged(index_path, "its whitening is missing")
+        raise DamagedError("its whitening is missing")
     contents: list[bytes] = [content for (content,) in rows]
     are_bytes = all(type(content) is bytes for content in contents)
     if not are_bytes or _digest_of(contents) != state.whitening_sha256:
-        raise damaged(index_path, "its whitening is not what was written")
+        raise DamagedError("its whitening is not what was written")
     return contents
 
 
