@@ -199,10 +199,8 @@ def encloses_fields(stream: TextIO, second_stream: TextIO) -> bool:
         field_counts = rows.field_counts()
     except csv.Error:
         return False
-    separator_counts = []
-    for line in read_lines(second_stream):
-        if not line.isspace():
-            separator_counts.append(line.count(rows.separator))
+    filled_lines = (line for line in read_lines(second_stream) if not line.isspace())
+    separator_counts = [line.count(rows.separator) for line in filled_lines]
     if len(set(field_counts)) > 1:
         return False
     # Quotes that join lines which are whole rows by themselves are marks of the texts.

@@ -275,12 +275,11 @@ class Corpus:
                 columns = file.read(list(Row._fields), use_threads=False).to_pydict()
             rows = list(map(Row, *columns.values()))
             corpus_part = Part(part_info.start, part_info.end, rows, part_info.rejects)
-            is_intact = corpus_part.info == part_info
+            if corpus_part.info != part_info:
+                raise ValueError("its records are not what was written")
+            return corpus_part
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: damaged ({error}); encode again") from None
-        if not is_intact:
-            raise ValueError(f"{path}: damaged: its records are not what was written; encode again")
-        return corpus_part
 
     def write_part(self, part_number: int, corpus_part: Part) -> None:
         """Write the documents of a part, in place of those that were there, and their vectors."""

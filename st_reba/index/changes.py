@@ -337,7 +337,6 @@ class IndexWriter:
         index = None
         if old_file is not None and factory is None:
             index = old_file.without(read_keys(self.connection, state, "tombstones"))
-            add_vectors(index, segments)
         else:
             if old_file is not None:
                 keys = vector_keys(self.connection, state, "key < ?", state.first_pending_key)
@@ -345,21 +344,14 @@ class IndexWriter:
             if self._convert is not None:
                 segments = [segment.converted(self._convert) for segment in segments]
             if any(len(segment.keys) for segment in segments):
-                index = self._train(factory or "auto", parameters, segments)
+                dimension = state.vector_dimension
+                trained = train_index(factory or "auto", dimension, parameters, segments)
+                index = trained.index
+                state.factory = trained.factory
+                state.parameters = trained.parameters
+        if index is not None:
+            add_vectors(index, segments)
         self._replace_file(index)
-
-    def _train(
-        self,
-        factory: str,
-        parameters: str | None,
-        segments: Sequence[Segment],
-    ) -> FaissIndex:
-        """A new index of all vectors."""
-        trained = train_index(factory, self.state.vector_dimension, parameters, segments)
-        add_vectors(trained.index, segments)
-        self.state.factory = trained.factory
-        self.state.parameters = trained.parameters
-        return trained.index
 
     def _replace_file(self, index: FaissIndex | None) -> None:
         """Write a FAISS file, after which no vector is pending; None: no vector is left."""
