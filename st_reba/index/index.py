@@ -280,8 +280,9 @@ class Index:
             if mode != "words":
                 # The index on disk may have been rebuilt with another model.
                 self._model.check(snapshot.state, is_used=is_encoded or model is not None)
-            question = snapshot.question(connection, mode, parsed_queries, model)
-            results = snapshot.search(connection, question, k, where, explain=explain)
+            results = snapshot.search(
+                connection, mode, parsed_queries, model, k, where, explain=explain
+            )
         if parsed_queries.is_single:
             return results[0]
         return results

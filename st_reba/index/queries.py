@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import parse_queries
-from .query_terms import QueryTerms
-from .scoring import Matrix
 
 Mode = Literal["hybrid", "vectors", "words"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -31,19 +29,6 @@ class Queries:
     texts: list[str] | None
     vectors: Vectors | None
     is_single: bool
-
-
-@dataclass(frozen=True)
-class Question:
-    """Queries that are asked together, as the sides of a search need them.
-
-    Args:
-        vectors: [queries, d] if vectors are searched.
-        query_terms: The words of each query if words are searched.
-    """
-
-    vectors: Matrix | None
-    query_terms: list[QueryTerms] | None
 
 
 def read_queries(

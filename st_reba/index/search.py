@@ -13,7 +13,7 @@ from ..corpus.records import Document
 from .bm25 import Scores, WordScores
 from .fusion import LIST_LENGTH, Hit, best_keys, fused_scores
 from .nearest import NearestDocuments, VectorSearch
-from .queries import Mode, Queries, Question
+from .queries import Mode, Queries
 from .query_terms import QueryTerms, read_terms
 from .samples import Sample, draw, read_beginnings
 from .schema import DamagedError, StoredDocument, documents_with
@@ -116,35 +116,6 @@ class Snapshot:
         has_part = self.state.token_dimension > 0
         return has_part and mode == "vectors" and queries.texts is not None
 
-    def question(
-        self,
-        connection: Connection,
-        mode: Mode,
-        queries: Queries,
-        model: SentenceTransformer | None,
-    ) -> Question:
-        """Queries as the sides of a search need them.
-
-        Args:
-            connection: The transaction.
-            mode: What is searched.
-            queries: What the user has given; with vectors, if they are searched.
-            model: The model, whose token embeddings `reads_tokens` says are needed.
-        """
-        query_vectors = None
-        if queries.vectors is not None:
-            query_vectors = prepare_queries(
-                queries.vectors, self.state.dimension, self.state.metric
-            )
-            whitening = self.whitening(connection)
-            if whitening is not None:
-                texts = queries.texts if mode == "vectors" else None
-                query_vectors = whitening.convert(query_vectors, "query", model, texts)
-        terms = None
-        if mode != "vectors":
-            terms = read_terms(self.state.words, queries.texts or [])
-        return Question(query_vectors, terms)
-
     def check_keys(self, connection: Connection) -> None:
         """Raise a ValueError unless documents and vectors belong together."""
         file_keys = None
@@ -165,19 +136,33 @@ class Snapshot:
     def search(
         self,
         connection: Connection,
-        question: Question,
+        mode: Mode,
+        queries: Queries,
+        model: SentenceTransformer | None,
         k: int,
         where: Where | None,
         *,
         explain: bool,
     ) -> list[list[SearchResult]]:
-        """The k best documents of each query, in the transaction that the snapshot was read in."""
+        """The k best documents of each query, in the transaction that the snapshot was read in.
+
+        Args:
+            connection: The transaction.
+            mode: What is searched.
+            queries: What the user has given; with vectors, if they are searched.
+            model: The model, whose token embeddings `reads_tokens` says are needed.
+            k, where, explain: As for ``Index.search``.
+        """
+        vectors = self._query_vectors(connection, mode, queries, model)
+        query_terms = None
+        if mode != "vectors":
+            query_terms = read_terms(self.state.words, queries.texts or [])
         is_allowed = None
         if where is not None:
             is_allowed = self._mask(connection, where)
         search = _HybridSearch(self, connection, k, is_allowed)
         try:
-            hits_by_query = search.find(question)
+            hits_by_query = search.find(vectors, query_terms)
         except IndexError:  # a key among the words that no document has
             raise damaged_words(self.store.path) from None
         keys = {hit.key for hits in hits_by_query for hit in hits}
@@ -192,6 +177,25 @@ class Snapshot:
                 [self._result(rank, hit, documents[hit.key], explain) for rank, hit in ranked_hits]
             )
         return results
+
+    def _query_vectors(
+        self,
+        connection: Connection,
+        mode: Mode,
+        queries: Queries,
+        model: SentenceTransformer | None,
+    ) -> Matrix | None:
+        """Vectors of queries as the index's own are; None: vectors are not searched."""
+        if queries.vectors is None:
+            return None
+        vectors = prepare_queries(queries.vectors, self.state.dimension, self.state.metric)
+        whitening = self.whitening(connection)
+        if whitening is None:
+            return vectors
+        texts = None
+        if mode == "vectors":
+            texts = queries.texts
+        return whitening.convert(vectors, "query", model, texts)
 
     def _mask(self, connection: Connection, where: Where) -> Mask:
         """Which vectors belong to documents that meet conditions."""
@@ -249,15 +253,20 @@ class _HybridSearch:
         self._list_length = max(k, LIST_LENGTH)
         self._is_allowed = is_allowed
 
-    def find(self, question: Question) -> list[list[Hit]]:
-        """The best documents of each query, best first."""
-        if question.vectors is None:
-            return [self._hits_by_words(terms) for terms in question.query_terms or ()]
-        if question.query_terms is None:
-            nearest = self._nearest(question.vectors, self._k)
+    def find(self, vectors: Matrix | None, query_terms: list[QueryTerms] | None) -> list[list[Hit]]:
+        """The best documents of each query, best first.
+
+        Args:
+            vectors: [queries, d] if vectors are searched.
+            query_terms: The words of each query if words are searched.
+        """
+        if vectors is None:
+            return [self._hits_by_words(terms) for terms in query_terms or ()]
+        if query_terms is None:
+            nearest = self._nearest(vectors, self._k)
             return [_hits_by_vectors(documents) for documents in nearest]
-        nearest = self._nearest(question.vectors, self._list_length)
-        queries = zip(question.vectors, question.query_terms, nearest, strict=True)
+        nearest = self._nearest(vectors, self._list_length)
+        queries = zip(vectors, query_terms, nearest, strict=True)
         return [self._fuse(*query)[: self._k] for query in queries]
 
     def _nearest(self, query_vectors: Matrix, k: int) -> list[NearestDocuments]:

@@ -261,7 +261,7 @@ def tell_what_was_fitted(
 
 
 def read_whitening(connection: Connection, state: IndexState) -> Whitening | None:
-    """The whitening of a state; a ValueError where it is not what was written."""
+    """The whitening of a state; a DamagedError where it is not what was written."""
     if state.whitening is None:
         return None
     from ..linear_filter import Filter
