@@ -10,7 +10,7 @@ from marks import Base
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba.hub.card import write_card
+from st_reba.hub.card import card_values, write_card
 from st_reba.hub.card_method import written_templates
 from st_reba.methods import DEFAULT
 from st_reba.prompts import TEMPLATES
@@ -55,7 +55,7 @@ def test_default_reads_states_where_attention_is_hidden(
 def test_card_shows_the_three_wordings(tmp_path: Path) -> None:
     model = build_default()
     model.save_pretrained(str(tmp_path))
-    write_card(model, tmp_path)
+    write_card(tmp_path, card_values(model, tmp_path))
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert written_templates(model[0]) == {
         task: [wording] for task, wording in TEMPLATES["prompteol-search"].items()

@@ -75,35 +75,16 @@ class CardValues:
 
 
 def write_card(
-    model: SentenceTransformer,
-    folder: str | os.PathLike[str],
-    *,
-    name: str | None = None,
-    license: str | None = None,
-    about: Mapping[str, object] | None = None,
+    folder: Path, values: CardValues, template: Path = TEMPLATE, **more_values: object
 ) -> None:
-    """Write the README.md of a model that was saved in a folder; options as for :func:`st_reba.hub.save`."""
-    values = card_values(model, folder, name=name, license=license, about=about)
-    write_rendered(Path(folder), render_card(TEMPLATE, values))
-
-
-def write_rendered(folder: Path, text: str) -> None:
-    """Write a card into a folder, with the same line ends everywhere."""
-    (folder / CARD).write_text(text, encoding="utf-8", newline="\n")
-
-
-def render_card(
-    template: Path,
-    values: CardValues,
-    **more_values: object,
-) -> str:
-    """Fill a card's template: its metadata, the card's values, and others that only this template has."""
+    """Write a folder's README.md: a template with the card's values, and others that only this template has."""
     template_values: dict[str, Any] = {**vars(values), **more_values}
     card_data = template_values.pop("card_data")
     card = ModelCard.from_template(card_data, template_path=str(template), **template_values)
     without_blanks_at_ends = re.sub(r"[^\S\n]+\n", "\n", str(card.content))
     card_text = re.sub(r"\n{3,}", "\n\n", without_blanks_at_ends)
-    return f"{card_text.strip()}\n"
+    # The same line ends everywhere.
+    (folder / CARD).write_text(f"{card_text.strip()}\n", encoding="utf-8", newline="\n")
 
 
 def card_values(
@@ -114,7 +95,7 @@ def card_values(
     license: str | None = None,
     about: Mapping[str, object] | None = None,
 ) -> CardValues:
-    """Values of a card's template for a model of this package that was saved in a folder."""
+    """Values of a model of this package that was saved in a folder; options as for :func:`st_reba.hub.save`."""
     transformer = cast(RepeatTransformer, model[0])
     facts = CardFacts.from_recipe(about)
     if license:

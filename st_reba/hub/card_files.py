@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..modules import RepeatTransformer
 from .golden import FILE as GOLDEN
@@ -42,34 +43,19 @@ class CodeFile:
 
 
 @dataclass(frozen=True)
-class GoldenDescription:
-    """The golden vectors of a saved model.
-
-    Args:
-        text_count: Number of texts.
-        environment: Versions, device and number type that made the vectors.
-        has_fields: The template has fields, whose values are in golden.json.
-    """
-
-    text_count: int
-    environment: str
-    has_fields: bool
-
-
-@dataclass(frozen=True)
 class FolderDescription:
     """The folder of a saved model, as it was saved; what is said of it holds of no other copy.
 
     Args:
         code: Its files of code.
         stored_dtype: Number type of its weights.
-        golden: Its golden vectors; None: it has none.
+        golden: What its golden.json holds; None: it has none.
         requirements: Versions that the code needs, by package.
     """
 
     code: list[CodeFile]
     stored_dtype: str
-    golden: GoldenDescription | None
+    golden: dict[str, Any] | None
     requirements: Mapping[str, str]
 
 
@@ -77,10 +63,13 @@ def describe_folder(transformer: RepeatTransformer, folder: Path) -> FolderDescr
     """Describe a folder into which the model was saved."""
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     code_paths = sorted(folder.glob(CODE_FILES))
+    golden = None
+    if (folder / GOLDEN).is_file():
+        golden = read_golden(folder / GOLDEN)
     return FolderDescription(
         code=[describe_code(path) for path in code_paths],
         stored_dtype=_stored_dtype(transformer),
-        golden=_describe_golden(folder / GOLDEN),
+        golden=golden,
         requirements=settings.get("requirements", {}),
     )
 
@@ -115,17 +104,3 @@ def _stored_dtype(transformer: RepeatTransformer) -> str:
     text_config = transformer.model.config.get_text_config()
     dtype = transformer.stored_dtype or text_config.dtype or transformer.model.dtype
     return str(dtype).removeprefix("torch.")
-
-
-def _describe_golden(path: Path) -> GoldenDescription | None:
-    if not path.is_file():
-        return None
-    golden = read_golden(path)
-    environment: list[str] = []
-    for package_name, package_version in golden["made"].items():
-        environment.append(f"{package_name} {package_version}")
-    return GoldenDescription(
-        text_count=len(golden["texts"]),
-        environment=", ".join(environment),
-        has_fields=bool(golden["fields"]),
-    )

@@ -12,7 +12,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 from ..modules import RepeatTransformer
-from .card import write_card
+from .card import card_values, write_card
 from .golden import write_golden
 
 
@@ -61,7 +61,7 @@ def save(
         if golden:
             write_golden(model, new)
         if ours:
-            write_card(model, new, name=name, license=license, about=about)
+            write_card(new, card_values(model, new, name=name, license=license, about=about))
         _share(new)
         put(new, target)
 

@@ -260,14 +260,20 @@ def test_a_name_is_of_the_base_the_method_and_what_else_is_not_usual() -> None:
     assert unique_name("mini", method, [{"query": "问："}, None, []]) == "mini-echo-e19ce9"
 
 
-@pytest.mark.parametrize("template", ["template.md", "template_onnx.md"])
+@pytest.mark.parametrize(
+    ("template", "more_values"),
+    [
+        ("template.md", ()),
+        ("template_onnx.md", ("graph", "wording", "prompt", "int8", "tolerance")),
+    ],
+)
 def test_a_template_asks_for_nothing_that_a_card_does_not_have(
-    template: str,
+    template: str, more_values: tuple[str, ...]
 ) -> None:
     """huggingface_hub writes nothing in place of a name that it does not know."""
     text = TEMPLATE.with_name(template).read_text(encoding="utf-8")
     template_variables = jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(text))
-    assert template_variables <= {*CardValues.__dataclass_fields__, "graph"}
+    assert template_variables <= {*CardValues.__dataclass_fields__, *more_values}
 
 
 def test_no_description_lacks_what_the_template_asks_of_it(
@@ -388,7 +394,7 @@ def test_a_gguf_base_is_named_as_build_takes_it(
 ) -> None:
     model, folder = named_base
     model[0].base_model = base_name
-    write_card(model, folder)
+    write_card(folder, card_values(model, folder))
     card = (folder / "README.md").read_text(encoding="utf-8")
     metadata = yaml.safe_load(card.split("---")[1])
     written_recipe = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
