@@ -126,17 +126,15 @@ def environment(model: SentenceTransformer) -> dict[str, str]:
 
 def write_golden(model: SentenceTransformer, folder: str | PathLike[str]) -> None:
     """Write ``golden.json`` into a model's folder: texts, their vectors, and what made them."""
-    first: Any = model[0]
-    fields = dict.fromkeys(open_fields(first), _FIELD_VALUE)
+    fields = dict.fromkeys(open_fields(model[0]), _FIELD_VALUE)
     texts = list(GOLDEN_TEXTS)
     try:
         empty_text_token(model.tokenizer)
     except ValueError:  # no token stands for an empty text
         texts.remove("")
-    entries = make_entries(texts, encoded(model, texts, fields))
+    entries = make_entries(texts, _encode_each(model, texts, fields=fields))
     searches = _search_entries(model, entries[1 : 1 + _SEARCH_TEXTS])
     header = {"tolerance": machine_tolerance(model), "fields": fields, "made": environment(model)}
-    header |= digest_header(folder)
     write_file(folder, header, entries, searches)
 
 
@@ -155,7 +153,7 @@ def _search_entries(model: SentenceTransformer, entries: Sequence[Entry]) -> lis
     searches: list[Entry] = []
     for task in TASKS:
         try:
-            task_vectors = _encoded_as(model, texts, task)
+            task_vectors = _encode_each(model, texts, task)
         except ValueError:  # of others: not every Router has a way for queries
             continue
         if relative_distance(vectors, task_vectors) > machine_tolerance(model):
@@ -164,21 +162,13 @@ def _search_entries(model: SentenceTransformer, entries: Sequence[Entry]) -> lis
     return searches
 
 
-def digest_header(folder: str | PathLike[str]) -> dict[str, object]:
-    """Digests of a model's files, as golden.json holds them, and the versions that wrote these."""
-    path = Path(folder)
-    digests = digests_of(path, with_rounded_weights=True)
-    return {"writers": writers_of(path), "digests": digests}
-
-
-def with_digests(report: Report, stored: Mapping[str, Any], folder: str | PathLike[str]) -> Report:
+def with_digests(report: Report, stored: Mapping[str, Any], folder: Path) -> Report:
     """The report, with what differs between a folder and the digests that :func:`read_golden` read."""
     if not stored.get("digests"):
         return report
-    path = Path(folder)
-    has_same_writers = stored.get("writers") == writers_of(path)
+    has_same_writers = stored.get("writers") == writers_of(folder)
     comparison = compare_digests(
-        stored["digests"], digests_of(path), has_same_writers=has_same_writers
+        stored["digests"], digests_of(folder), has_same_writers=has_same_writers
     )
     return replace(report, damage=comparison.damage, resaved=comparison.harmless)
 
@@ -190,9 +180,9 @@ def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
             f"The golden vectors are of a template with the fields {[*stored['fields']]!s:.80}."
         )
     texts = [entry["text"] for entry in stored["texts"]]
-    vectors = [*encoded(model, texts, stored["fields"])]
+    vectors = [*_encode_each(model, texts, fields=stored["fields"])]
     for entry in stored.get("searches", ()):
-        vectors += [*_encoded_as(model, [entry["text"]], entry["task"])]
+        vectors += [*_encode_each(model, [entry["text"]], entry["task"])]
     # That of the coarser type: then, or now.
     tolerance = max(machine_tolerance(model), machine_tolerance(model, stored["made"]["dtype"]))
     return report(stored, vectors, tolerance, environment(model))
@@ -242,26 +232,23 @@ def open_fields(first: Any, task: str | None = None) -> list[str]:
     return sorted(field_names)
 
 
-def encoded(
-    model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]
-) -> NDArray[np.float32]:
-    """Vectors [texts, d] that ``encode`` gives without a prompt."""
-    return _encode_each(model, texts, model.encode, {"prompt": "", **fields})
-
-
-def _encoded_as(model: SentenceTransformer, texts: Sequence[str], task: str) -> NDArray[np.float32]:
-    """Vectors [texts, d] that ``encode_query`` or ``encode_document`` gives, with the prompts of the model."""
-    fields = dict.fromkeys(open_fields(model[0], task), _FIELD_VALUE)
-    return _encode_each(model, texts, getattr(model, f"encode_{task}"), fields)
-
-
 def _encode_each(
     model: SentenceTransformer,
     texts: Sequence[str],
-    encode: Callable[..., Any],
-    options: Mapping[str, str],
+    task: str | None = None,
+    fields: Mapping[str, str] | None = None,
 ) -> NDArray[np.float32]:
-    """Vectors of texts, each alone, so that no vector holds what a batch adds to it."""
+    """Vectors [texts, d] that ``encode`` gives without a prompt, or a task's method with the model's prompt.
+
+    Each text is encoded alone, so that no vector holds what a batch adds to it.
+    """
+    if fields is None:
+        fields = dict.fromkeys(open_fields(model[0], task), _FIELD_VALUE)
+    options = {"prompt": "", **fields}
+    encode: Callable[..., Any] = model.encode
+    if task is not None:
+        options = dict(fields)
+        encode = getattr(model, f"encode_{task}")
     encoded_texts: list[NDArray[np.float32]] = []
     try:
         with model.truncate_embeddings(None), unreported_cuts(model):
@@ -286,13 +273,16 @@ def write_file(
     entries: Sequence[Entry],
     searches: Sequence[Entry] = (),
 ) -> None:
-    """Write golden.json: the header, and a line for each text with its vector [d]."""
+    """Write golden.json: the header, digests of the folder's files, and a line for each text with its vector [d]."""
+    path = Path(folder)
+    digests = digests_of(path, with_rounded_weights=True)
+    whole_header = {**header, "writers": writers_of(path), "digests": digests}
     lists = [f'"texts": {_lines_of(entries)}']
     if searches:
         lists.insert(0, f'"searches": {_lines_of(searches)}')
-    header_lines = json.dumps(header, indent=1).removesuffix("\n}")
+    header_lines = json.dumps(whole_header, indent=1).removesuffix("\n}")
     content = ",\n ".join([header_lines, *lists]) + "\n}\n"
-    Path(folder, FILE).write_text(content, encoding="utf-8")
+    (path / FILE).write_text(content, encoding="utf-8")
 
 
 def _lines_of(entries: Sequence[Entry]) -> str:
@@ -310,12 +300,7 @@ def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
         value: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         entries = [*value["texts"], *value.get("searches", ())]
         vectors = np.array([entry["vector"] for entry in entries], dtype=np.float64)
-        if (
-            not value["texts"]
-            or vectors.ndim != 2
-            or not np.isfinite(vectors).all()
-            or not isinstance(value["made"]["dtype"], str)
-        ):
+        if not value["texts"] or vectors.ndim != 2 or not np.isfinite(vectors).all():
             raise ValueError("a value is of the wrong type")
         _check_header(value)
         _check_texts(entries)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,7 @@ def save(
         >>> sorted(path.name for path in Path("my_model").glob("*.py"))
         ['st_reba.py']
     """
-    target = Path(os.path.realpath(folder))
-    check_free(target, overwrite=overwrite)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
-        new = Path(temporary, "new")
+    with new_folder(folder, overwrite=overwrite) as new:
         ours = isinstance(model[0], RepeatTransformer)
         model.save_pretrained(str(new), create_model_card=not ours)
         _forget_machine(new / "tokenizer_config.json")
@@ -62,8 +59,22 @@ def save(
             write_golden(model, new)
         if ours:
             write_card(new, card_values(model, new, name=name, license=license, about=about))
+
+
+@contextmanager
+def new_folder(
+    folder: str | os.PathLike[str], *, overwrite: bool, kind: str = "saved model"
+) -> Iterator[Path]:
+    """An empty folder, which is put in place when the ``with`` block ends without an error."""
+    target = Path(os.path.realpath(folder))
+    check_free(target, overwrite=overwrite, kind=kind)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+        new = Path(temporary, "new")
+        new.mkdir()
+        yield new
         _share(new)
-        put(new, target)
+        _put(new, target)
 
 
 def check_free(
@@ -81,7 +92,7 @@ def check_free(
         )
 
 
-def put(new: Path, target: Path) -> None:
+def _put(new: Path, target: Path) -> None:
     """Move a finished folder into place; what was there goes beside ``new``, which lies in a temporary folder."""
     old = new.with_name("old")
     if target.exists():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,9 +12,9 @@ from sentence_transformers import SentenceTransformer
 
 from ..comparison import GOLDEN_TEXTS, relative_distance
 from ..encode import encode_texts
-from ..hub.golden import digest_header, environment, make_entries, write_file
+from ..hub.golden import environment, make_entries, write_file
 from ..hub.graph import GRAPH, Runner, verify_graph, versions
-from ..hub.save import check_free, put
+from ..hub.save import new_folder
 from ..optional import required
 from .card import write_graph_card
 from .folder import write_folder
@@ -73,28 +72,21 @@ def export(
         raise ValueError(f"quantize={quantize!r} is not known: choose 'int8', or None.")
     for package in ("onnx", "onnxruntime", "onnxscript"):
         required(package, "onnx", f"exporting needs {package}")
-    check_free(folder, overwrite=overwrite, kind="exported model")
     graph = EmbeddingGraph(model, task)
-    target = Path(os.path.realpath(folder))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{target.name}.", dir=target.parent
-    ) as temporary_folder:
-        new_folder = Path(temporary_folder, "new")
-        new_folder.mkdir()
-        write_folder(model, graph, new_folder)
-        export_graph(graph, new_folder / GRAPH)
-        texts, expected_vectors = _write_golden(model, graph, new_folder)
+    with new_folder(folder, overwrite=overwrite, kind="exported model") as new:
+        write_folder(model, graph, new)
+        export_graph(graph, new / GRAPH)
+        texts, expected_vectors = _write_golden(model, graph, new)
         report: dict[str, object] = {
             "dimension": graph.dimension,
             "max_seq_length": graph.max_length,
+            "distance": _check_graph(graph, new, texts, expected_vectors),
         }
-        report["distance"] = _check_graph(graph, new_folder, texts, expected_vectors)
-        int8 = None if quantize is None else quantize_graph(new_folder, texts)
-        if int8 is not None:
+        int8 = None
+        if quantize is not None:
+            int8 = quantize_graph(new, texts)
             report["int8"] = int8
-        write_graph_card(model, graph, new_folder, int8=int8, tolerance=TOLERANCE)
-        put(new_folder, target)
+        write_graph_card(model, graph, new, int8=int8, tolerance=TOLERANCE)
     return report
 
 
@@ -112,7 +104,6 @@ def _write_golden(
         "fields": {},
         "made": environment(model) | versions(),
     }
-    header |= digest_header(folder)
     vectors = encode_texts(model, texts, task=graph.task)
     write_file(folder, header, make_entries(texts, vectors))
     return texts, vectors
