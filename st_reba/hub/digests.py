@@ -29,7 +29,6 @@ _CHUNK_LENGTH = 1 << 22
 _MOST_SETTINGS_BYTES = 64 << 20
 # From the narrowest on: values get the digest of the first type that holds them exactly.
 _FLOAT_TYPES = (torch.bfloat16, torch.float16, torch.float32)
-_INTEGER_TYPES = {torch.float32: torch.int32, torch.float64: torch.int64}
 # Files that say nothing of a vector, or are read in a way of their own.
 _SKIPPED_FILES = {
     "added_tokens.json",
@@ -54,6 +53,10 @@ _SKIPPED_SETTINGS = {
     "torch_dtype",
     "transformers_version",
     "use_cache",
+}
+_VERSION_SETTINGS = {
+    "config.json": "transformers_version",
+    "config_sentence_transformers.json": "__version__",
 }
 _SPECIAL_TOKENS = {
     "bos_token",
@@ -141,12 +144,10 @@ def files_of(digests: Iterable[str]) -> list[str]:
 def writers_of(folder: Path) -> str:
     """Versions of the libraries that wrote a folder's configurations, as these say."""
     versions: list[JsonValue] = []
-    config = folder / "config.json"
-    if config.is_file():
-        versions.append(_read_settings(config).get("transformers_version"))
-    settings = folder / "config_sentence_transformers.json"
-    if settings.is_file():
-        versions.append(_read_settings(settings).get("__version__"))
+    for file_name, setting in _VERSION_SETTINGS.items():
+        file = folder / file_name
+        if file.is_file():
+            versions.append(_read_settings(file).get(setting))
     return json.dumps(versions, sort_keys=True)
 
 
@@ -327,8 +328,6 @@ def _has_wide_floats(tensor: Tensor) -> bool:
 def _narrowed(tensor: Tensor) -> Tensor:
     """The tensor in the narrowest type that holds all its values exactly."""
     for dtype in _FLOAT_TYPES:
-        if tensor.dtype == dtype:
-            return tensor
         if _fits(tensor, dtype):
             return tensor.to(dtype)
     return tensor
@@ -336,12 +335,9 @@ def _narrowed(tensor: Tensor) -> Tensor:
 
 def _fits(tensor: Tensor, dtype: torch.dtype) -> bool:
     for chunk in torch.split(tensor.flatten(), _CHUNK_LENGTH):
-        if chunk.element_size() == 2:
-            chunk = chunk.float()
         rounded = chunk.to(dtype).to(chunk.dtype)
-        # As bits: -0.0 and NaN are values too.
-        as_integers = _INTEGER_TYPES[chunk.dtype]
-        if not torch.equal(chunk.view(as_integers), rounded.view(as_integers)):
+        # As bytes: -0.0 and NaN are values too.
+        if not torch.equal(chunk.view(torch.uint8), rounded.view(torch.uint8)):
             return False
     return True
 
