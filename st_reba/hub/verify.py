@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import load_file_path
 
 from ..bases import HUB
 from ..modules import RepeatTransformer
@@ -26,16 +26,6 @@ from .graph import verify_graph
 CODE = "st_reba.py"
 PACKAGE_CODE = f"the installed st_reba {__version__}, and none of the repository's {CODE}"
 _VERSION = re.compile(r'""".*\bst_reba (\S+), ')
-
-
-_COMPARING_FILES = "Comparing weights, tokenizer and settings with what was saved"
-
-
-class CodeDifference(TypedDict):
-    """Fields of a report: how a repository's code differs, and whether it is of another version."""
-
-    code: str | None
-    foreign: bool
 
 
 def verify(
@@ -87,81 +77,62 @@ def verify(
     if stored.get("graph") is not None:
         announce(f"Running the graph of {source} on {text_count} texts")
         report = verify_graph(source, stored, device=device, dtype=dtype, hub=hub)
-        announce(_COMPARING_FILES)
-        return _compare_files(report, stored, source, hub_options)
-    dtype = dtype or stored["made"]["dtype"]
-    announce(f"Loading {source} in {str(dtype).removeprefix('torch.')}")
-    model = load(source, device=device, dtype=dtype, trust_remote_code=trust_remote_code, **hub)
-    announce(f"Encoding {text_count} texts")
-    report = compare(model, stored)
-    if isinstance(model[0], RepeatTransformer):
-        code_path = load_file_path(source, CODE, **hub_options)
-        report = replace(report, ran=PACKAGE_CODE, **_compare_code(model, code_path))
-    announce(_COMPARING_FILES)
-    return _compare_files(report, stored, source, hub_options)
+    else:
+        dtype = dtype or stored["made"]["dtype"]
+        announce(f"Loading {source} in {str(dtype).removeprefix('torch.')}")
+        model = load(source, device=device, dtype=dtype, trust_remote_code=trust_remote_code, **hub)
+        announce(f"Encoding {text_count} texts")
+        report = compare(model, stored)
+        if isinstance(model[0], RepeatTransformer):
+            code, foreign = _compare_code(model, repository.find(CODE))
+            report = replace(report, ran=PACKAGE_CODE, code=code, foreign=foreign)
+    announce("Comparing weights, tokenizer and settings with what was saved")
+    if repository.local_folder() is None:
+        for name in files_of(stored.get("digests", {})):
+            repository.find(name)  # loading the model may not have asked for all
+    return with_digests(report, stored, Path(golden_path).parent)
 
 
 def _announce_nothing(step: str) -> None:
     """Stands for the caller who did not ask for steps."""
 
 
-def _compare_files(
-    report: Report,
-    stored: dict[str, Any],
-    source: str,
-    hub_options: dict[str, Any],
-) -> Report:
-    """Add to the report what differs in the files; those of a repository on the Hub are in its snapshot's folder."""
-    if not os.path.isdir(source):
-        for name in files_of(stored.get("digests", {})):
-            load_file_path(
-                source, name, **hub_options
-            )  # loading the model may not have asked for all
-    golden_path = load_file_path(source, FILE, **hub_options)
-    return with_digests(report, stored, Path(str(golden_path)).parent)
-
-
-def _compare_code(model: SentenceTransformer, path: str | None) -> CodeDifference:
-    """Compare a repository's code with what the installed package writes for this model."""
+def _compare_code(model: SentenceTransformer, path: str | None) -> tuple[str | None, bool]:
+    """How a repository's code differs from what the installed package writes, and whether it is of another version."""
     if path is None:
-        return {
-            "code": f"There is no {CODE}: only readers with st_reba can load the model",
-            "foreign": True,
-        }
+        return f"There is no {CODE}: only readers with st_reba can load the model", True
     # As written, whatever a checkout made of the line ends.
     repository_code = Path(path).read_bytes().replace(b"\r\n", b"\n").decode("utf-8", "replace")
     package_code = extensions.code_of(model)
     if repository_code == package_code:
-        return {"code": None, "foreign": False}
+        return None, False
     stated_version = _VERSION.match(repository_code)
     if stated_version is not None and stated_version[1] != __version__:
         problem = (
             f"Read {CODE} before you let it run: it says that it is of st_reba {stated_version[1]}, "
             f"so it was not compared with the installed {__version__}"
         )
-        return {"code": problem, "foreign": True}
+        return problem, True
     problem = (
         f"Do not trust {CODE} before you have read it: it is not what st_reba {__version__} writes. "
         f"{_first_difference(repository_code, package_code)}"
     )
-    return {"code": problem, "foreign": False}
+    return problem, False
 
 
 def _first_difference(repository_code: str, package_code: str) -> str:
     """The first line that differs, as both sides have it."""
-    repository_lines = repository_code.split("\n")
-    package_lines = package_code.split("\n")
     line_number = 1
-    for line, package_line in zip(repository_lines, package_lines, strict=False):
+    line_pairs = zip_longest(repository_code.split("\n"), package_code.split("\n"))
+    for line, package_line in line_pairs:
         if line != package_line:
             break
         line_number += 1
-    line = _quoted_line(repository_lines, line_number)
-    package_line = _quoted_line(package_lines, line_number)
-    return f"The first line that differs is {line_number}: {line} in place of {package_line}"
+    difference = f"{_quoted_line(line)} in place of {_quoted_line(package_line)}"
+    return f"The first line that differs is {line_number}: {difference}"
 
 
-def _quoted_line(lines: Sequence[str], line_number: int) -> str:
-    if line_number > len(lines):
+def _quoted_line(line: str | None) -> str:
+    if line is None:
         return "the end"
-    return json.dumps(lines[line_number - 1][:80], ensure_ascii=False)
+    return json.dumps(line[:80], ensure_ascii=False)
