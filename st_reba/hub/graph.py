@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from sentence_transformers.util import pairwise_cos_sim
 
+from ..bases import HUB
 from ..optional import required
 from ..safety import panics_as_errors
 from .golden import Report, report
@@ -129,21 +131,19 @@ def verify_graph(
     environment = {"dtype": "float32", "device": "cpu", **versions()}
     graph_vectors = Runner(folder).encode(texts)
     graph_report = report(stored, graph_vectors, stored["tolerance"], environment)
-    graph_report = replace(graph_report, graph=GRAPH)
-    if not (Path(folder) / QUANTIZED).is_file():
-        return graph_report
-    golden_vectors = np.array([text["vector"] for text in stored["texts"]])
-    quantized_vectors = Runner(folder, QUANTIZED).encode(texts)
-    quantized_cosines = cosines(quantized_vectors, golden_vectors)
-    return replace(graph_report, rounded={"graph": QUANTIZED, "least": LEAST, **quantized_cosines})
+    rounded = None
+    if (Path(folder) / QUANTIZED).is_file():
+        golden_vectors = np.array([text["vector"] for text in stored["texts"]])
+        quantized_vectors = Runner(folder, QUANTIZED).encode(texts)
+        quantized_cosines = cosines(quantized_vectors, golden_vectors)
+        rounded = {"graph": QUANTIZED, "least": LEAST, **quantized_cosines}
+    return replace(graph_report, graph=GRAPH, rounded=rounded)
 
 
 def _download_graphs(repository: str, hub: Mapping[str, Any]) -> str:
     from huggingface_hub import snapshot_download
 
-    hub_options = dict(hub)
-    if "cache_folder" in hub_options:
-        hub_options["cache_dir"] = hub_options.pop("cache_folder")
+    hub_options = {HUB[name]: value for name, value in hub.items()}
     file_names = ["tokenizer.json"]
     for graph in (GRAPH, QUANTIZED):
         file_names += [graph, f"{graph}_data"]
@@ -154,11 +154,9 @@ def cosines(
     first_vectors: NDArray[np.floating], second_vectors: NDArray[np.floating]
 ) -> dict[str, float | bool]:
     """The lowest and the mean cosine between rows of [n, d] vectors, and whether they reach ``LEAST``."""
-    first = first_vectors.astype(np.float64)
-    second = second_vectors.astype(np.float64)
-    dot_products = (first * second).sum(axis=1)
-    length_products = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    row_cosines = dot_products / length_products
+    row_cosines = pairwise_cos_sim(
+        first_vectors.astype(np.float64), second_vectors.astype(np.float64)
+    )
     lowest_cosine = round(float(row_cosines.min()), 6)
     mean_cosine = round(float(row_cosines.mean()), 6)
     is_close = lowest_cosine >= LEAST["min"] and mean_cosine >= LEAST["mean"]

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from ..comparison import GOLDEN_TEXTS, relative_distance
 from ..encode import encode_texts
 from ..hub.golden import environment, make_entries, write_file
-from ..hub.graph import GRAPH, Runner, verify_graph, versions
+from ..hub.graph import GRAPH, Runner, versions
 from ..hub.save import new_folder
 from ..optional import required
 from .card import write_graph_card
@@ -21,8 +21,6 @@ from .folder import write_folder
 from .graph import EmbeddingGraph, GraphTask
 from .int8 import quantize_graph
 from .tracing import export_graph
-
-__all__ = ["export", "verify_graph"]
 
 # Largest distance between torch and onnxruntime, which sum in another order, as `relative_distance`
 # gives it.

@@ -80,7 +80,7 @@ def write_folder(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path
         },
     }
     for name, value in files.items():
-        _write_json(folder / name, value)
+        write_json(folder / name, value)
 
 
 def _decoder_config(graph: EmbeddingGraph, pad_id: int) -> dict[str, object]:
@@ -155,7 +155,7 @@ def write_tokenizer(graph: EmbeddingGraph, folder: Path) -> int:
         config["model_max_length"] = graph.max_length
         backend.enable_truncation(graph.max_length, direction="right")
     backend.save(str(folder / "tokenizer.json"))
-    _write_json(folder / "tokenizer_config.json", config)
+    write_json(folder / "tokenizer_config.json", config)
     _check_tokenizer(graph, folder, [token["content"] for token in added_tokens])
     return pad_id
 
@@ -182,6 +182,7 @@ def _check_tokenizer(graph: EmbeddingGraph, folder: Path, added_tokens: list[str
             )
 
 
-def _write_json(file: Path, value: object) -> None:
+def write_json(file: Path, value: object) -> None:
+    """Write a JSON file, and its folder if that is missing."""
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

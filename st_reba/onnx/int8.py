@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 from ..hub.graph import GRAPH, LEAST, QUANTIZED, Runner, cosines
+from .folder import write_json
 from .graph import FILTER_PREFIX
 
 _BATCH_SIZE = 16
@@ -45,8 +45,7 @@ def quantize_graph(folder: Path, texts: Sequence[str]) -> dict[str, object]:
                 f"{loss}, and at least {LEAST} are asked for. Export without it."
             )
         report[name] = loss
-    report_json = json.dumps(report, indent=2)
-    target.with_suffix(".json").write_text(report_json + "\n", encoding="utf-8")
+    write_json(target.with_suffix(".json"), report)
     return report
 
 
