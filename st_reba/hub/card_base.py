@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from ..bases import EMBEDDED
 from ..modules import RepeatTransformer
-from ..packaged import PACKAGED, PackagedBase
+from ..packaged import PACKAGED
 
 CARD = "README.md"
 # Recorded names of GGUF files: ``organization/repository/file (GGUF, type)``, or of a local file
@@ -162,11 +162,6 @@ def _packaged_name(recorded_name: str) -> str | None:
     return None
 
 
-def _packaged_base(recorded_name: str) -> PackagedBase | None:
-    packaged_name = _packaged_name(recorded_name)
-    return PACKAGED[packaged_name] if packaged_name else None
-
-
 def _hub_id(recorded_name: str, packaged_name: str | None) -> str | None:
     if packaged_name is not None:
         return PACKAGED[packaged_name].hub_id
@@ -207,10 +202,11 @@ def find_licence(model: SentenceTransformer, base: BaseDescription, facts: CardF
     if metadata.get("license") == "other":  # of which the Hub asks for a name and a place
         metadata["license_name"] = metadata.get("license_name") or "as-base-model"
         metadata["license_link"] = metadata.get("license_link") or _hub_page(base.hub_id)
-    safe_values = {}
-    for metadata_key, metadata_value in metadata.items():
-        if _is_text_or_list_of_texts(metadata_value):
-            safe_values[metadata_key] = metadata_value
+    safe_values = {
+        metadata_key: metadata_value
+        for metadata_key, metadata_value in metadata.items()
+        if _is_text_or_list_of_texts(metadata_value)
+    }
     return Licence(**safe_values)  # type: ignore[arg-type]
 
 
@@ -229,8 +225,9 @@ def _is_text_or_list_of_texts(value: object) -> bool:
 
 def _base_metadata(transformer: RepeatTransformer, recorded_name: str) -> dict[str, object]:
     """What the card beside the base's weights says of licence and languages."""
-    packaged_base = _packaged_base(recorded_name)
-    if packaged_base is not None:
+    packaged_name = _packaged_name(recorded_name)
+    if packaged_name is not None:
+        packaged_base = PACKAGED[packaged_name]
         return {"license": packaged_base.license, "language": list(packaged_base.language)}
     weights_source = str(getattr(transformer.model, "name_or_path", ""))
     try:

@@ -107,7 +107,8 @@ def push(
                 delete_patterns=["st_reba*.py"],
             )
         except Exception as error:  # of huggingface_hub's releases, with different HTTP libraries
-            raise OSError(f"{repo_id}: {_one_line(error)} To write there, {_LOGIN}.") from error
+            problem = " ".join(str(error).split())
+            raise OSError(f"{repo_id}: {problem} To write there, {_LOGIN}.") from error
     url = str(commit.pr_url or commit.commit_url)
     print(f"Published: {url}")
     return Pushed(repo_id, str(commit.oid), url, files)
@@ -133,15 +134,10 @@ def _stage(source: Path, staged: Path, repo_id: str) -> tuple[str, ...]:
     card = (staged / CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
     (staged / CARD).unlink()
     (staged / CARD).write_text(card, encoding="utf-8", newline="\n")
-    paths = {
-        path.relative_to(staged).as_posix(): path
-        for path in sorted(staged.rglob("*"))
-        if path.is_file()
-    }
-    for name, path in paths.items():
-        print(f"{path.stat().st_size:>14,}  {name}")
-    return tuple(paths)
-
-
-def _one_line(value: object) -> str:
-    return " ".join(str(value).split())
+    names: list[str] = []
+    for path in sorted(staged.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(staged).as_posix()
+            print(f"{path.stat().st_size:>14,}  {name}")
+            names.append(name)
+    return tuple(names)
