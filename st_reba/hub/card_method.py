@@ -16,7 +16,6 @@ from sentence_transformers.base.modules import Dense, Normalize
 from ..methods import METHODS, OPTIONS, Method, method_of
 from ..modules import (
     ChunkedReBAPooling,
-    NoSinkTransformer,
     PromptEnsemble,
     QueryShift,
     RepeatTransformer,
@@ -24,6 +23,7 @@ from ..modules import (
 )
 from ..modules.layout import empty_text_token, special_tokens
 from ..modules.masks import MASKS
+from ..modules.nosink import NoSinkTransformer
 from ..poolings import POSITIONS
 from .card_base import BaseDescription
 from .golden import open_fields
@@ -220,15 +220,13 @@ def _special_token_line(transformer: RepeatTransformer) -> str:
 
 
 def _template_lines(templates: Templates) -> Iterator[str]:
-    different_templates = {tuple(template) for template in templates.values()}
+    subjects = _TASK_WORDS
+    if _have_one_wording(templates):
+        subjects = {"document": "Every text"}
+        templates = {"document": templates["document"]}
     for task, task_templates in templates.items():
-        sentence_start = _TASK_WORDS[task]
-        if len(different_templates) == 1:
-            sentence_start = "Every text"
         alternatives = [f"`{quoted(template)}`" for template in task_templates]
-        yield f"{sentence_start} is laid out, in JSON's notation, as {', and as '.join(alternatives)}."
-        if len(different_templates) == 1:
-            return
+        yield f"{subjects[task]} is laid out, in JSON's notation, as {', and as '.join(alternatives)}."
 
 
 def _describe_limits(transformer: RepeatTransformer, templates: Templates) -> list[TaskLimits]:
@@ -274,7 +272,8 @@ def describe_method(model: SentenceTransformer, base: BaseDescription) -> Method
     """Describe what a model of this package computes."""
     transformer = cast(RepeatTransformer, model[0])
     method = method_of(model)
-    mask_names = list(_mask_names(transformer))
+    mask_names = _mask_names(transformer)
+    sink_length = getattr(transformer, "m", 0)
     return MethodDescription(
         method=method,
         summary=METHODS[method.name] if method else "modules put together by hand",
@@ -282,7 +281,9 @@ def describe_method(model: SentenceTransformer, base: BaseDescription) -> Method
         uses_attention=method is not None and method.name == "reba",
         formula=_formula(model, method),
         masks=_describe_masks(transformer),
-        mask_descriptions=_describe_mask_names(transformer, mask_names),
+        mask_descriptions={
+            name: MASKS[name].description.format(m=sink_length) for name in mask_names
+        },
         looks_ahead=not all(MASKS[name].is_causal for name in mask_names),
         sink=_describe_sink(transformer, mask_names),
         options=_option_help(method),
@@ -388,22 +389,20 @@ def _later_steps(model: SentenceTransformer) -> Iterator[str]:
 
 def _second_runs(transformer: RepeatTransformer) -> Sequence[tuple[int, str]]:
     if isinstance(transformer, NoSinkTransformer):
-        return cast("Sequence[tuple[int, str]]", transformer.second)
+        return transformer.second
     return ()
 
 
 def _layer_masks(transformer: RepeatTransformer) -> Sequence[str]:
     if isinstance(transformer, NoSinkTransformer):
-        return cast("Sequence[str]", transformer.layer_masks)
+        return transformer.layer_masks
     return ()
 
 
-def _mask_names(transformer: RepeatTransformer) -> dict[str, None]:
+def _mask_names(transformer: RepeatTransformer) -> list[str]:
     """The names of the masks that a model has, each once, from the bottom."""
-    mask_names = dict.fromkeys(_layer_masks(transformer))
-    for _, mask in _second_runs(transformer):
-        mask_names[mask] = None
-    return mask_names
+    second_masks = [mask for _, mask in _second_runs(transformer)]
+    return list(dict.fromkeys([*_layer_masks(transformer), *second_masks]))
 
 
 def _describe_masks(transformer: RepeatTransformer) -> str:
@@ -420,13 +419,6 @@ def _describe_masks(transformer: RepeatTransformer) -> str:
         architecture = cast(NoSinkTransformer, transformer).architecture
         runs.append(f"run again ({architecture}): {', '.join(second_runs)}")
     return "; ".join(runs)
-
-
-def _describe_mask_names(
-    transformer: RepeatTransformer, mask_names: Sequence[str]
-) -> dict[str, str]:
-    sink_length = getattr(transformer, "m", 0)
-    return {name: MASKS[name].description.format(m=sink_length) for name in mask_names}
 
 
 def _describe_sink(transformer: RepeatTransformer, mask_names: Sequence[str]) -> str | None:
