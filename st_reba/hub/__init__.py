@@ -12,5 +12,3 @@ from __future__ import annotations
 from .push import push as push
 from .save import save as save
 from .verify import verify as verify
-
-__all__ = ["push", "save", "verify"]

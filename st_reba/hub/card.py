@@ -104,7 +104,11 @@ def card_values(
     method = describe_method(model, base)
     licence = find_licence(model, base, facts)
     training = training_section(model)
-    filter_sizes = _filter_sizes(model)
+    filter_sizes = [
+        f"{module.in_features} to {module.out_features}"
+        for module in model
+        if isinstance(module, Dense)
+    ]
     differences = [saved_prompts(model), training, filter_sizes]
     model_name = name or unique_name(base.short_name, method.method, differences)
     return CardValues(
@@ -148,10 +152,7 @@ def _metadata(
         model_name=model_name,
         base_model=base.hub_id,
         base_model_relation=relation,
-        language=licence.language,
-        license=licence.license,
-        license_name=licence.license_name,
-        license_link=licence.license_link,
+        **vars(licence),
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
         tags=tags,
@@ -162,14 +163,6 @@ def _needs_package(transformer: RepeatTransformer) -> bool:
     """Whether only the package's hooks can observe the base's attention."""
     uses_eager_attention = transformer.model.config._attn_implementation == "eager"
     return transformer.requested_rows is not None and uses_eager_attention
-
-
-def _filter_sizes(model: SentenceTransformer) -> list[str]:
-    sizes: list[str] = []
-    for module in model:
-        if isinstance(module, Dense):
-            sizes.append(f"{module.in_features} to {module.out_features}")
-    return sizes
 
 
 def unique_name(base_name: str, method: Method | None, differences: Sequence[object]) -> str:

@@ -33,7 +33,6 @@ _NOTICES = {
     "llama3.2": "Built with Llama.",
     "gemma": "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms.",
 }
-_METADATA_KEYS = ("license", "license_name", "license_link", "language")
 
 Score: TypeAlias = Mapping[str, object]
 
@@ -241,7 +240,7 @@ def _base_metadata(transformer: RepeatTransformer, recorded_name: str) -> dict[s
         metadata = metadata_load(card_path) or {}
     except Exception:  # whatever a stranger's card holds, this model gets a card of its own
         return {}
-    return {key: metadata.get(key) for key in _METADATA_KEYS}
+    return {key: metadata.get(key) for key in Licence.__dataclass_fields__}
 
 
 def training_section(model: SentenceTransformer) -> str | None:

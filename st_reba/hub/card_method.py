@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias, cast
 
@@ -31,9 +31,9 @@ from .golden import open_fields
 # Of a field that gets its value with the text.
 _ANY_VALUE = "…"
 _TASK_WORDS = {
-    "query": "A query",
-    "document": "A document",
-    "similarity": "A text given to `encode`",
+    "document": "a document",
+    "query": "a query",
+    "similarity": "a text given to `encode`",
 }
 
 Reading: TypeAlias = "dict[str, str | int | bool]"
@@ -222,25 +222,23 @@ def _special_token_line(transformer: RepeatTransformer) -> str:
 def _template_lines(templates: Templates) -> Iterator[str]:
     subjects = _TASK_WORDS
     if _have_one_wording(templates):
-        subjects = {"document": "Every text"}
+        subjects = {"document": "every text"}
         templates = {"document": templates["document"]}
     for task, task_templates in templates.items():
         alternatives = [f"`{quoted(template)}`" for template in task_templates]
-        yield f"{subjects[task]} is laid out, in JSON's notation, as {', and as '.join(alternatives)}."
+        subject = subjects[task].capitalize()
+        yield f"{subject} is laid out, in JSON's notation, as {', and as '.join(alternatives)}."
 
 
 def _describe_limits(transformer: RepeatTransformer, templates: Templates) -> list[TaskLimits]:
     """The limits of each task, documents first; of all texts, if their templates are the same."""
-    document_limits = _limits_of(transformer, "document", "a text")
     if _have_one_wording(templates):
-        return [document_limits]
-    limits = [replace(document_limits, subject="a document")]
-    for task in ("query", "similarity"):
-        if task in templates:
-            subject = _TASK_WORDS[task]
-            lowered_subject = subject[0].lower() + subject[1:]
-            limits.append(_limits_of(transformer, task, lowered_subject))
-    return limits
+        return [_limits_of(transformer, "document", "a text")]
+    return [
+        _limits_of(transformer, task, subject)
+        for task, subject in _TASK_WORDS.items()
+        if task in templates
+    ]
 
 
 def _limits_of(transformer: RepeatTransformer, task: str, subject: str) -> TaskLimits:
