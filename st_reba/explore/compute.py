@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device, cos_sim, load_file_path
 
 from ..build import build
+from ..encode import saved_prompt
 from ..evaluation.attention import Maps, attention_maps, sink_table
 from ..methods import MASK_OPTIONS, Method, method_of
 from ..modules.capture import Capture
@@ -129,8 +130,7 @@ def copies_of(model: SentenceTransformer) -> tuple[int, bool]:
 def passes_of(model: SentenceTransformer) -> int:
     """Number of passes through layers; a layer that runs twice counts twice."""
     transformer = _transformer_of(model)
-    second_runs = getattr(transformer, "second", None) or ()
-    return transformer.depth + len(second_runs)
+    return transformer.depth + len(getattr(transformer, "second", ()))
 
 
 def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
@@ -148,7 +148,7 @@ def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
         ([0, 1, 1, 1, 1, 2, 2, 2, 2], (4, 9), 6)
     """
     copy_count, can_change = copies_of(model)
-    prompt = model.prompts.get(model.default_prompt_name or "")
+    prompt = saved_prompt(model)
     transformer = _transformer_of(model)
     if repeats != copy_count and can_change:
         model = _with_copies(model, repeats)

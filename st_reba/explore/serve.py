@@ -76,9 +76,10 @@ def launch(
         from ..index import Index
         from .compute import open_model
 
-        opened_models: dict[str, SentenceTransformer] = {}
-        for model_name, (base, method) in named_models.items():
-            opened_models[model_name] = open_model(base, method, **options)
+        opened_models = {
+            model_name: open_model(base, method, **options)
+            for model_name, (base, method) in named_models.items()
+        }
         opened_index = None if index is None else Index.open(index, **options)
         allowed_hosts = LOOPBACK if host in LOOPBACK else ()
         app = make_app(opened_models, opened_index, allowed_hosts)
