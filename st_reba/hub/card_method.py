@@ -18,12 +18,12 @@ from ..modules import (
     ChunkedReBAPooling,
     PromptEnsemble,
     QueryShift,
-    RepeatTransformer,
     TokenPart,
 )
 from ..modules.layout import empty_text_token, special_tokens
 from ..modules.masks import MASKS
 from ..modules.nosink import NoSinkTransformer
+from ..modules.transformer import RepeatTransformer
 from ..poolings import POSITIONS
 from .card_base import BaseDescription
 from .golden import open_fields
@@ -36,7 +36,6 @@ _TASK_WORDS = {
     "similarity": "a text given to `encode`",
 }
 
-Reading: TypeAlias = "dict[str, str | int | bool]"
 Templates: TypeAlias = "dict[str, list[str]]"
 
 
@@ -327,14 +326,14 @@ def _citations(method: Method | None, mask_names: Sequence[str]) -> list[str]:
 
 
 def _describe_states(transformer: RepeatTransformer) -> str:
-    reading = cast("Reading | None", transformer.reading)
+    reading = transformer.reading
     if reading is None:
         return "the model's last hidden state"
     lowest, highest = reading["first"], reading["last"]
     if reading["of"] == "attention":
         return f"the mean of the attention outputs of layers {lowest} to {highest}"
     if lowest != highest:
-        combination = {"mean": "mean", "concat": "concatenation"}[str(reading["join"])]
+        combination = {"mean": "mean", "concat": "concatenation"}[reading["join"]]
         return f"the {combination} of the hidden states of layers {lowest} to {highest}, each divided by its length,"
     if reading["final_norm"]:
         return f"the hidden state of layer {lowest}"
