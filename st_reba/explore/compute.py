@@ -16,10 +16,12 @@ from sentence_transformers.util import batch_to_device, cos_sim, load_file_path
 from ..build import build
 from ..encode import saved_prompt
 from ..evaluation.attention import Maps, attention_maps, sink_table
+from ..evaluation.shared_pass import transformer_of
 from ..methods import MASK_OPTIONS, Method, method_of
 from ..modules.capture import Capture
 from ..modules.transformer import RepeatTransformer
 from ..safety import load
+from ..words import tokens_of_span
 
 Weighting = Literal["last", "mean", "word"]
 # The score of a result, by a model its cosine with the query, and its text.
@@ -114,22 +116,16 @@ def can_look(model: SentenceTransformer) -> bool:
     return isinstance(model[0], RepeatTransformer) and model[0].rows == 1
 
 
-def _transformer_of(model: SentenceTransformer) -> RepeatTransformer:
-    transformer = model[0]
-    assert isinstance(transformer, RepeatTransformer)
-    return transformer
-
-
 def copies_of(model: SentenceTransformer) -> tuple[int, bool]:
     """Number of copies, and whether it can be changed: a template fixes it."""
-    transformer = _transformer_of(model)
+    transformer = transformer_of(model)
     can_change = transformer.template is None and method_of(model) is not None
     return transformer.copies, can_change
 
 
 def passes_of(model: SentenceTransformer) -> int:
     """Number of passes through layers; a layer that runs twice counts twice."""
-    transformer = _transformer_of(model)
+    transformer = transformer_of(model)
     return transformer.depth + len(getattr(transformer, "second", ()))
 
 
@@ -149,10 +145,10 @@ def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
     """
     copy_count, can_change = copies_of(model)
     prompt = saved_prompt(model)
-    transformer = _transformer_of(model)
+    transformer = transformer_of(model)
     if repeats != copy_count and can_change:
         model = _with_copies(model, repeats)
-        transformer = _transformer_of(model)
+        transformer = transformer_of(model)
     features = batch_to_device(transformer.preprocess([text], prompt=prompt), model.device)
     span = features["spans"][0]
     if span.total > MAX_POSITIONS:
@@ -173,7 +169,7 @@ def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
 
 def _with_copies(model: SentenceTransformer, repeats: int) -> SentenceTransformer:
     """A model of the same base that reads a text ``repeats`` times."""
-    transformer = _transformer_of(model)
+    transformer = transformer_of(model)
     method = method_of(model)
     options = {
         option_name: getattr(method, option_name)
@@ -194,13 +190,9 @@ def tokens_of(model: SentenceTransformer, text: str, word: str) -> list[int]:
     if not word or word not in text:
         raise Refused("no_word", word=word)
     word_start = text.index(word)
-    word_end = word_start + len(word)
-    content = _transformer_of(model).content([text], offsets=True)
-    word_tokens: list[int] = []
-    for token, (token_start, token_end) in enumerate(content["offset_mapping"][0]):
-        if token_start < word_end and word_start < token_end:
-            word_tokens.append(token)
-    return word_tokens
+    span = (word_start, word_start + len(word))
+    offsets = transformer_of(model).content([text], offsets=True)["offset_mapping"][0]
+    return tokens_of_span(0, text, span, offsets, max_tokens=len(offsets))
 
 
 def ranked(model: SentenceTransformer, query: str, texts: Sequence[str]) -> list[Hit]:
