@@ -20,8 +20,6 @@ OPSET = 18
 MAX_BYTES = 2_000_000_000
 # Smaller tensors stay in the graph, from which shapes are read.
 _MIN_EXTERNAL_BYTES = 1024
-_INPUTS = ("input_ids", "attention_mask")
-_OUTPUT = "last_hidden_state"
 
 
 def export_graph(graph: EmbeddingGraph, file: Path) -> None:
@@ -83,8 +81,8 @@ def _trace(graph: EmbeddingGraph) -> Any:
                 exported,
                 dynamo=True,
                 opset_version=OPSET,
-                input_names=_INPUTS,
-                output_names=[_OUTPUT],
+                input_names=["input_ids", "attention_mask"],
+                output_names=["last_hidden_state"],
                 dynamic_shapes=(axis_names, axis_names),
             )
     finally:
