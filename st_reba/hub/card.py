@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,7 +88,7 @@ def write_card(
 
 def card_values(
     model: SentenceTransformer,
-    folder: str | os.PathLike[str],
+    folder: Path,
     *,
     name: str | None = None,
     license: str | None = None,
@@ -120,7 +119,7 @@ def card_values(
         base=base,
         input=describe_input(model),
         method=method,
-        folder=describe_folder(transformer, Path(folder)),
+        folder=describe_folder(transformer, folder),
         licence=licence,
         facts=facts,
         dimension=int(model.get_embedding_dimension() or 0),

@@ -154,8 +154,6 @@ def describe_input(model: SentenceTransformer) -> InputDescription:
     templates = written_templates(transformer)
     bare_template = ["{text}" * transformer.copies]
     is_bare = all(template == bare_template for template in templates.values())
-    document_fields = open_fields(transformer, "document")
-    query_fields = open_fields(transformer, "query")
     copy_count = transformer.copies
     chunk_length = None
     for module in model:
@@ -169,8 +167,8 @@ def describe_input(model: SentenceTransformer) -> InputDescription:
         templates=templates,
         is_bare=is_bare,
         layout_lines=list(_layout_lines(model, templates, is_bare=is_bare)),
-        document_arguments=_written_arguments(document_fields),
-        query_arguments=_written_arguments(query_fields),
+        document_arguments=_written_arguments(transformer, "document"),
+        query_arguments=_written_arguments(transformer, "query"),
         limits=_describe_limits(transformer, templates),
         max_positions=model.max_seq_length,
         empty_token=_empty_token(transformer),
@@ -182,9 +180,9 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _written_arguments(field_names: Sequence[str]) -> str:
+def _written_arguments(transformer: RepeatTransformer, task: str) -> str:
     written_arguments = ""
-    for field_name in field_names:
+    for field_name in open_fields(transformer, task):
         written_arguments += f", {field_name}={quoted(_ANY_VALUE)}"
     return written_arguments
 

@@ -124,7 +124,7 @@ def environment(model: SentenceTransformer) -> dict[str, str]:
     return {"dtype": dtype_name(model) or "float32", "device": name, **versions}
 
 
-def write_golden(model: SentenceTransformer, folder: str | PathLike[str]) -> None:
+def write_golden(model: SentenceTransformer, folder: Path) -> None:
     """Write ``golden.json`` into a model's folder: texts, their vectors, and what made them."""
     fields = dict.fromkeys(open_fields(model[0]), _FIELD_VALUE)
     texts = list(GOLDEN_TEXTS)
@@ -268,21 +268,20 @@ def _encode_each(
 
 
 def write_file(
-    folder: str | PathLike[str],
+    folder: Path,
     header: Mapping[str, object],
     entries: Sequence[Entry],
     searches: Sequence[Entry] = (),
 ) -> None:
     """Write golden.json: the header, digests of the folder's files, and a line for each text with its vector [d]."""
-    path = Path(folder)
-    digests = digests_of(path, with_rounded_weights=True)
-    whole_header = {**header, "writers": writers_of(path), "digests": digests}
+    digests = digests_of(folder, with_rounded_weights=True)
+    whole_header = {**header, "writers": writers_of(folder), "digests": digests}
     lists = [f'"texts": {_lines_of(entries)}']
     if searches:
         lists.insert(0, f'"searches": {_lines_of(searches)}')
     header_lines = json.dumps(whole_header, indent=1).removesuffix("\n}")
     content = ",\n ".join([header_lines, *lists]) + "\n}\n"
-    (path / FILE).write_text(content, encoding="utf-8")
+    (folder / FILE).write_text(content, encoding="utf-8")
 
 
 def _lines_of(entries: Sequence[Entry]) -> str:

@@ -15,6 +15,7 @@ from huggingface_hub import HfApi, get_token
 from ..modules.version import __version__
 from .card import PLACEHOLDER
 from .card_base import CARD
+from .card_files import CODE_FILES
 from .golden import FILE as GOLDEN
 from .verify import verify
 
@@ -104,7 +105,7 @@ def push(
                 revision=revision,
                 create_pr=create_pr,
                 commit_message=message or "Upload with st-reba",
-                delete_patterns=["st_reba*.py"],
+                delete_patterns=[CODE_FILES],
             )
         except Exception as error:  # of huggingface_hub's releases, with different HTTP libraries
             problem = " ".join(str(error).split())

@@ -77,14 +77,11 @@ def new_folder(
         _put(new, target)
 
 
-def check_free(
-    folder: str | os.PathLike[str], *, overwrite: bool, kind: str = "saved model"
-) -> None:
+def check_free(folder: Path, *, overwrite: bool, kind: str = "saved model") -> None:
     """Refuse a folder that holds something else than a saved model, or one that may not be replaced."""
-    target = Path(folder)
-    if target.is_dir() and not any(target.iterdir()) or not os.path.lexists(target):
+    if folder.is_dir() and not any(folder.iterdir()) or not os.path.lexists(folder):
         return
-    if not (target / "modules.json").is_file():
+    if not (folder / "modules.json").is_file():
         raise FileExistsError(f"{str(folder)!r} is there, and no {kind}. Name another folder.")
     if not overwrite:
         raise FileExistsError(
