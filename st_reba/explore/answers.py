@@ -48,7 +48,7 @@ class Answers:
         model_name: str,
         entered_text: str,
         repeats: float,
-        weighting: compute.Weighting,
+        weighting: Literal["last", "mean", "word"],
         word: str,
         layer: float,
     ) -> str:
@@ -59,7 +59,7 @@ class Answers:
             chosen_tokens.append(len(inside.rows) - 1)
         elif weighting == "word":
             chosen_tokens = compute.tokens_of(self.models[model_name], text, word)
-        weights = inside.weights(weighting, chosen_tokens)
+        weights = inside.weights(chosen_tokens)
         # The slider may still have a layer of another model.
         layer_index = min(int(layer), len(inside.maps.layers) - 1)
         return draw.draw_inside(inside, weights, chosen_tokens, layer_index, self.words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from ..modules.transformer import RepeatTransformer
 from ..safety import load
 from ..words import tokens_of_span
 
-Weighting = Literal["last", "mean", "word"]
 # The score of a result, by a model its cosine with the query, and its text.
 Hit = tuple[float, str]
 
@@ -98,17 +97,11 @@ class Inside:
     maps: Maps
     sinks: list[Any]
 
-    def weights(
-        self,
-        weighting: Weighting,
-        word_tokens: Sequence[int] = (),
-    ) -> NDArray[np.float64]:
-        """Weight of each position, [T]: in e_n, in the mean (alpha_t, times n), or of a word's tokens."""
-        if weighting == "mean":
+    def weights(self, chosen_tokens: Sequence[int]) -> NDArray[np.float64]:
+        """Weight of each position, [T], in the vector of some tokens; without any in the mean (alpha_t, times n)."""
+        if not chosen_tokens:
             return np.asarray(self.rows.sum(axis=0))
-        if weighting == "last":
-            return np.asarray(self.rows[-1])
-        return np.asarray(self.rows[list(word_tokens)].mean(axis=0))
+        return np.asarray(self.rows[list(chosen_tokens)].mean(axis=0))
 
 
 def can_look(model: SentenceTransformer) -> bool:

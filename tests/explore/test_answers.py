@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Literal
 
 import pytest
 from sentence_transformers import SentenceTransformer
@@ -47,11 +48,11 @@ def test_compare_draws_the_similarities_of_the_lines() -> None:
     [("last", [3]), ("mean", []), ("word", [0, 1])],
 )
 def test_look_draws_the_weights_and_a_layer(
-    weighting: compute.Weighting, chosen_tokens: Sequence[int]
+    weighting: Literal["last", "mean", "word"], chosen_tokens: Sequence[int]
 ) -> None:
     inside = compute.look(echo_model(), "天气 cat", 3)
     assert len(inside.rows) == 4
-    weights = inside.weights(weighting, chosen_tokens)
+    weights = inside.weights(chosen_tokens)
     last_layer = 5
     expected_html = draw.draw_inside(inside, weights, chosen_tokens, last_layer, WORDS)
     # Another model has more layers.

@@ -42,9 +42,9 @@ def test_weights_are_those_of_backward_attention(method: str, repeats: int) -> N
     assert inside.copies == list(row.copy_of)
     assert len(inside.maps.tokens) == len(row.ids)
     assert_close(inside.rows, reba_weights(matrix, row))
-    mean_weights = torch.tensor(inside.weights("mean"))
+    mean_weights = torch.tensor(inside.weights([]))
     assert_close(mean_weights @ hidden / row.n, reba(hidden, matrix, row, "mean"))
-    last_weights = torch.tensor(inside.weights("last"))
+    last_weights = torch.tensor(inside.weights([row.n - 1]))
     assert_close(last_weights @ hidden, reba(hidden, matrix, row, "last"))
     word_tokens = tokens_of(model, TEXT, " 取了 ")
     first_copy = row.positions(1)
@@ -52,7 +52,7 @@ def test_weights_are_those_of_backward_attention(method: str, repeats: int) -> N
         "取",
         "了",
     ]
-    word_weights = torch.tensor(inside.weights("word", word_tokens))
+    word_weights = torch.tensor(inside.weights(word_tokens))
     assert_close(word_weights @ hidden, reba_word(hidden, matrix, row, word_tokens))
     np.testing.assert_array_equal(model.encode(TEXT), vector_before)
 

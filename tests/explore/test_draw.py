@@ -37,7 +37,7 @@ def inside_of(*tokens: str) -> Inside:
 def draw_chinese_text() -> str:
     """Its second token and second layer are chosen."""
     inside = inside_of("<s>", "看", "水", "看")
-    return draw.draw_inside(inside, inside.weights("last"), [1], 1, WORDS["zh"])
+    return draw.draw_inside(inside, inside.weights([1]), [1], 1, WORDS["zh"])
 
 
 def numbers_of_rows(answer_html: str) -> list[list[float]]:
