@@ -126,15 +126,18 @@ def describe_base(transformer: RepeatTransformer) -> BaseDescription:
     recorded_name = " ".join(raw_name.split())
     packaged_name = _packaged_name(recorded_name)
     gguf_name = _GGUF_NAME.match(recorded_name)
-    hub_id = _hub_id(recorded_name, packaged_name)
+    hub_name = _HUB_ID.match(recorded_name)
     recipe_name = recorded_name
-    gguf_file = None
+    hub_id = gguf_file = None
     if packaged_name is not None:
         recipe_name = packaged_name
+        hub_id = PACKAGED[packaged_name].hub_id
     elif gguf_name is not None:
-        repository_id, file_name = gguf_name.groups()
-        recipe_name = repository_id or file_name
-        gguf_file = repository_id and file_name
+        hub_id, file_name = gguf_name.groups()
+        recipe_name = hub_id or file_name
+        gguf_file = hub_id and file_name
+    elif hub_name is not None:
+        hub_id = hub_name[1]
     markdown_link = f"`{recorded_name}`"
     if hub_id is not None:
         markdown_link = f"[{recorded_name}]({_hub_page(hub_id)})"
@@ -159,15 +162,6 @@ def _packaged_name(recorded_name: str) -> str | None:
     if gguf_name is not None and gguf_name[2] in PACKAGED:
         return gguf_name[2]
     return None
-
-
-def _hub_id(recorded_name: str, packaged_name: str | None) -> str | None:
-    if packaged_name is not None:
-        return PACKAGED[packaged_name].hub_id
-    hub_name = _HUB_ID.match(recorded_name)
-    if hub_name is None or recorded_name in EMBEDDED:
-        return None
-    return hub_name[1]
 
 
 def _quantization(transformer: RepeatTransformer) -> str | None:
