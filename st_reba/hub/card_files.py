@@ -15,7 +15,6 @@ from ..modules import RepeatTransformer
 from .golden import FILE as GOLDEN
 from .golden import read_golden
 
-SETTINGS = "config_sentence_transformers.json"
 CODE_FILES = "st_reba*.py"
 
 
@@ -61,7 +60,8 @@ class FolderDescription:
 
 def describe_folder(transformer: RepeatTransformer, folder: Path) -> FolderDescription:
     """Describe a folder into which the model was saved."""
-    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    settings_file = folder / "config_sentence_transformers.json"
+    settings = json.loads(settings_file.read_text(encoding="utf-8"))
     code_paths = sorted(folder.glob(CODE_FILES))
     golden = None
     if (folder / GOLDEN).is_file():

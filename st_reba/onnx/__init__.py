@@ -94,7 +94,7 @@ def _write_golden(
     texts = list(GOLDEN_TEXTS)
     # The stock tokenizer may make no token of an empty text, so that nothing would reach the graph.
     if graph.empty_text_id is None or graph.special_token_count == 0:
-        texts = [text for text in texts if text]
+        texts.remove("")
     header: dict[str, object] = {
         "graph": GRAPH,
         "task": graph.task,
