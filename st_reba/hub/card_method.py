@@ -239,7 +239,7 @@ def _describe_limits(transformer: RepeatTransformer, templates: Templates) -> li
 
 
 def _limits_of(transformer: RepeatTransformer, task: str, subject: str) -> TaskLimits:
-    field_values = dict.fromkeys(open_fields(transformer, task), _ANY_VALUE)
+    field_values = open_fields(transformer, task, _ANY_VALUE)
     features = transformer.preprocess(["a"], task=task, **field_values)
     is_around = features["attention_mask"].bool() & (features["copy_ids"] == 0)
     overhead = int(is_around.sum(dim=1).max())
@@ -428,7 +428,7 @@ def _describe_sink(transformer: RepeatTransformer, mask_names: Sequence[str]) ->
     sink_sentence = f"The sink, on which decoders concentrate their attention, is the {sink}"
     if transformer.own_input:
         return f"{sink_sentence}. The base's own pooling takes it as it takes any token."
-    field_values = dict.fromkeys(open_fields(transformer, "document"), _ANY_VALUE)
+    field_values = open_fields(transformer, "document", _ANY_VALUE)
     features = transformer.preprocess(["a"], task="document", **field_values)
     text_start = features["spans"][0].start
     if text_start < sink_length:

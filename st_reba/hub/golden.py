@@ -126,7 +126,7 @@ def environment(model: SentenceTransformer) -> dict[str, str]:
 
 def write_golden(model: SentenceTransformer, folder: Path) -> None:
     """Write ``golden.json`` into a model's folder: texts, their vectors, and what made them."""
-    fields = dict.fromkeys(open_fields(model[0]), _FIELD_VALUE)
+    fields = open_fields(model[0])
     texts = list(GOLDEN_TEXTS)
     try:
         empty_text_token(model.tokenizer)
@@ -222,14 +222,16 @@ def report(
     return Report(distance, tolerance, distance_of_text, changes)
 
 
-def open_fields(first: Any, task: str | None = None) -> list[str]:
-    """Fields of a task's templates that have no value of their own."""
+def open_fields(
+    first: Any, task: str | None = None, field_value: str = _FIELD_VALUE
+) -> dict[str, str]:
+    """Fields of a task's templates that have no value of their own, each with the value given here."""
     if not hasattr(first, "fields"):
-        return []
+        return {}
     field_names = set(first.fields(task))
     if first.instruction:
         field_names.discard("instruction")
-    return sorted(field_names)
+    return dict.fromkeys(sorted(field_names), field_value)
 
 
 def _encode_each(
@@ -243,7 +245,7 @@ def _encode_each(
     Each text is encoded alone, so that no vector holds what a batch adds to it.
     """
     if fields is None:
-        fields = dict.fromkeys(open_fields(model[0], task), _FIELD_VALUE)
+        fields = open_fields(model[0], task)
     options = {"prompt": "", **fields}
     encode: Callable[..., Any] = model.encode
     if task is not None:
