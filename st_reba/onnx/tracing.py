@@ -40,13 +40,15 @@ def export_graph(graph: EmbeddingGraph, file: Path) -> None:
     file.parent.mkdir()
     weights = traced_model.graph.initializers.values()
     byte_count = sum(weight.const_value.nbytes for weight in weights)
-    options: dict[str, object] = {}
+    weights_file = None
     if byte_count > MAX_BYTES:
-        options.update(
-            external_data=f"{file.name}_data",
-            size_threshold_bytes=_MIN_EXTERNAL_BYTES,
-        )
-    import_module("onnx_ir").save(traced_model, file, **options)
+        weights_file = f"{file.name}_data"
+    import_module("onnx_ir").save(
+        traced_model,
+        file,
+        external_data=weights_file,
+        size_threshold_bytes=_MIN_EXTERNAL_BYTES,
+    )
 
 
 def _describe_cause(error: BaseException) -> str:
