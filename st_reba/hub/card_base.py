@@ -159,8 +159,11 @@ def describe_base(transformer: RepeatTransformer) -> BaseDescription:
 
 def _packaged_name(recorded_name: str) -> str | None:
     gguf_name = _GGUF_NAME.match(recorded_name)
-    if gguf_name is not None and gguf_name[2] in PACKAGED:
-        return gguf_name[2]
+    if gguf_name is None:
+        return None
+    repository, file_name = gguf_name.groups()
+    if repository is None and file_name in PACKAGED:
+        return file_name
     return None
 
 

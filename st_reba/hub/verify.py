@@ -87,7 +87,7 @@ def verify(
             code, foreign = _compare_code(model, repository.find(CODE))
             report = replace(report, ran=PACKAGE_CODE, code=code, foreign=foreign)
     announce("Comparing weights, tokenizer and settings with what was saved")
-    if repository.local_folder() is None:
+    if repository.local_folder is None:
         for name in files_of(stored.get("digests", {})):
             repository.find(name)  # loading the model may not have asked for all
     return with_digests(report, stored, Path(golden_path).parent)

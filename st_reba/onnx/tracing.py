@@ -43,6 +43,8 @@ def export_graph(graph: EmbeddingGraph, file: Path) -> None:
     weights_file = None
     if byte_count > MAX_BYTES:
         weights_file = f"{file.name}_data"
+    # The exporter writes for each node where in the source it comes from, with this machine's paths.
+    import_module("onnx_ir.passes.common").ClearMetadataAndDocStringPass()(traced_model)
     import_module("onnx_ir").save(
         traced_model,
         file,

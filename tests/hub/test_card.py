@@ -380,6 +380,11 @@ def named_base(
         ),
         ("file.gguf (GGUF, Q4_K)", None, {"base": "file.gguf"}),
         (
+            "org/base/smollm2 (GGUF, Q4_1)",
+            "org/base",
+            {"base": "org/base", "gguf_file": "smollm2"},
+        ),
+        (
             "smollm2 (GGUF, Q4_1)",
             "HuggingFaceTB/SmolLM2-135M-Instruct",
             {"base": "smollm2"},

@@ -156,6 +156,13 @@ def test_a_folder_holds_graphs_and_neither_weights_nor_code(
         SentenceTransformer(str(exported_model.folder), device="cpu")
 
 
+def test_a_graph_holds_no_path_of_the_machine(exported_model: Exported) -> None:
+    for file in (exported_model.folder / "onnx").glob("*.onnx"):
+        content = file.read_bytes()
+        assert b".py" not in content
+        assert os.fsencode(sys.prefix) not in content
+
+
 def test_small_files_are_those_of_stock_modules(exported_model: Exported) -> None:
     # What a model with Echo has in them, apart from versions.
     expected_files = read_json(Path(__file__).with_name("files.json"))
