@@ -47,31 +47,39 @@ TOY_MODULE = '''"""ToyPooling: the largest number of each dimension."""
 
 from __future__ import annotations
 
-import torch
 from sentence_transformers.base.modules import Module
 
-from st_reba.modules.layout import published
+from st_reba.modules.layout import Features, published
 
 
 @published
 class ToyPooling(Module):
-    """The largest number of each dimension of the hidden states."""
+    """The largest number of each dimension of the hidden states.
+
+    Args:
+        embedding_dimension: Dimension d of the vectors.
+    """
 
     config_keys = ["embedding_dimension"]
 
-    def __init__(self, embedding_dimension):
-        super().__init__()
+    def __init__(self, embedding_dimension: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.embedding_dimension = embedding_dimension
 
-    def forward(self, features, **kwargs):
+    def forward(self, features: Features, **kwargs: object) -> Features:
+        """Pool hidden states [B, T, d] to ``sentence_embedding`` [B, d]."""
         is_pooled = features["attention_mask"][:, :, None].bool()
         states = features["token_embeddings"].masked_fill(~is_pooled, -1e9)
         return {**features, "sentence_embedding": states.amax(dim=1)}
 
-    def get_embedding_dimension(self):
+    def get_embedding_dimension(self) -> int:
+        """Dimension d of the vectors."""
         return self.embedding_dimension
 
-    def save(self, output_path, *args, safe_serialization=True, **kwargs):
+    def save(
+        self, output_path: str, *args: object, safe_serialization: bool = True, **kwargs: object
+    ) -> None:
+        """Save the configuration; there are no weights."""
         self.save_config(output_path)
 '''
 TOY_KIND = '''"""Toy kind of task: pairs of texts with the cosine that they should have."""

@@ -224,7 +224,7 @@ def _read_parts(source: Source, part_size: int, shows_bar: bool | None) -> Itera
             if isinstance(record, Document):
                 row = Row.from_document(corpus_part.end, record)
                 corpus_part.rows.append(row)
-                character_count += len(row.text) + len(row.metadata)
+                character_count += row.character_count
             else:
                 corpus_part.rejects.append(record)
                 character_count += len(record.reason)

@@ -58,7 +58,18 @@ class Row(NamedTuple):
         if document.id is None:
             content_hash = document.content_hash
         metadata = to_json(document.metadata)
-        return cls(record, document.id, document.text, metadata, content_hash)
+        return cls(
+            record=record,
+            id=document.id,
+            text=document.text,
+            metadata=metadata,
+            content_hash=content_hash,
+        )
+
+    @property
+    def character_count(self) -> int:
+        """Characters of what the user gave, which limit a part."""
+        return len(self.text) + len(self.metadata)
 
     @property
     def vector_count(self) -> int:

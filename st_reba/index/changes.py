@@ -56,7 +56,7 @@ class Change:
     added: int = 0
     replaced: int = 0
     deleted: int = 0  # of "compact": vectors that are no longer on the disk
-    unchanged: int = 0  # documents that were there already with the same text and metadata
+    unchanged: int = 0  # documents that were there already, with the same content
     rejected: dict[str, int] = field(default_factory=dict)  # rejects by kind of reason
     truncated: int = 0  # added and replaced documents that are longer than the model reads
 

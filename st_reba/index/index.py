@@ -312,8 +312,8 @@ class Index:
     def add(self, input: Input, **options: Any) -> Change:
         """Add documents. After a kill, the same call goes on, and nothing is added twice.
 
-        A document whose id, text and metadata are there already is left as it is, and not encoded.
-        So is a text without an id if the index has the same text and metadata without an id. The
+        A document that is there already, the same in all its fields, is left as it is, and not
+        encoded. So is one without an id if the index has the same content without an id. The
         metadata that `open_source` gives to a text of a folder count but for its line or row.
 
         Args:
