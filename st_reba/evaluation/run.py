@@ -24,8 +24,8 @@ from .readouts import build_on, load_base
 from .results import Comparison, Result, Scorer
 from .shared_pass import transformer_of
 from .statistics import DRAWS, check_seed
-from .task import KINDS, Task
-from .tasks import read_task
+from .task import Task
+from .tasks import read_task, split_kind
 from .toy import toy_tasks_named
 
 
@@ -291,20 +291,13 @@ def _find_tasks(
     """Tasks, or mteb's objects, each with the name of its instructions."""
     if not isinstance(tasks, (list, tuple)):
         tasks = [tasks]
-    kind_names = set(map(str.casefold, KINDS))
     for task in tasks:
         word = str(task) if isinstance(task, (str, os.PathLike)) else ""
-        kind, _, path = word.partition("=")
-        is_name = word and Path(word).name == word and not Path(word).exists()
+        is_path = split_kind(word)[0] is not None or Path(word).name != word or Path(word).exists()
         if word.partition(":")[0] == "toy":
             for toy_task in toy_tasks_named(word, reading_options.get("limit"), seed):
                 yield toy_task, None
-        elif path and kind.casefold() in kind_names:
-            yield (
-                read_task(path, **{**reading_options, "kind": kind}, seed=seed),
-                None,
-            )
-        elif is_name or hasattr(task, "metadata"):
+        elif (word and not is_path) or hasattr(task, "metadata"):
             yield from mteb_tasks.find_tasks(task)
         else:
             yield read_task(task, **reading_options, seed=seed), None

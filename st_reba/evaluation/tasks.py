@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ def read_task(
         source: A DataFrame; a file or folder of named columns that
             :func:`st_reba.corpus.tables.read_table` reads; STSBenchmark's and SemEval's
             tab-separated files without a header; ``id||text1||text2||score`` lines; a BEIR folder;
-            CoNLL lines (kind NER).
+            CoNLL lines (kind NER). A path may have its kind before it, as ``STS=pairs.tsv``.
         kind: Name of a kind of ``KINDS``; None: the first by ``detection_order`` whose
             columns are there.
         name: None: the file's name.
@@ -55,6 +56,8 @@ def read_task(
     """
     if isinstance(source, Task):
         return source
+    named_kind, source = split_kind(source)
+    kind = named_kind or kind
     task_source = TaskSource(
         source,
         kind,
@@ -69,6 +72,20 @@ def read_task(
     if task.dropped:
         logger.warning("%s", task)
     return task
+
+
+def split_kind(source: Location) -> tuple[str | None, Location]:
+    """The kind that stands before a path, and the path; None and the source: none does.
+
+    Example:
+        >>> split_kind("STS=pairs.tsv"), split_kind("a=b.tsv")
+        (('STS', 'pairs.tsv'), (None, 'a=b.tsv'))
+    """
+    if isinstance(source, (str, os.PathLike)):
+        kind_name, _, path = os.fspath(source).partition("=")
+        if path and kind_name.casefold() in map(str.casefold, KINDS):
+            return kind_name, path
+    return None, source
 
 
 def kind_of_source(source: TaskSource) -> TaskKind:

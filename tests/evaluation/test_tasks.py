@@ -86,6 +86,12 @@ def test_columns_tell_the_kind_in_a_fixed_order(source: pd.DataFrame, kind: str)
     assert kind_of_source(TaskSource(source)).name == kind
 
 
+def test_a_kind_before_a_path_is_read(tmp_path: Path) -> None:
+    table(text1=WORDS, text2=WORDS, label=BITS, score=BITS).to_csv(tmp_path / "a.csv")
+    assert read_task(tmp_path / "a.csv").kind == "STS"
+    assert read_task(f"pairclassification={tmp_path / 'a.csv'}", "STS").kind == "PairClassification"
+
+
 def test_files_and_folders_tell_the_kind(tmp_path: Path) -> None:
     (tmp_path / "words.conll").write_text("a O\n", encoding="utf-8")
     assert kind_of_source(TaskSource(tmp_path / "words.conll")).name == "NER"
