@@ -17,42 +17,26 @@ if TYPE_CHECKING:
 class AttentionView(NamedTuple):
     """What masks are made of, for one layer; in [T, T], a row is a query and a column a key.
 
-    Padding follows the text, and is hidden whatever a mask says.
-
-    Args:
-        native_mask: [B or 1, 1, T, T] bool, what the layer sees by itself, within its window: a
-            mask that leaves it out goes past the window.
-        positions: [T], 0 to T − 1.
-        sink_for_others: [T, T], where the key is one of the first m tokens, and the query is not.
-        last_token: [B or 1, 1, 1, T], where the key is the text's last token.
+    Padding follows the text, and is hidden whatever a mask says. A mask without the native one goes
+    past the layer's window.
     """
 
-    native_mask: Tensor
-    positions: Tensor
-    sink_for_others: Tensor
-    last_token: Tensor
+    native_mask: Tensor  # [B or 1, 1, T, T] bool, what the layer sees by itself, within its window
+    positions: Tensor  # [T], 0 to T − 1
+    sink_for_others: Tensor  # [T, T], the key is one of the first m tokens, and the query is not
+    last_token: Tensor  # [B or 1, 1, 1, T], the key is the text's last token
 
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Declaration of a mask.
+    """Declaration of a mask."""
 
-    Args:
-        name: As ``layer_masks`` has it.
-        inplace_setting: The value of the option ``setting`` that gives this mask to the k converted
-            layers.
-        description: Completes "token i sees …", for cards; {m} stands for the number of sink tokens.
-        visible_tokens: To [B or 1, 1, T, T] bool.
-        is_causal: A token sees no later one, unless the layer itself lets it.
-        hides_sink: The option ``m`` is allowed.
-    """
-
-    name: str
-    inplace_setting: str
-    description: str
-    visible_tokens: Callable[[AttentionView], Tensor]
-    is_causal: bool = False
-    hides_sink: bool = False
+    name: str  # as layer_masks has it
+    inplace_setting: str  # the value of setting that gives this mask to the k converted layers
+    description: str  # completes "token i sees …", for cards; {m}: the number of sink tokens
+    visible_tokens: Callable[[AttentionView], Tensor]  # to [B or 1, 1, T, T] bool
+    is_causal: bool = False  # a token sees no later one, unless the layer itself lets it
+    hides_sink: bool = False  # the option m is allowed
 
 
 MASKS: dict[str, AttentionMask] = {}
