@@ -444,6 +444,14 @@ def test_no_module_is_larger_than_the_weights() -> None:
         torch.nn.Linear(10**6, 10**6, device="meta")
 
 
+def test_no_model_has_far_more_modules_than_weights() -> None:
+    torch.nn.ModuleList([torch.nn.Identity()] * 10_000)
+    with limit_numbers(Repository(MINI)):
+        torch.nn.ModuleList([torch.nn.Identity()] * 4000)
+        with pytest.raises(RepositoryRefused):
+            torch.nn.ModuleList([torch.nn.Identity()] * 10_000)
+
+
 def test_a_weight_that_several_modules_share_counts_once(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(1000, 1000)}, tmp_path / WEIGHTS)
     with limit_numbers(Repository(str(tmp_path))):
