@@ -30,6 +30,7 @@ from transformers import AutoTokenizer
 import st_reba
 from st_reba.bases import EMBEDDED
 from st_reba.safety import RepositoryRefused
+from st_reba.safety.loading import check_repository
 
 MINI = str(EMBEDDED["mini"])
 TYPES = "sentence_transformers.models."
@@ -352,6 +353,15 @@ def test_a_module_that_reads_tokens_behind_one_that_gives_none_is_refused(folder
     )
     list_modules(folder, (TYPES + "BoW", "0_BoW"), (TYPES + "Pooling", "1_Pooling"))
     assert_refused(folder, "a Pooling reads tokens, and a BoW gives none")
+
+
+def test_a_long_list_is_refused_where_no_words_are_listed(folder: Path) -> None:
+    weights = {"vocab": ["hi"] * 2000, "word_weights": {}, "unknown_word_weight": 1}
+    write_json(folder / "0_BoW" / "config.json", **weights)
+    list_modules(folder, (TYPES + "BoW", "0_BoW"), (TYPES + "Normalize", "1_Normalize"))
+    check_repository(str(folder))
+    write_json(folder / "1_Normalize" / "config.json", p=[1] * 2000)
+    assert_refused(folder, "p=")
 
 
 def test_a_shard_that_is_no_safetensors_file_is_refused(folder: Path) -> None:

@@ -87,6 +87,8 @@ def test_ready_vectors_take_the_place_of_the_model(index_path: Path) -> None:
     query_vector = np.asarray(MODEL.encode_query("gold", show_progress_bar=False))
     assert index.search("gold", vectors=query_vector) == index.search("gold")
     several_results = index.search(["gold"], vectors=query_vector[None])
+    with pytest.raises(ValueError, match="vectors: 1 for 2 texts; give one for each"):
+        index.search(["gold", "ship"], vectors=query_vector[None])
     assert several_results == index.search(["gold"])
     assert index.search(query_vector) == index.search("gold", mode="vectors")
 
