@@ -99,6 +99,7 @@ def test_texts_may_be_in_an_array(tmp_path: Path) -> None:
         ([7], {}, ValueError),
         ("cat", {"k": 0}, ValueError),
         ("cat", {"k": 1.5}, TypeError),
+        ("cat", {"k": True}, TypeError),
         (np.ones(16, np.int64), {}, ValueError),
         (np.eye(2, 16, dtype=np.float32) * [[1], [0]], {}, ValueError),
         (np.ones(15, np.float32), {}, ValueError),
