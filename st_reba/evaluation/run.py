@@ -293,11 +293,12 @@ def _find_tasks(
         tasks = [tasks]
     for task in tasks:
         word = str(task) if isinstance(task, (str, os.PathLike)) else ""
-        is_path = split_kind(word)[0] is not None or Path(word).name != word or Path(word).exists()
+        kind, _ = split_kind(word)
+        is_name = word and Path(word).name == word and not Path(word).exists()
         if word.partition(":")[0] == "toy":
             for toy_task in toy_tasks_named(word, reading_options.get("limit"), seed):
                 yield toy_task, None
-        elif (word and not is_path) or hasattr(task, "metadata"):
+        elif (is_name and kind is None) or hasattr(task, "metadata"):
             yield from mteb_tasks.find_tasks(task)
         else:
             yield read_task(task, **reading_options, seed=seed), None

@@ -158,8 +158,14 @@ def _finish(store: Store, writer: IndexWriter, unchanged_count: int) -> Change:
     state = writer.state
     inserted_count = counts["added"] + counts["replaced"]
     warn_of_truncation(store.folder, counts["truncated"], inserted_count, state.max_seq_length)
-    rejected = dict(writer.rejected)
-    return Change(state.documents, unchanged=unchanged_count, rejected=rejected, **counts)
+    return Change(
+        count=state.documents,
+        added=counts["added"],
+        replaced=counts["replaced"],
+        unchanged=unchanged_count,
+        rejected=dict(writer.rejected),
+        truncated=counts["truncated"],
+    )
 
 
 class _NewRecords:
