@@ -16,11 +16,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self, get_type_hints
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow  # type: ignore[import-untyped, unused-ignore]
@@ -30,26 +30,37 @@ from pyarrow import parquet
 from ..files import parse_path, sync, whole_file, whole_path, write_npy
 from .options import DTYPES
 from .passages import Cutter, Spans, cut_text
-from .records import Document, Reject, to_json
+from .records import (
+    CORPUS_FORMAT,
+    DOCUMENT_COLUMNS,
+    Document,
+    DocumentColumns,
+    Reject,
+    to_json,
+)
 
 HEADER_FILE = "corpus.json"
 REJECTS_FILE = "rejects.jsonl"
-CORPUS_FORMAT = 2
+
+# Columns of a part's file.
+_COLUMN_TYPES = {
+    "record": pyarrow.int64(),
+    **dict.fromkeys(DOCUMENT_COLUMNS, pyarrow.string()),
+    "content_hash": pyarrow.int64(),
+    "spans": pyarrow.list_(pyarrow.int32()),
+}
 
 Vectors = NDArray[np.float32] | NDArray[np.float16]
 JsonObject = dict[str, Any]
 
 
-class Row(NamedTuple):
-    """A document of a part; its fields, with their types, are the columns of the part's file."""
+@dataclass(frozen=True, kw_only=True)
+class Row(DocumentColumns):
+    """A document of a part; its fields are the columns of the part's file."""
 
-    record: Annotated[int, pyarrow.int64()]  # the number of its record in the input, from 0
-    id: Annotated[str | None, pyarrow.string()]
-    text: Annotated[str, pyarrow.string()]
-    metadata: Annotated[str, pyarrow.string()]  # as JSON
-    # Of a document without an id: `Document.content_hash`.
-    content_hash: Annotated[int | None, pyarrow.int64()]
-    spans: Annotated[Spans, pyarrow.list_(pyarrow.int32())] = ()
+    record: int  # the number of its record in the input, from 0
+    content_hash: int | None = None  # of a document without an id: `Document.content_hash`
+    spans: Spans = ()
 
     @classmethod
     def from_document(cls, record: int, document: Document) -> Row:
@@ -57,19 +68,17 @@ class Row(NamedTuple):
         content_hash = None
         if document.id is None:
             content_hash = document.content_hash
-        metadata = to_json(document.metadata)
-        return cls(
-            record=record,
-            id=document.id,
-            text=document.text,
-            metadata=metadata,
-            content_hash=content_hash,
-        )
+        return cls(record=record, content_hash=content_hash, **document.columns())
+
+    @property
+    def cells(self) -> list[Any]:
+        """The values of its columns."""
+        return [getattr(self, name) for name in _COLUMN_TYPES]
 
     @property
     def character_count(self) -> int:
         """Characters of what the user gave, which limit a part."""
-        return len(self.text) + len(self.metadata)
+        return sum(len(value or "") for value in self.columns().values())
 
     @property
     def vector_count(self) -> int:
@@ -82,23 +91,10 @@ class Row(NamedTuple):
 
     def document(self) -> Document:
         """The document, its record's number in place of a missing id."""
-        document_id = self.id
-        if document_id is None:
-            document_id = str(self.record)
-        return Document(self.text, document_id, json.loads(self.metadata))
-
-
-def _column_types() -> dict[str, Any]:
-    hints = get_type_hints(Row, include_extras=True)
-    return {name: hints[name].__metadata__[0] for name in Row._fields}
-
-
-_COLUMN_TYPES = _column_types()
-_DOCUMENT_FIELDS = {document_field.name for document_field in fields(Document)}
-# The columns of what the user gave.
-DOCUMENT_COLUMNS = {
-    name: column_type for name, column_type in _COLUMN_TYPES.items() if name in _DOCUMENT_FIELDS
-}
+        document = super().document()
+        if document.id is None:
+            return replace(document, id=str(self.record))
+        return document
 
 
 @dataclass(frozen=True)
@@ -145,13 +141,14 @@ class Part:
         """Cut all texts into passages."""
         all_spans = cutter([row.text for row in self.rows])
         for row_number, spans in enumerate(all_spans):
-            self.rows[row_number] = self.rows[row_number]._replace(spans=spans)
+            self.rows[row_number] = replace(self.rows[row_number], spans=spans)
 
     @cached_property
     def info(self) -> PartInfo:
         """What is known of the part, once its records are complete."""
         rejects = [astuple(reject) for reject in self.rejects]
-        content = to_json([self.start, self.end, self.rows, rejects])
+        cells_by_row = [row.cells for row in self.rows]
+        content = to_json([self.start, self.end, cells_by_row, rejects])
         return PartInfo(
             start=self.start,
             end=self.end,
@@ -283,8 +280,8 @@ class Corpus:
         path = self.documents_path(part_number)
         try:
             with parquet.ParquetFile(path, pre_buffer=False) as file:
-                columns = file.read(list(Row._fields), use_threads=False).to_pydict()
-            rows = list(map(Row, *columns.values()))
+                table = file.read(list(_COLUMN_TYPES), use_threads=False)
+            rows = [Row(**cells) for cells in table.to_pylist()]
             corpus_part = Part(part_info.start, part_info.end, rows, part_info.rejects)
             if corpus_part.info != part_info:
                 raise ValueError("its records are not what was written")
@@ -296,7 +293,7 @@ class Corpus:
         """Write the documents of a part, in place of those that were there, and their vectors."""
         info = corpus_part.info
         schema = pyarrow.schema(_COLUMN_TYPES, {"st_reba": json.dumps(asdict(info))})
-        rows = [row._asdict() for row in corpus_part.rows]
+        rows = [vars(row) for row in corpus_part.rows]
         self.remove_vectors(part_number)
         sync(self.path / "vectors")  # after a power cut they must not lie beside new documents
         with whole_path(self.documents_path(part_number)) as temporary:

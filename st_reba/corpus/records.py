@@ -1,4 +1,4 @@
-"""Documents, and records that are rejected."""
+"""Documents, how they are stored, and records that are rejected."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
+
+# Raised where what is stored changes, as the fields of `DocumentColumns`: older folders are refused.
+CORPUS_FORMAT = 2
+INDEX_FORMAT = 9
 
 # Longer than any text that a model reads whole: such a record comes from a broken file.
 MAX_CHARACTERS = 1_000_000
@@ -53,17 +57,48 @@ class Document:
         """Its fields as JSON values."""
         return {"id": self.id, "text": self.text, "metadata": self.metadata}
 
+    def columns(self) -> dict[str, Any]:
+        """Its fields as those of `DocumentColumns`."""
+        return {**self.to_json(), "metadata": to_json(self.metadata)}
+
     @property
     def content_hash(self) -> int:
         """A number by which a document without an id is recognized."""
-        metadata = self.metadata
-        if self.position_keys:
-            metadata = {
-                key: value for key, value in metadata.items() if key not in self.position_keys
-            }
-        content = f"{self.text}\0{to_json(metadata)}".encode()
+        columns = self._without_position().columns()
+        del columns["id"]
+        content = "\0".join(map(str, columns.values())).encode()
         digest = hashlib.blake2b(content, digest_size=8).digest()
         return int.from_bytes(digest, "big", signed=True)
+
+    def _without_position(self) -> Document:
+        if not self.position_keys:
+            return self
+        metadata = {
+            key: value for key, value in self.metadata.items() if key not in self.position_keys
+        }
+        return replace(self, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentColumns:
+    """What the user gave of a document, as it is stored: a column of strings for each field.
+
+    The rows of an encoded corpus and those of an index have these columns and some of their own.
+    """
+
+    id: str | None
+    text: str
+    metadata: str  # as JSON
+
+    def document(self) -> Document:
+        return Document(self.text, self.id, json.loads(self.metadata))
+
+    def columns(self) -> dict[str, Any]:
+        """The fields of every document, without those that a subclass adds."""
+        return {name: getattr(self, name) for name in DOCUMENT_COLUMNS}
+
+
+DOCUMENT_COLUMNS = tuple(column.name for column in fields(DocumentColumns))
 
 
 @dataclass(frozen=True)

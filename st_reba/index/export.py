@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import BinaryIO
 
-from ..corpus.folder import DOCUMENT_COLUMNS
+from ..corpus.records import DOCUMENT_COLUMNS
 from ..files import whole_file
 from .factories import add_vectors, train_index
 from .schema import DamagedError, create_tables, read_documents
@@ -105,7 +105,7 @@ def _write_parquet(
     }
     column_types = [
         ("key", pyarrow.int64()),
-        *DOCUMENT_COLUMNS.items(),
+        *((name, pyarrow.string()) for name in DOCUMENT_COLUMNS),
         ("passage", pyarrow.string()),
         ("vector", pyarrow.list_(pyarrow.float32(), state.dimension)),
     ]
@@ -126,7 +126,7 @@ def _write_parquet(
 def _read_rows(connection: Connection) -> Iterator[tuple[object, ...]]:
     """Key, columns of the document, and passage of every vector."""
     for document in read_documents(connection):
-        document_cells = [getattr(document, name) for name in DOCUMENT_COLUMNS]
+        document_cells = document.columns().values()
         passages: list[str] | list[None] = [None]
         if document.spans is not None:
             passages = document.passages

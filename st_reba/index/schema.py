@@ -1,4 +1,4 @@
-"""The tables of an index. A document's columns are listed once: as the fields of `StoredDocument`.
+"""The tables of an index.
 
 An index folder holds ``index.sqlite`` and a FAISS file ``vectors-N.faiss``, whose ids are keys of
 documents. Vectors that were added since it was written are pending; keys that were deleted since
@@ -11,30 +11,39 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from sqlite3 import Connection
-from typing import Annotated, NamedTuple, get_type_hints
+from typing import Any
 
 from ..corpus.folder import Row
 from ..corpus.passages import cut_text
-from ..corpus.records import Document, to_json
+from ..corpus.records import DOCUMENT_COLUMNS, DocumentColumns, to_json
 
 
 class DamagedError(sqlite3.DatabaseError):
     """What is read is not what was written: the store adds its path and the remedy."""
 
 
-class StoredDocument(NamedTuple):
-    """A row of the table ``documents``; its fields are the columns, but for the checksum."""
+# Columns of the table `documents`, but for the checksum. Long texts come after what is looked up.
+_COLUMN_TYPES = {
+    "key": "INTEGER PRIMARY KEY",
+    "vector_count": "INTEGER NOT NULL",
+    "spans": "TEXT",
+    "content_hash": "INTEGER",
+    **dict.fromkeys(reversed(DOCUMENT_COLUMNS), "TEXT"),
+    "id": "TEXT NOT NULL UNIQUE",
+}
 
-    key: Annotated[int, "INTEGER PRIMARY KEY"]  # of the first vector
-    id: Annotated[str, "TEXT NOT NULL UNIQUE"]
-    metadata: Annotated[str, "TEXT NOT NULL"]  # as JSON
-    vector_count: Annotated[int, "INTEGER NOT NULL"]
-    # Bounds of its passages in characters, as JSON; None: it is not cut.
-    spans: Annotated[str | None, "TEXT"]
-    text: Annotated[str, "TEXT NOT NULL"]
-    # Of a document that was given without an id: `Document.content_hash`.
-    content_hash: Annotated[int | None, "INTEGER"]
+
+@dataclass(frozen=True, kw_only=True)
+class StoredDocument(DocumentColumns):
+    """A row of the table `documents`; its fields are the columns, but for the checksum."""
+
+    id: str
+    key: int  # of the first vector
+    vector_count: int
+    spans: str | None  # bounds of its passages in characters, as JSON; None: it is not cut
+    content_hash: int | None  # of a document that was given without an id: `Document.content_hash`
 
     @classmethod
     def from_row(cls, key: int, document_id: str, row: Row) -> StoredDocument:
@@ -43,12 +52,10 @@ class StoredDocument(NamedTuple):
         if row.spans:
             spans = to_json(row.spans)
         return cls(
+            **{**row.columns(), "id": document_id},
             key=key,
-            id=document_id,
-            metadata=row.metadata,
             vector_count=row.vector_count,
             spans=spans,
-            text=row.text,
             content_hash=row.content_hash,
         )
 
@@ -62,27 +69,24 @@ class StoredDocument(NamedTuple):
         """The texts of its vectors."""
         return cut_text(self.text, json.loads(self.spans or "[]"))
 
-    def document(self) -> Document:
-        return Document(self.text, self.id, json.loads(self.metadata))
-
     @property
-    def checksum(self) -> int:
-        content = "\0".join(map(str, self))
-        return zlib.crc32(content.encode())
+    def cells(self) -> list[Any]:
+        """The values of its columns."""
+        return [getattr(self, name) for name in _COLUMN_TYPES]
 
 
-def _declare_columns() -> str:
-    hints = get_type_hints(StoredDocument, include_extras=True)
-    columns = [f"{name} {hints[name].__metadata__[0]}" for name in StoredDocument._fields]
-    return ", ".join(columns)
+def _checksum(cells: list[Any]) -> int:
+    content = "\0".join(map(str, cells))
+    return zlib.crc32(content.encode())
 
 
-_SELECT = f"SELECT {', '.join(StoredDocument._fields)}, checksum FROM documents"
-_INSERT = f"INSERT OR IGNORE INTO documents VALUES ({'?, ' * len(StoredDocument._fields)}?)"
+_COLUMN_DECLARATIONS = ", ".join(f"{name} {sql_type}" for name, sql_type in _COLUMN_TYPES.items())
+_SELECT = f"SELECT {', '.join(_COLUMN_TYPES)}, checksum FROM documents"
+_INSERT = f"INSERT OR IGNORE INTO documents VALUES ({'?, ' * len(_COLUMN_TYPES)}?)"
 
 # Emptied when another index takes the place of the one that is there.
 DATA_TABLES = {
-    "documents": f"{_declare_columns()}, checksum INTEGER NOT NULL",
+    "documents": f"{_COLUMN_DECLARATIONS}, checksum INTEGER NOT NULL",
     "pending": "key INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, vector BLOB NOT NULL",
     "tombstones": "key INTEGER PRIMARY KEY",
     "truncated": "key INTEGER PRIMARY KEY",
@@ -117,7 +121,8 @@ def has_tables(connection: Connection) -> bool:
 
 def insert_document(connection: Connection, document: StoredDocument) -> bool:
     """Insert a document; False: its id is there already."""
-    cursor = connection.execute(_INSERT, (*document, document.checksum))
+    cells = document.cells
+    cursor = connection.execute(_INSERT, (*cells, _checksum(cells)))
     return cursor.rowcount > 0
 
 
@@ -128,9 +133,9 @@ def read_documents(
 ) -> Iterator[StoredDocument]:
     """Documents that meet a condition in SQL, in the order of addition; checksums are compared."""
     rows = connection.execute(f"{_SELECT} WHERE {where} ORDER BY key", parameters)
-    for *values, checksum in rows:
-        document = StoredDocument(*values)
-        if document.checksum != checksum:
+    for *cells, checksum in rows:
+        document = StoredDocument(**dict(zip(_COLUMN_TYPES, cells, strict=True)))
+        if _checksum(cells) != checksum:
             raise DamagedError(f"document {document.id!r:.80} is not what was written")
         yield document
 

@@ -10,11 +10,9 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from ..corpus.records import to_json
+from ..corpus.records import INDEX_FORMAT, to_json
 from .schema import has_tables
 from .terms import TOKENIZERS
-
-INDEX_FORMAT = 8
 
 # A view or a trigger in a stranger's file could run in place of our tables, without an end.
 _FOREIGN_OBJECTS = "SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger') LIMIT 1"

@@ -17,7 +17,7 @@ from indexes import MODEL, QUIET, WordSpans, build, documents, scores_of, texts
 from tiny import tiny_model
 
 from st_reba.corpus import Corpus, Document, encode_corpus
-from st_reba.corpus.folder import CORPUS_FORMAT
+from st_reba.corpus.records import CORPUS_FORMAT
 from st_reba.index import Index, changes
 
 REWRITES: dict[str, Callable[[Index], object]] = {

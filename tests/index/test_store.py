@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from indexes import MODEL, QUIET, build, documents, texts
 
+from st_reba.corpus.records import INDEX_FORMAT
 from st_reba.index import Index
 from st_reba.index.changes import changing
-from st_reba.index.state import INDEX_FORMAT
 from st_reba.index.vectors import write_index
 
 faiss: Any = import_module("faiss")
