@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -31,8 +32,13 @@ def parse_folders(*folders: str) -> dict[str, ast.Module]:
     trees: dict[str, ast.Module] = {}
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            trees[path.relative_to(ROOT).as_posix()] = ast.parse(path.read_bytes())
+            trees[path.relative_to(ROOT).as_posix()] = parse_file(path)
     return trees
+
+
+@cache
+def parse_file(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes())
 
 
 def path_of_module(module: Path) -> str | None:

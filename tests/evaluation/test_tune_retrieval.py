@@ -344,6 +344,7 @@ def test_other_kinds_of_labels_are_refused_for_search(labels_command: list[str])
     assert main([*labels_command, "--kind", "STS"]) == 2
 
 
+@pytest.mark.slow
 def test_auto_for_search_gives_the_same_model_again(base_folder: str) -> None:
     model = st_reba.build(base_folder, "auto", texts=DOCUMENTS, purpose="search")
     same_model = st_reba.build(base_folder, "auto", texts=DOCUMENTS, purpose="search")

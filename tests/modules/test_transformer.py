@@ -293,6 +293,7 @@ def test_a_model_takes_the_code_with_it_that_it_needs_and_no_more(
     ast.parse(code)
 
 
+@pytest.mark.slow
 def test_the_registry_is_never_half_filled() -> None:
     """Whichever file is imported first: what another file offers is there, and what a model saves is whole."""
     program = """
