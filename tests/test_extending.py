@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,106 +25,14 @@ from st_reba.evaluation import compare, evaluate, read_task
 from st_reba.evaluation.tables import COLUMNS, read_score, read_text
 from st_reba.evaluation.task import KINDS, declare_kind
 from st_reba.methods import Method, method_of
-from st_reba.modules import MODULES, ModuleDeclaration
+from st_reba.modules import MODULES
 from st_reba.modules.masks import MASKS
 from st_reba.onnx.graph import EmbeddingGraph
 
 TEXTS = ["The cat sleeps under the old bridge.", "他在银行取钱", "x"]
-TOY_MASK = '''"""Toy mask: a window of two tokens."""
-
-from __future__ import annotations
-
-from st_reba.modules.masks import declare_mask
-
-declare_mask(
-    "toy-window",
-    inplace_setting="toy-window",
-    description="token i and the one before it",
-    visible_tokens=lambda view: view.native_mask & (view.positions[:, None] - view.positions < 2),
-    is_causal=True,
-)
-'''
-TOY_MODULE = '''"""ToyPooling: the largest number of each dimension."""
-
-from __future__ import annotations
-
-from sentence_transformers.base.modules import Module
-
-from st_reba.modules.layout import Features, published
-
-
-@published
-class ToyPooling(Module):
-    """The largest number of each dimension of the hidden states.
-
-    Args:
-        embedding_dimension: Dimension d of the vectors.
-    """
-
-    config_keys = ["embedding_dimension"]
-
-    def __init__(self, embedding_dimension: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.embedding_dimension = embedding_dimension
-
-    def forward(self, features: Features, **kwargs: object) -> Features:
-        """Pool hidden states [B, T, d] to ``sentence_embedding`` [B, d]."""
-        is_pooled = features["attention_mask"][:, :, None].bool()
-        states = features["token_embeddings"].masked_fill(~is_pooled, -1e9)
-        return {**features, "sentence_embedding": states.amax(dim=1)}
-
-    def get_embedding_dimension(self) -> int:
-        """Dimension d of the vectors."""
-        return self.embedding_dimension
-
-    def save(
-        self, output_path: str, *args: object, safe_serialization: bool = True, **kwargs: object
-    ) -> None:
-        """Save the configuration; there are no weights."""
-        self.save_config(output_path)
-'''
-TOY_KIND = '''"""Toy kind of task: pairs of texts with the cosine that they should have."""
-
-from __future__ import annotations
-
-import numpy as np
-
-from st_reba.evaluation.measures import column_means, pair_cosines
-from st_reba.evaluation.tables import read_score, read_text
-from st_reba.evaluation.task import TaskKind, declare_kind
-
-
-class Margins(TaskKind):
-    """How near the cosine of a pair is to its margin."""
-
-    name = "Margins"
-    column_readers = {"text1": read_text, "text2": read_text, "margin": read_score}
-    column_names = {"margin": ("margin", "least")}
-    detection_order = 5
-    metrics = column_means(["closeness"])
-    main_metric = "closeness"
-    fewest_items = 2
-
-    def evidence(self, task, vectors):
-        first_rows, second_rows, margins = map(list, zip(*task.items, strict=True))
-        cosines = pair_cosines(vectors, first_rows, second_rows)
-        return 1 - abs(cosines - np.array(margins))[:, None]
-
-
-declare_kind(Margins())
-'''
-
-
-class ToySpec(poolings.PoolingSpec):
-    """Declaration of the toy pooling."""
-
-    def build(self, options: poolings.PoolingOptions, width: int) -> torch.nn.Module:
-        module = importlib.import_module("toy_pooling")
-        toy_pooling: torch.nn.Module = module.ToyPooling(width)
-        return toy_pooling
-
-    def is_exportable(self, module: torch.nn.Module) -> bool:
-        return type(module).__name__ == "ToyPooling"
+EXAMPLE = re.compile(r"```python\n(\"\"\".*?)```", re.DOTALL)
+# The examples of CONTRIBUTING, as files of another package.
+FILES = ("toy_mask.py", "toy_pooling.py", "toy_pooling_spec.py", "toy_kind.py")
 
 
 @pytest.fixture
@@ -131,18 +40,20 @@ def toy_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """The files of another package, which may be imported; what they declare is taken back at the end."""
     folder = tmp_path / "another_package"
     folder.mkdir()
-    (folder / "toy_mask.py").write_text(TOY_MASK, encoding="utf-8")
-    (folder / "toy_pooling.py").write_text(TOY_MODULE, encoding="utf-8")
-    (folder / "toy_kind.py").write_text(TOY_KIND, encoding="utf-8")
+    contributing = Path(__file__).parents[1] / "CONTRIBUTING.md"
+    examples = EXAMPLE.findall(contributing.read_text(encoding="utf-8"))
+    for name, example in zip(FILES, examples, strict=True):
+        (folder / name).write_text(example, encoding="utf-8")
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(poolings, "POOLINGS", [*poolings.POOLINGS])
     yield
     MASKS.pop("toy-window", None)
+    MODULES.pop("ToyPooling", None)
     for kind_name, role in (("Margins", "margin"), ("Nearness", "nearness")):
         KINDS.pop(kind_name, None)
         COLUMNS.pop(role, None)
-    for name in ("toy_mask", "toy_pooling", "toy_kind", "published_toy"):
-        sys.modules.pop(name, None)
+    for name in ("published_toy", *FILES):
+        sys.modules.pop(Path(name).stem, None)
 
 
 def saved_and_loaded(model: SentenceTransformer, folder: Path) -> SentenceTransformer:
@@ -176,22 +87,15 @@ def test_a_mask_that_is_declared_elsewhere_works_and_travels(
 def test_a_pooling_that_is_declared_elsewhere_works_and_travels(
     toy_files: None, tmp_path: Path
 ) -> None:
-    spec = ToySpec(
-        name="toy",
-        methods=("echo",),
-        formula="the largest of v over {positions}",
-    )
-    poolings.declare_pooling(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(MODULES, "ToyPooling", ModuleDeclaration("toy_pooling", reads="tokens"))
-        model: Any = build("mini", "echo", pooling="toy")
-        vectors = model.encode(TEXTS)
-        loaded = saved_and_loaded(model, tmp_path / "saved")
-        np.testing.assert_allclose(loaded.encode(TEXTS), vectors, atol=1e-6)
-        checked = st_reba.load(str(tmp_path / "saved"))
-        np.testing.assert_allclose(checked.encode(TEXTS), vectors, atol=1e-6)
-        assert method_of(loaded) == Method("echo", pooling="toy", normalize=False)
-        assert EmbeddingGraph(loaded).pooling is loaded[1]
+    importlib.import_module("toy_pooling_spec")
+    model: Any = build("mini", "echo", pooling="toy")
+    vectors = model.encode(TEXTS)
+    loaded = saved_and_loaded(model, tmp_path / "saved")
+    np.testing.assert_allclose(loaded.encode(TEXTS), vectors, atol=1e-6)
+    checked = st_reba.load(str(tmp_path / "saved"))
+    np.testing.assert_allclose(checked.encode(TEXTS), vectors, atol=1e-6)
+    assert method_of(loaded) == Method("echo", pooling="toy", normalize=False)
+    assert EmbeddingGraph(loaded).pooling is loaded[1]
     with pytest.raises(ValueError, match="nosink: pooling='toy' is not known"):
         Method("nosink", pooling="toy", setting="baseline")
     with torch.no_grad():
