@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Mapping
 from numbers import Integral
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import transformers
-from huggingface_hub import cached_assets_path
+from huggingface_hub import cached_assets_path, constants, model_info
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from sentence_transformers.util import get_device_name
 
 from .files import whole_file
@@ -19,6 +21,7 @@ from .gguf_files import read_gguf
 from .optional import required
 from .packaged import is_packaged, packaged_gguf
 
+logger = logging.getLogger(__name__)
 Options = Mapping[str, Any]
 DType: TypeAlias = "torch.dtype | str | None"
 
@@ -47,6 +50,7 @@ _MODEL_FILES = {"config.json", "modules.json", "adapter_config.json"}
 # transformers' names of the option, the older one last.
 _DTYPE_NAMES = ("dtype", "torch_dtype")
 _OPTIONS_WITH_DTYPE = ("model_kwargs", "config_kwargs")
+_HUB_TIMEOUT = 10  # seconds
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -176,9 +180,25 @@ def _check_size(option_name: str, size: object) -> None:
         raise ValueError(f"{option_name}={size!r:.80} must be a whole number from 1 on.")
 
 
-def hub_options_of(loading: Options) -> dict[str, Any]:
-    """The options of loading that find a model on the Hub."""
-    return {name: loading[name] for name in HUB if loading.get(name) is not None}
+def hub_options_of(path: str, loading: Options) -> dict[str, Any]:
+    """The options of loading that find a model on the Hub; where that does not answer, in its cache alone."""
+    hub_options = {name: loading[name] for name in HUB if loading.get(name) is not None}
+    is_asked = not (constants.HF_HUB_OFFLINE or hub_options.get("local_files_only"))
+    if is_asked and not os.path.exists(path) and not _hub_answers(path, hub_options):
+        logger.warning("%s: the Hub does not answer, so only files in its cache are used", path)
+        hub_options["local_files_only"] = True
+    return hub_options
+
+
+def _hub_answers(path: str, hub_options: Options) -> bool:
+    """Ask once: every file by itself would be asked for six times, which takes minutes."""
+    try:
+        model_info(path, token=hub_options.get("token"), timeout=_HUB_TIMEOUT)
+    except (HfHubHTTPError, HFValidationError):  # it answers, or the name is none of its own
+        return True
+    except Exception:  # which one, depends on the version of huggingface_hub
+        return False
+    return True
 
 
 def split_dtype(dtype: DType, loading: Options) -> tuple[DType, dict[str, Any]]:

@@ -51,7 +51,7 @@ class NamedBase:
         self.quantization: str | None = loading_options.get("quantization")
         self.path, self.name, self.gguf_name = bases.locate(base, loading_options.get("gguf_file"))
         self.adapter: Adapter | None = None
-        self.files = Repository(self.path, bases.hub_options_of(loading_options))
+        self.files = Repository(self.path, bases.hub_options_of(self.path, loading_options))
         if self.gguf_name is not None:
             check_gguf_folder(self.files)
         else:

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import families
+import huggingface_hub
 import pytest
 import torch
 import transformers
@@ -292,6 +293,30 @@ REFUSED_CALLS: dict[str, Callable[[Path, Path], object]] = {
     "into quantized": quantize_an_adapter,
     "mini/a.gguf (GGUF)": build_a_gguf_file_of_mini,
 }
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda: build("no/such"),
+        lambda: st_reba.load("no/such"),
+        lambda: st_reba.hub.verify("no/such"),
+    ],
+    ids=["build", "load", "verify"],
+)
+def test_a_hub_that_does_not_answer_is_asked_once(
+    load: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", "http://127.0.0.1:1")
+    ask_for_file = Mock()
+    monkeypatch.setattr("huggingface_hub.file_download.get_hf_file_metadata", ask_for_file)
+    with pytest.raises((OSError, ValueError), match="no/such"):
+        load()
+    ask_for_file.assert_not_called()
+    assert caplog.messages == [
+        "no/such: the Hub does not answer, so only files in its cache are used"
+    ]
 
 
 @pytest.mark.parametrize("problem", REFUSED_CALLS)

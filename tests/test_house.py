@@ -22,6 +22,7 @@ FILES_OF_LAYER = {
     "safety": "adapters backbones",
     "assembly": "comparison probe linear_filter token_means filters named_base loaded_base",
     "build": "__init__",
+    "cli": "__main__",
 }
 
 Imports = Mapping[str, set[str]]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from ..bases import HUB
+from ..bases import hub_options_of
 from ..modules import RepeatTransformer
 from ..modules.extensions import extensions
 from ..modules.version import __version__
@@ -63,8 +63,8 @@ def verify(
         True
     """
     source = os.fspath(path)
-    hub_options = {name: hub[name] for name in HUB if name in hub}
-    repository = Repository(source, hub_options)
+    hub.update(hub_options_of(source, hub))
+    repository = Repository(source, hub)
     repository.check_files()
     golden_path = repository.find(FILE)
     if golden_path is None:

@@ -60,7 +60,8 @@ def load(
         model_kwargs["use_safetensors"] = True
     kwargs["model_kwargs"] = {**model_kwargs, **(kwargs.get("model_kwargs") or {})}
     try:
-        hub_options = hub_options_of(kwargs)
+        hub_options = hub_options_of(path, kwargs)
+        kwargs.update(hub_options)
         folders = check_repository(path, trust_remote_code=trust_remote_code, **hub_options)
         with limit_numbers(*folders), panics_as_errors():
             return SentenceTransformer(
