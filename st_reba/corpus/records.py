@@ -51,7 +51,7 @@ class Document:
     text: str
     id: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    position_keys: Sequence[str] = field(default=(), compare=False, repr=False)
+    position_keys: Sequence[str] = field(default=(), compare=False, repr=False, kw_only=True)
 
     def to_json(self) -> dict[str, Any]:
         """Its fields as JSON values."""
@@ -66,7 +66,7 @@ class Document:
         """A number by which a document without an id is recognized."""
         columns = self._without_position().columns()
         del columns["id"]
-        content = "\0".join(map(str, columns.values())).encode()
+        content = "\0".join(value or "" for value in columns.values()).encode()
         digest = hashlib.blake2b(content, digest_size=8).digest()
         return int.from_bytes(digest, "big", signed=True)
 

@@ -276,13 +276,15 @@ def _line_documents(rows: Iterator[PlacedRow], name: str) -> Iterator[PlacedRow]
     """Lines with their file and number: a search in many files is for the place of a text."""
     for row_place, row in rows:
         if isinstance(row, dict):
-            row = _document_without_id(row["text"], {"file": name}, row_place)
+            row = _with_place(Document(row["text"]), name, row_place)
         yield row_place, row
 
 
-def _document_without_id(text: Any, metadata: Cells, row_place: str) -> Document:
+def _with_place(document: Document, file_name: str, row_place: str) -> Document:
+    """A document with its file and line: a search finds it, and its number says nothing in many files."""
     position = _position_of(row_place)
-    return Document(text, metadata={**metadata, **position}, position_keys=tuple(position))
+    metadata = {"file": file_name, **document.metadata, **position}
+    return replace(document, metadata=metadata, position_keys=tuple(position))
 
 
 def _position_of(row_place: str) -> dict[str, int]:
@@ -447,12 +449,10 @@ class _TableReader:
         document_id = None
         if self._id_column:
             document_id = _to_id(row_cells.pop(self._id_column, None))
-        # Without an id, a search could name its number only, which nobody can look up in several
-        # files.
+        document = Document(text, document_id, row_cells)
         if document_id is None and self._file_name is not None and _PLACE_COLUMNS.isdisjoint(row):
-            metadata = {"file": self._file_name, **row_cells}
-            return _document_without_id(text, metadata, row_place)
-        return Document(text, document_id, row_cells)
+            return _with_place(document, self._file_name, row_place)
+        return document
 
 
 def _is_unsplit(row: Cells) -> bool:

@@ -165,10 +165,10 @@ def test_columns_that_name_a_file_stay(tmp_path: Path) -> None:
 
 
 def test_the_position_does_not_count_in_the_content_of_a_document() -> None:
-    first = Document("cat", None, {"file": "a.txt", "line": 1}, ("line",))
-    moved = Document("cat", None, {"file": "a.txt", "line": 9}, ("line",))
+    first = Document("cat", None, {"file": "a.txt", "line": 1}, position_keys=("line",))
+    moved = Document("cat", None, {"file": "a.txt", "line": 9}, position_keys=("line",))
     assert first.content_hash == moved.content_hash
-    in_other_file = Document("cat", None, {"file": "b.txt", "line": 1}, ("line",))
+    in_other_file = Document("cat", None, {"file": "b.txt", "line": 1}, position_keys=("line",))
     assert first.content_hash != in_other_file.content_hash
     with_line_of_its_own = Document("cat", None, {"file": "a.txt", "line": 1})
     assert first.content_hash != with_line_of_its_own.content_hash
