@@ -23,7 +23,7 @@ def suggest_bases(name: str) -> str:
         name: A base that could not be loaded.
 
     Returns:
-        A question with a space behind it; "": nothing has such a name, or the base is there.
+        A question with a space behind it; "": nothing has such a name, or just this one.
 
     Example:
         >>> suggest_bases("mnii"), suggest_bases("smolm2"), suggest_bases("no/such-name")
@@ -58,7 +58,7 @@ def _list_neighbours(name: str) -> list[str]:
 
 def _ask_for(name: str, known_names: Sequence[str], full_names: Mapping[str, str]) -> str:
     """Ask for the nearest of the known names, by its full name where that is another."""
-    if os.path.exists(name):
+    if os.path.exists(name) or name in known_names:
         return ""
     near_names = get_close_matches(name, set(known_names), _MOST_SUGGESTIONS, _LEAST_SIMILARITY)
     if not near_names:

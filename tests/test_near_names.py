@@ -18,6 +18,7 @@ from st_reba.near_names import suggest_bases, suggest_models
         ("google/gemma-3-1b-p", "Did you mean 'google/gemma-3-1b-pt' or "),
         ("mini-ekho", "Did you mean 'zoo:mini-echo'"),
         ("a-name-like-no-other", ""),
+        ("Qwen/Qwen3-0.6B", ""),
         ("no-folder/mini\0", ""),
     ],
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError
 
 from ..modules.version import __version__
 from .card import PLACEHOLDER
@@ -107,9 +108,11 @@ def push(
                 commit_message=message or "Upload with st-reba",
                 delete_patterns=[CODE_FILES],
             )
-        except Exception as error:  # of huggingface_hub's releases, with different HTTP libraries
+        except HfHubHTTPError as error:
             problem = " ".join(str(error).split())
             raise OSError(f"{repo_id}: {problem} To write there, {_LOGIN}.") from error
+        except Exception as error:  # of huggingface_hub's releases, with different HTTP libraries
+            raise OSError(f"{repo_id}: nothing was published: {error}. Push again.") from error
     url = str(commit.pr_url or commit.commit_url)
     print(f"Published: {url}")
     return Pushed(repo_id, str(commit.oid), url, files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
+import huggingface_hub.constants as constants
 import pytest
 from sentence_transformers import SentenceTransformer
 from server import Hub
@@ -179,10 +180,17 @@ def test_who_may_not_write_is_refused(
     hub: Hub, copied_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_nobody")
-    assert_refused(copied_folder, REPO, OSError)
+    assert_refused(copied_folder, f"{REPO}: .* To write there, log in", OSError)
     monkeypatch.delenv("HF_TOKEN")
     assert_refused(copied_folder, "no token")
     assert not hub.repos
+
+
+def test_a_hub_that_does_not_answer_asks_for_no_login(
+    hub: Hub, copied_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    assert_refused(copied_folder, r"nothing was published: [^.]*\. Push again\.$", OSError)
 
 
 def test_a_zoo_of_which_one_fails_sends_the_others(
