@@ -32,7 +32,7 @@ from st_reba.onnx.graph import EmbeddingGraph
 TEXTS = ["The cat sleeps under the old bridge.", "他在银行取钱", "x"]
 EXAMPLE = re.compile(r"```python\n(\"\"\".*?)```", re.DOTALL)
 # The examples of CONTRIBUTING, as files of another package.
-FILES = ("toy_mask.py", "toy_pooling.py", "toy_pooling_spec.py", "toy_kind.py")
+FILES = ("toy_mask.py", "toy_pooling.py", "toy_pooling_spec.py", "toy_kind.py", "toy_pairs.py")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def toy_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     yield
     MASKS.pop("toy-window", None)
     MODULES.pop("ToyPooling", None)
-    for kind_name, role in (("Margins", "margin"), ("Nearness", "nearness")):
+    for kind_name, role in (("Margins", "margin"), ("Nearness", "nearness"), ("Stars", "stars")):
         KINDS.pop(kind_name, None)
         COLUMNS.pop(role, None)
     for name in ("published_toy", *FILES):
@@ -123,6 +123,22 @@ def test_a_kind_of_task_that_is_declared_elsewhere_is_read_and_scored(
     assert result.metric == "closeness"
     assert result.score == pytest.approx((1 + 2 * (1 - abs(cosine - 0.5))) / 3, abs=1e-5)
     assert len(compare("mini", task, ["echo:pooling=mean", "classical"]).results) == 2
+
+
+def test_pairs_with_a_number_have_a_reader_and_a_metric_of_their_own(toy_files: None) -> None:
+    importlib.import_module("toy_pairs")
+    pairs = PAIRS.drop(columns=["least", "score"]).assign(stars=["1", "5", "3"])
+    pairs = pairs.loc[[0, 1, 2] * 4]
+    model = build("mini", "echo", pooling="mean")
+    vectors = model.encode(TEXTS)
+    cosine = float(cos_sim(vectors[0], vectors[2]))
+    (result,) = evaluate(model, read_task(pairs))
+    distances = abs(cosine), 0, abs(cosine - 0.5)
+    assert result.score == pytest.approx(1 - sum(distances) / 3, abs=1e-5)
+    with pytest.raises(
+        ValueError, match=r"row 1, column 'stars': '1.5' is no whole number from 1 to 5"
+    ):
+        read_task(pairs.assign(stars="1.5"))
 
 
 def test_a_role_is_the_name_of_its_column(toy_files: None) -> None:

@@ -417,7 +417,7 @@ class Index:
         """Write all vectors, as they are at one moment, for other tools; returns their number.
 
         Args:
-            out: ``X.parquet``: the columns key, id, text, metadata (JSON), passage and vector.
+            out: ``X.parquet``: the columns key, those of the document, passage and vector.
                 ``X.faiss``: one FAISS file of the vectors, its ids the keys. A quantized factory
                 gives approximate vectors. They are the vectors that are searched, without the
                 dimensions of tokens: of a whitened index, ``X.parquet.whitening.safetensors``
