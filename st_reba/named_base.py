@@ -160,7 +160,10 @@ class NamedBase:
         if not isinstance(self.tokenizer, (str, os.PathLike)) or os.path.isfile(self.tokenizer):
             raise ValueError(f"tokenizer={self.tokenizer!r:.80} must be a folder or Hub id.")
         tokenizer_path = bases.resolve_embedded(os.fspath(self.tokenizer))
-        check_tokenizer(Repository(tokenizer_path))
+        hub_options = bases.hub_options_of(tokenizer_path, {**self.options, "revision": None})
+        tokenizer_files = Repository(tokenizer_path, hub_options)
+        check_tokenizer(tokenizer_files)
+        processor_kwargs.update(tokenizer_files.transformers_options)
         processor_kwargs["revision"] = None
         processor_kwargs.pop("gguf_file", None)
         return tokenizer_path
@@ -171,22 +174,25 @@ class NamedBase:
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:
         """Within the ``with`` block, errors of others' loading name the base, in one line."""
+        subject = f"base={self.name!r}"
+        if self.tokenizer is not None:
+            subject += f", tokenizer={self.tokenizer!r}"
         try:
             yield
         except OSError as error:
             reason = f"{suggest_bases(self.path)}{_one_line(error)}"
             raise OSError(
-                f"base={self.name!r} could not be loaded, from a folder or the Hub. {reason}"
+                f"{subject} could not be loaded, from a folder or the Hub. {reason}"
             ) from error
         except (TypeError, AttributeError) as error:
             problem = f"cannot be loaded with these options: {_one_line(error)}"
             remedy = "Check model_kwargs, processor_kwargs and config_kwargs."
-            raise ValueError(f"base={self.name!r} {problem}. {remedy}") from error
+            raise ValueError(f"{subject} {problem}. {remedy}") from error
         except (ValueError, ImportError, RuntimeError, MemoryError):
             raise
         except Exception as error:
             detail = f"{type(error).__name__}: {error}"
-            raise ValueError(f"base={self.name!r} could not be loaded. {detail}") from error
+            raise ValueError(f"{subject} could not be loaded. {detail}") from error
 
     def _set_stored_dtype(self, transformer: RepeatTransformer) -> None:
         if self.gguf_name is not None and self.dtype is None:

@@ -27,6 +27,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import st_reba
 from st_reba import RepeatTransformer, bases, named_base
+from st_reba.hub import verify
 from st_reba.modules.selfcheck import is_causal
 
 needs_gguf = pytest.mark.skipif(
@@ -299,10 +300,11 @@ REFUSED_CALLS: dict[str, Callable[[Path, Path], object]] = {
     "load",
     [
         lambda: build("no/such"),
+        lambda: build("mini", tokenizer="no/such"),
         lambda: st_reba.load("no/such"),
-        lambda: st_reba.hub.verify("no/such"),
+        lambda: verify("no/such"),
     ],
-    ids=["build", "load", "verify"],
+    ids=["base", "tokenizer", "model", "verify"],
 )
 def test_a_hub_that_does_not_answer_is_asked_once(
     load: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
