@@ -185,7 +185,10 @@ def hub_options_of(path: str, loading: Options) -> dict[str, Any]:
     hub_options = {name: loading[name] for name in HUB if loading.get(name) is not None}
     is_asked = not (constants.HF_HUB_OFFLINE or hub_options.get("local_files_only"))
     if is_asked and not os.path.exists(path) and not _hub_answers(path, hub_options):
-        logger.warning("%s: the Hub does not answer, so only files in its cache are used", path)
+        logger.warning(
+            "%s: the Hub does not answer, so only files in its cache are used; HF_ENDPOINT names a mirror",
+            path,
+        )
         hub_options["local_files_only"] = True
     return hub_options
 
