@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import importlib.util
 import re
@@ -88,6 +89,7 @@ def test_a_pooling_that_is_declared_elsewhere_works_and_travels(
     toy_files: None, tmp_path: Path
 ) -> None:
     importlib.import_module("toy_pooling_spec")
+    assert doctest.testmod(importlib.import_module("toy_pooling")) == (0, 3)
     model: Any = build("mini", "echo", pooling="toy")
     vectors = model.encode(TEXTS)
     loaded = saved_and_loaded(model, tmp_path / "saved")
