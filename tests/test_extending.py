@@ -89,7 +89,11 @@ def test_a_pooling_that_is_declared_elsewhere_works_and_travels(
     toy_files: None, tmp_path: Path
 ) -> None:
     importlib.import_module("toy_pooling_spec")
-    assert doctest.testmod(importlib.import_module("toy_pooling")) == (0, 3)
+    toy_pooling: Any = importlib.import_module("toy_pooling")
+    (example,) = doctest.DocTestFinder(recurse=False).find(
+        toy_pooling.ToyPooling, "ToyPooling", module=False, globs=vars(toy_pooling).copy()
+    )
+    assert doctest.DocTestRunner().run(example) == (0, 3)
     model: Any = build("mini", "echo", pooling="toy")
     vectors = model.encode(TEXTS)
     loaded = saved_and_loaded(model, tmp_path / "saved")
