@@ -15,7 +15,7 @@ from ..task import Evidence, Task, TaskKind, Vectors
 class PairKind(TaskKind):
     """Pairs of texts with a number each.
 
-    A kind whose number is to rise with the cosine sets ``chooses_methods``: `score_items` fits it.
+    A kind whose number is to rise with the cosine may set ``chooses_methods``: `score_items` fits it.
     """
 
     needs_values = True
