@@ -315,7 +315,8 @@ def test_a_hub_that_does_not_answer_is_asked_once(
     monkeypatch.setattr("huggingface_hub.file_download.get_hf_file_metadata", ask_for_file)
     with pytest.raises((OSError, ValueError), match="no/such"):
         load()
-    ask_for_file.assert_not_called()
+    # transformers 5.0 asks for the processor of a tokenizer all the same.
+    assert ask_for_file.call_count <= 1
     (warning,) = caplog.messages
     assert warning.startswith(
         "no/such: the Hub does not answer, so only files in its cache are used"
