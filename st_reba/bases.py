@@ -34,6 +34,7 @@ HUB = {
     "cache_folder": "cache_dir",
     "local_files_only": "local_files_only",
 }
+_HUB_TIMEOUT = 10  # seconds
 _MAPPING = (Mapping, "a mapping of names to values, as {'attn_implementation': 'sdpa'}")
 _TYPES_OF_OPTIONS: dict[str, tuple[Any, str]] = {
     "model_kwargs": _MAPPING,
@@ -50,7 +51,6 @@ _MODEL_FILES = {"config.json", "modules.json", "adapter_config.json"}
 # transformers' names of the option, the older one last.
 _DTYPE_NAMES = ("dtype", "torch_dtype")
 _OPTIONS_WITH_DTYPE = ("model_kwargs", "config_kwargs")
-_HUB_TIMEOUT = 10  # seconds
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 

@@ -71,11 +71,6 @@ class Row(DocumentColumns):
         return cls(record=record, content_hash=content_hash, **document.columns())
 
     @property
-    def cells(self) -> list[Any]:
-        """The values of its columns."""
-        return [getattr(self, name) for name in _COLUMN_TYPES]
-
-    @property
     def character_count(self) -> int:
         """Characters of what the user gave, which limit a part."""
         return sum(len(value or "") for value in self.columns().values())
@@ -147,7 +142,7 @@ class Part:
     def info(self) -> PartInfo:
         """What is known of the part, once its records are complete."""
         rejects = [astuple(reject) for reject in self.rejects]
-        cells_by_row = [row.cells for row in self.rows]
+        cells_by_row = [row.cells(_COLUMN_TYPES) for row in self.rows]
         content = to_json([self.start, self.end, cells_by_row, rejects])
         return PartInfo(
             start=self.start,

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -95,7 +95,11 @@ class DocumentColumns:
 
     def columns(self) -> dict[str, Any]:
         """The fields of every document, without those that a subclass adds."""
-        return {name: getattr(self, name) for name in DOCUMENT_COLUMNS}
+        return dict(zip(DOCUMENT_COLUMNS, self.cells(DOCUMENT_COLUMNS), strict=True))
+
+    def cells(self, names: Iterable[str]) -> list[Any]:
+        """The values of some columns."""
+        return [getattr(self, name) for name in names]
 
 
 DOCUMENT_COLUMNS = tuple(column.name for column in fields(DocumentColumns))

@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +98,7 @@ def push(
             print(f"Nothing was sent: a dry run does not try whether you may write to {repo_id}.")
             return Pushed(repo_id, None, None, files)
         api = HfApi(token=token, library_name="st_reba", library_version=__version__)
-        try:
+        with _explained_errors(repo_id):
             api.create_repo(repo_id, private=private or None, exist_ok=True)
             if revision is not None:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -108,14 +110,21 @@ def push(
                 commit_message=message or "Upload with st-reba",
                 delete_patterns=[CODE_FILES],
             )
-        except HfHubHTTPError as error:
-            problem = " ".join(str(error).split())
-            raise OSError(f"{repo_id}: {problem} To write there, {_LOGIN}.") from error
-        except Exception as error:  # of huggingface_hub's releases, with different HTTP libraries
-            raise OSError(f"{repo_id}: nothing was published: {error}. Push again.") from error
     url = str(commit.pr_url or commit.commit_url)
     print(f"Published: {url}")
     return Pushed(repo_id, str(commit.oid), url, files)
+
+
+@contextmanager
+def _explained_errors(repo_id: str) -> Iterator[None]:
+    """Within the ``with`` block, errors of sending name the repository, in one line."""
+    try:
+        yield
+    except Exception as error:  # of huggingface_hub's releases, with different HTTP libraries
+        problem = " ".join(str(error).split())
+        if isinstance(error, HfHubHTTPError):
+            raise OSError(f"{repo_id}: {problem} To write there, {_LOGIN}.") from error
+        raise OSError(f"{repo_id}: nothing was published: {problem}. Push again.") from error
 
 
 def _stage(source: Path, staged: Path, repo_id: str) -> tuple[str, ...]:

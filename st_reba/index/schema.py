@@ -69,11 +69,6 @@ class StoredDocument(DocumentColumns):
         """The texts of its vectors."""
         return cut_text(self.text, json.loads(self.spans or "[]"))
 
-    @property
-    def cells(self) -> list[Any]:
-        """The values of its columns."""
-        return [getattr(self, name) for name in _COLUMN_TYPES]
-
 
 def _checksum(cells: list[Any]) -> int:
     content = "\0".join(map(str, cells))
@@ -121,7 +116,7 @@ def has_tables(connection: Connection) -> bool:
 
 def insert_document(connection: Connection, document: StoredDocument) -> bool:
     """Insert a document; False: its id is there already."""
-    cells = document.cells
+    cells = document.cells(_COLUMN_TYPES)
     cursor = connection.execute(_INSERT, (*cells, _checksum(cells)))
     return cursor.rowcount > 0
 
