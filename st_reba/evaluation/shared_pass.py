@@ -15,9 +15,7 @@ from torch import Tensor
 from ..encode import DEFAULT_BATCH_TOKENS, batch_lengths, computed_positions, token_batches
 from ..modules import PromptEnsemble
 from ..modules.capture import BackwardAttention, Capture
-from ..modules.layers import watch_layers
 from ..modules.layout import Features, Span, copy_starts, pooled_positions
-from ..modules.outputs import watch_attention
 from ..modules.transformer import RepeatTransformer
 from .stacked_reader import Reading, StackedReader
 from .vectors import Vectors
@@ -136,9 +134,6 @@ class SharedPass:
         self.layers = sorted(reading for reading in readings if isinstance(reading, int))
         self.layer_ranges = sorted(reading for reading in readings if isinstance(reading, tuple))
         self.capture = self._make_capture(for_words)
-        watch_layers(self.transformer.model)
-        if self.layer_ranges:
-            watch_attention(self.transformer.model)
 
     def _make_capture(self, for_words: bool) -> Capture | None:
         """The rows of backward attention that the poolings need."""
@@ -182,12 +177,7 @@ class SharedPass:
             transformer.preprocess(texts, **input_options), self.model.device
         )
         weights = TextWeights(transformer, features, token_ranges)
-        reader = StackedReader(
-            self.layers,
-            self.layer_ranges,
-            transformer.depth,
-            weights.keep_backward,
-        )
+        reader = StackedReader(transformer, self.layers, self.layer_ranges, weights.keep_backward)
         previous_reader = transformer.reader
         transformer.reader = reader
         try:

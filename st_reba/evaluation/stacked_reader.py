@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from ..modules.capture import BackwardAttention
-from ..modules.layers import ModuleCall
+from ..modules.layers import ModuleCall, watch_layers
+from ..modules.outputs import OutputReader
 from ..modules.passes import ForwardPass
+from ..modules.transformer import RepeatTransformer
 
 # Gets the number of a layer, and backward attention up to it.
 KeepBackward = Callable[[int, BackwardAttention], None]
@@ -24,9 +26,9 @@ class StackedReader:
     As it reads every position by itself, rows may share what they begin with.
 
     Args:
+        transformer: The module whose model is read.
         layers: Layers whose states are read, rising, from 1. They pass the model's final norm.
-        outputs: First and last layer of each mean of attention outputs.
-        depth: Number of layers that run.
+        layer_ranges: First and last layer of each mean of attention outputs.
         keep_backward: Called at each of the layers in passes that keep rows of attention.
     """
 
@@ -34,26 +36,29 @@ class StackedReader:
 
     def __init__(
         self,
+        transformer: RepeatTransformer,
         layers: Sequence[int],
-        outputs: Sequence[LayerRange],
-        depth: int,
+        layer_ranges: Sequence[LayerRange],
         keep_backward: KeepBackward,
     ) -> None:
         self.layers = layers
-        self.outputs = outputs
-        self.depth = depth
+        self.depth = transformer.depth
         self.keep_backward = keep_backward
+        self.output_readers: dict[LayerRange, OutputReader] = {}
+        for first_layer, last_layer in layer_ranges:
+            output_reader = OutputReader(transformer, first_layer, last_layer)
+            self.output_readers[first_layer, last_layer] = output_reader
+        watch_layers(transformer.model)
 
     def block_of(self, hidden_states: Tensor, reading: Reading) -> Tensor:
         """States of a layer, or a mean of attention outputs, [B, T, d], of what a pass gave."""
-        readings = [*self.layers, *self.outputs]
+        readings = [*self.layers, *self.output_readers]
         return hidden_states.chunk(len(readings), dim=2)[readings.index(reading)]
 
     def before_layers(self, state: ForwardPass) -> None:
         """Keep what is read while the layers run."""
         layer_states: list[Tensor] = []
-        output_means = OutputMeans(self.outputs)
-        state.hook_data[self] = (layer_states, output_means)
+        state.hook_data[self] = layer_states
 
         def keep_states(
             index: int,
@@ -71,40 +76,15 @@ class StackedReader:
             return hidden_states
 
         state.after_layer.append(keep_states)
-        if self.outputs:
-            state.after_attention.append(output_means.add)
+        for output_reader in self.output_readers.values():
+            output_reader.before_layers(state)
 
     def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
         """What is read, [B, T, d · readings], in place of the hidden states."""
-        layer_states, output_means = state.hook_data[self]
+        layer_states: list[Tensor] = state.hook_data[self]
         blocks: list[Tensor] = []
         if layer_states:
             blocks += hidden_states.chunk(len(layer_states))
-        for layer_range in self.outputs:
-            blocks.append(output_means.mean(layer_range).to(hidden_states))
+        for output_reader in self.output_readers.values():
+            blocks.append(output_reader.after_layers(state, hidden_states))
         return torch.cat(blocks, dim=2)
-
-
-class OutputMeans:
-    """Means of the attention outputs of ranges of layers, while these run."""
-
-    def __init__(self, layer_ranges: Sequence[LayerRange]) -> None:
-        self.layer_ranges = layer_ranges
-        self._sums: dict[LayerRange, Tensor] = {}
-
-    def add(self, index: int, output: Tensor) -> None:
-        """Take in the output [B, T, d] of a layer's attention."""
-        layer = index + 1
-        precise_output = output.to(torch.promote_types(output.dtype, torch.float32))
-        for layer_range in self.layer_ranges:
-            first_layer, last_layer = layer_range
-            if layer == first_layer:
-                self._sums[layer_range] = precise_output
-            elif first_layer < layer <= last_layer:
-                previous_sum = self._sums[layer_range].to(precise_output.device)
-                self._sums[layer_range] = previous_sum + precise_output
-
-    def mean(self, layer_range: LayerRange) -> Tensor:
-        """The mean of a range, [B, T, d]."""
-        first_layer, last_layer = layer_range
-        return self._sums[layer_range] / (last_layer - first_layer + 1)

@@ -28,11 +28,29 @@ class AfterAttention:
         arguments: tuple[object, ...],
         attention_output: Tensor | tuple[Tensor, ...],
     ) -> None:
-        """Show what the attention adds to the hidden states to the running pass."""
+        """Keep the output in the running pass: what was kept before it is final."""
         state = current_pass()
-        if state is not None:
-            for observe_output in state.after_attention:
-                observe_output(self.layer_index, first_output(attention_output))
+        if state is not None and state.after_attention:
+            state.finish_attention()
+            state.newest_output = (self.layer_index, first_output(attention_output))
+
+
+class BesideAttention:
+    """Forward hook of a module beside a layer's attention, as some layers have a norm for what it gives."""
+
+    def __call__(
+        self,
+        module: nn.Module,
+        arguments: tuple[object, ...],
+        module_output: Tensor | tuple[Tensor, ...],
+    ) -> None:
+        """Keep what a module makes of the attention output itself; a sum with other states is another tensor."""
+        state = current_pass()
+        if state is None or state.newest_output is None or not arguments:
+            return
+        layer_index, attention_output = state.newest_output
+        if arguments[0] is attention_output:
+            state.newest_output = (layer_index, first_output(module_output))
 
 
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
@@ -61,14 +79,19 @@ def shows_attention(model: PreTrainedModel) -> bool:
 
 def watch_attention(model: PreTrainedModel) -> None:
     """Let passes see what every layer's attention adds to the hidden states."""
+    layers = layers_of(model)
     for layer_index, attention_module in enumerate(attention_modules(model)):
         module_hooks = attention_module._forward_hooks.values()
-        if not any(isinstance(hook, AfterAttention) for hook in module_hooks):
-            attention_module.register_forward_hook(AfterAttention(layer_index))
+        if any(isinstance(hook, AfterAttention) for hook in module_hooks):
+            continue
+        attention_module.register_forward_hook(AfterAttention(layer_index))
+        for module in layers[layer_index].children():
+            if module is not attention_module:
+                module.register_forward_hook(BesideAttention())
 
 
 class OutputReader:
-    """The mean of several layers' attention outputs, after the output projection and before they are added.
+    """The mean of several layers' attention outputs, as these are added: some layers first pass them through a norm.
 
     Args:
         transformer: The module whose model is read.

@@ -20,7 +20,7 @@ TEMPLATES = ["A {text} B", 'This: "{text}" is "', "{text}"]
 
 
 def attention_outputs(model: Any, token_ids: list[int]) -> list[Tensor]:
-    """Σ over heads of W_O · A · W_V · norm(x) of every layer, [T, d] each, by its probabilities and what enters it."""
+    """Σ over heads of W_O · A · W_V · norm(x) of every layer, [T, d] each; Gemma norms them before it adds them."""
     length = len(token_ids)
     states = reference.layer_states(model, token_ids, final_norm=False)
     _, attention = reference.hidden_and_attention(model, token_ids)
@@ -30,7 +30,10 @@ def attention_outputs(model: Any, token_ids: list[int]) -> list[Tensor]:
         group_values = values.view(length, model.config.num_key_value_heads, -1)
         head_values = group_values.repeat_interleave(2, dim=1)
         head_outputs = torch.einsum("hqt,thd->qhd", attention[layer], head_values)
-        outputs.append(block.self_attn.o_proj(head_outputs.reshape(length, -1)))
+        attention_output = block.self_attn.o_proj(head_outputs.reshape(length, -1))
+        if hasattr(block, "pre_feedforward_layernorm"):
+            attention_output = block.post_attention_layernorm(attention_output)
+        outputs.append(attention_output)
     return outputs
 
 
