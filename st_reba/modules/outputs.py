@@ -32,7 +32,9 @@ class AfterAttention:
         state = current_pass()
         if state is not None and state.after_attention:
             state.finish_attention()
-            state.newest_output = (self.layer_index, first_output(attention_output))
+            output = first_output(attention_output)
+            # Added as it is, unless a norm is seen to change it.
+            state.newest_output = (self.layer_index, output, output)
 
 
 class BesideAttention:
@@ -48,9 +50,9 @@ class BesideAttention:
         state = current_pass()
         if state is None or state.newest_output is None or not arguments:
             return
-        layer_index, attention_output = state.newest_output
-        if arguments[0] is attention_output:
-            state.newest_output = (layer_index, first_output(module_output))
+        layer_index, attention_output, added_output = state.newest_output
+        if arguments[0] is added_output:
+            state.newest_output = (layer_index, attention_output, first_output(module_output))
 
 
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
@@ -86,19 +88,42 @@ def watch_attention(model: PreTrainedModel) -> None:
             continue
         attention_module.register_forward_hook(AfterAttention(layer_index))
         for module in layers[layer_index].children():
-            if module is not attention_module:
+            if module is not attention_module and not isinstance(module, nn.Dropout):
                 module.register_forward_hook(BesideAttention())
 
 
+class LayerMean:
+    """The mean of what several layers give at each position, while these run."""
+
+    def __init__(self, layer_count: int) -> None:
+        self.layer_count = layer_count
+        self.layer_sum: Tensor | None = None
+
+    def add(self, layer_states: Tensor) -> None:
+        """Take in what a layer gave, [B, T, d]."""
+        precise_states = layer_states.to(torch.promote_types(layer_states.dtype, torch.float32))
+        if self.layer_sum is not None:
+            precise_states = self.layer_sum.to(precise_states.device) + precise_states
+        self.layer_sum = precise_states
+
+    def value(self) -> Tensor:
+        """The mean, [B, T, d], of what was taken in."""
+        layer_sum: Tensor = self.layer_sum  # type: ignore[assignment]
+        return layer_sum / self.layer_count
+
+
 class OutputReader:
-    """The mean of several layers' attention outputs, as these are added: some layers first pass them through a norm.
+    """The mean of several layers' attention outputs, after the output projection and before they are added.
+
+    Where layers pass these outputs through a norm before they add them (Gemma 2 and 3, OLMo 2), it is the sum of two
+    unit vectors: the mean of the outputs before that norm, and the mean behind it.
 
     Args:
         transformer: The module whose model is read.
         first_layer, last_layer: Lowest and highest layer, from 1.
 
     Source:
-        AlignedWVA (2026), there of the last position of a prompt.
+        AlignedWVA (2026), there of the last position of a prompt; the sum is this project's own.
     """
 
     by_position = True  # what it gives at a position comes from there alone: a pass may hold a part of the rows
@@ -114,18 +139,20 @@ class OutputReader:
         watch_attention(transformer.model)
 
     def before_layers(self, state: ForwardPass) -> None:
-        """Sum the outputs while the layers run."""
+        """Average the outputs while the layers run."""
+        layer_count = self.last_layer - self.first_layer + 1
+        output_mean, normed_mean = LayerMean(layer_count), LayerMean(layer_count)
+        state.hook_data[self] = (output_mean, normed_mean)
 
         def add_output(
             layer_index: int,
             attention_output: Tensor,
+            added_output: Tensor,
         ) -> None:
             if self.first_layer <= layer_index + 1 <= self.last_layer:
-                precision = torch.promote_types(attention_output.dtype, torch.float32)
-                output_sum = attention_output.to(precision)
-                if self in state.hook_data:
-                    output_sum = state.hook_data[self].to(output_sum.device) + output_sum
-                state.hook_data[self] = output_sum
+                output_mean.add(attention_output)
+                if added_output is not attention_output:
+                    normed_mean.add(added_output)
 
         state.after_attention.append(add_output)
 
@@ -134,10 +161,13 @@ class OutputReader:
         state: ForwardPass,
         hidden_states: Tensor,
     ) -> Tensor:
-        """The mean, [B, T, d], in place of the hidden states."""
-        layer_count = self.last_layer - self.first_layer + 1
-        output_sum: Tensor = state.hook_data[self]
-        return (output_sum / layer_count).to(hidden_states)
+        """The mean, or the sum of both as unit vectors, [B, T, d], in place of the hidden states."""
+        output_mean, normed_mean = state.hook_data[self]
+        result: Tensor = output_mean.value()
+        if normed_mean.layer_sum is not None:
+            result = nn.functional.normalize(result, dim=-1)
+            result = result + nn.functional.normalize(normed_mean.value(), dim=-1)
+        return result.to(hidden_states)
 
 
 extensions.output_reader = OutputReader

@@ -78,21 +78,21 @@ class ForwardPass:
         # Called after every layer: its index, its call, the states that it hands on; returns these,
         # changed or not.
         self.after_layer: list[Callable[[int, Any, Tensor], Tensor]] = []
-        # Called with what every layer's attention adds to the hidden states: its index, [B, T, d].
-        self.after_attention: list[Callable[[int, Tensor], object]] = []
-        # The newest of these, which a norm behind the attention may still change.
-        self.newest_output: tuple[int, Tensor] | None = None
+        # Called with every layer's index, its attention's output, [B, T, d], and what of it is added
+        # to the hidden states: the output itself, or what a norm makes of it.
+        self.after_attention: list[Callable[[int, Tensor, Tensor], object]] = []
+        # The newest of these.
+        self.newest_output: tuple[int, Tensor, Tensor] | None = None
         # Of each hook, until the end of the pass.
         self.hook_data: dict[PassHook, Any] = {}
         # What hooks hand to the pooling.
         self.pooling_features: Features = {}
 
     def finish_attention(self) -> None:
-        """Show the newest attention output, which nothing changes any more, to those that read them."""
+        """Show the newest attention output, behind which no norm comes any more, to those that read them."""
         if self.newest_output is not None:
-            layer_index, attention_output = self.newest_output
             for observe_output in self.after_attention:
-                observe_output(layer_index, attention_output)
+                observe_output(*self.newest_output)
         self.newest_output = None
 
 
