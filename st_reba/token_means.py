@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from .filter_options import (
     FEWEST_FOR_DIRECTIONS,
@@ -94,13 +93,20 @@ class TokenMeans:
         """Dimension k of the vectors."""
         return len(self.linear_filter.weight)
 
-    def encode(self, model: SentenceTransformer, texts: Sequence[str], task: Task) -> Matrix:
-        """Vectors [n, k] of texts, of length one, by the embeddings of the index's model."""
+    def append_to(
+        self,
+        vectors: Matrix,
+        model: SentenceTransformer,
+        texts: Sequence[str],
+        task: Task,
+    ) -> Matrix:
+        """Vectors [n, d] with those of the tokens of their texts, [n, d + k], as a :class:`TokenPart` joins them."""
         reader = _TokenReader(model)
         token_ids = reader.token_ids(texts)
         means = reader.mean_embeddings(token_ids, self.token_weights)
-        filtered_means = torch.from_numpy(self.linear_filter.apply(means, task))
-        return normalize(filtered_means, dim=-1).float().numpy()
+        token_part = self.as_module(vectors.shape[1])
+        joined_vectors = token_part.join(torch.from_numpy(vectors), torch.from_numpy(means), task)
+        return joined_vectors.numpy()
 
     def as_module(self, vector_width: int) -> TokenPart:
         """What appends such vectors to those [n, d] of a model, of ``vector_width`` dimensions d."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 from ..modules.reversal import _CJK
@@ -68,3 +68,9 @@ def script_of(text: str) -> str:
         script_counts[script_name] += 1
     most_common = script_counts.most_common(1)
     return most_common[0][0] if most_common else ""
+
+
+def common_script(texts: Sequence[str]) -> str:
+    """The script that most of the first texts are in; a long text counts as one."""
+    script_counts = Counter(map(script_of, texts[:200]))
+    return script_counts.most_common(1)[0][0]

@@ -36,7 +36,7 @@ from .retrieval_items import (
 )
 from .search import CLEAR_ERRORS, Candidate, find_candidate
 from .task import KINDS, Task, TextIndex
-from .texts import draw_texts, script_of
+from .texts import common_script, draw_texts, script_of
 from .tune_report import ReportEntry, TuneRow, report_rows
 from .vectors import REMOVED_DIRECTIONS, search_filter_kinds
 from .word_scores import word_scores
@@ -106,7 +106,7 @@ class SimilarityPlan:
     @property
     def script(self) -> str:
         """The script of most texts."""
-        return script_of(" ".join(self.texts[:200]))
+        return common_script(self.texts)
 
     def passes(self, depth: int, *, is_small: bool = False) -> list[Pass]:
         """The inputs and masks that are tried, or the few that cover most, on a base of L layers (``depth``)."""
@@ -210,7 +210,7 @@ class RetrievalPlan:
     @property
     def _script(self) -> str:
         """The script of most documents."""
-        return script_of(" ".join(self.documents[:200]))
+        return common_script(self.documents)
 
     def passes(self, depth: int, *, is_small: bool = False) -> list[Pass]:
         """As for :class:`SimilarityPlan`."""

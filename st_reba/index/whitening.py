@@ -137,15 +137,12 @@ class Whitening:
         whitened_vectors = self.apply(raw_vectors, task)
         if self.token_means is None:
             return whitened_vectors
-        # Two unit vectors, the second by its share, as one, whose cosine is the mean of both.
-        joined_length = np.float32(np.sqrt(1 + TOKEN_SHARE))
         if model is None or texts is None:
+            # Documents hold the model's part divided by this, so that scores are those of it alone.
+            part_length = np.float32(np.sqrt(1 + TOKEN_SHARE))
             no_tokens = np.zeros((len(whitened_vectors), self.token_dimension), np.float32)
-            return np.concatenate([whitened_vectors * joined_length, no_tokens], axis=1)
-        token_means = self.token_means.encode(model, texts, task)
-        weighted_tokens = token_means * np.float32(np.sqrt(TOKEN_SHARE))
-        joined_vectors = np.concatenate([whitened_vectors, weighted_tokens], axis=1)
-        return np.asarray(joined_vectors / joined_length, np.float32)
+            return np.concatenate([whitened_vectors * part_length, no_tokens], axis=1)
+        return self.token_means.append_to(whitened_vectors, model, texts, task)
 
     def model_part(self, joined_vectors: Matrix) -> Matrix:
         """The whitened vectors [n, d] alone."""

@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from st_reba.evaluation import Task
 from st_reba.evaluation.kinds.views import information, views_of
-from st_reba.evaluation.texts import draw_texts, script_of
+from st_reba.evaluation.texts import common_script, draw_texts, script_of
 
 
 def random_units(row_count: int, width: int = 6, seed: int = 0) -> Tensor:
@@ -211,3 +211,8 @@ def test_too_few_texts_are_refused(texts: list[str]) -> None:
 )
 def test_the_script_of_a_text_is_that_of_most_letters(text: str, script: str) -> None:
     assert script_of(text) == script
+
+
+def test_the_script_of_texts_is_that_of_most_texts() -> None:
+    """Not that of most letters: here a long text is in another."""
+    assert common_script(["猫从窗口看着一只鸟。" * 40, "A cat.", "A dog."]) == "LATIN"
