@@ -115,7 +115,7 @@ class LayerMean:
 class OutputReader:
     """The mean of several layers' attention outputs, after the output projection and before they are added.
 
-    Where layers pass these outputs through a norm before they add them (Gemma 2 and 3, OLMo 2), it is the sum of two
+    Where layers pass these outputs through a norm before they add them (Gemma 2 and 3, GLM-4, OLMo 2), it is the sum of two
     unit vectors: the mean of the outputs before that norm, and the mean behind it.
 
     Args:
