@@ -28,13 +28,11 @@ class AfterAttention:
         arguments: tuple[object, ...],
         attention_output: Tensor | tuple[Tensor, ...],
     ) -> None:
-        """Keep the output in the running pass: what was kept before it is final."""
+        """Show the output to the running pass."""
         state = current_pass()
-        if state is not None and state.after_attention:
-            state.finish_attention()
-            output = first_output(attention_output)
-            # Added as it is, unless a norm is seen to change it.
-            state.newest_output = (self.layer_index, output, output)
+        if state is not None:
+            for observe_output in state.after_attention:
+                observe_output(self.layer_index, first_output(attention_output))
 
 
 class BesideAttention:
@@ -46,13 +44,11 @@ class BesideAttention:
         arguments: tuple[object, ...],
         module_output: Tensor | tuple[Tensor, ...],
     ) -> None:
-        """Keep what a module makes of the attention output itself; a sum with other states is another tensor."""
+        """Show to the running pass what the module made of what."""
         state = current_pass()
-        if state is None or state.newest_output is None or not arguments:
-            return
-        layer_index, attention_output, added_output = state.newest_output
-        if arguments[0] is added_output:
-            state.newest_output = (layer_index, attention_output, first_output(module_output))
+        if state is not None and arguments:
+            for observe_module in state.beside_attention:
+                observe_module(arguments[0], first_output(module_output))
 
 
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
@@ -92,31 +88,57 @@ def watch_attention(model: PreTrainedModel) -> None:
                 module.register_forward_hook(BesideAttention())
 
 
-class LayerMean:
-    """The mean of what several layers give at each position, while these run."""
+class OutputMeans:
+    """Means of the attention outputs of several layers, before and behind the norm that some have for them.
 
-    def __init__(self, layer_count: int) -> None:
-        self.layer_count = layer_count
-        self.layer_sum: Tensor | None = None
+    Args:
+        first_layer, last_layer: Lowest and highest layer, from 1.
+    """
 
-    def add(self, layer_states: Tensor) -> None:
-        """Take in what a layer gave, [B, T, d]."""
-        precise_states = layer_states.to(torch.promote_types(layer_states.dtype, torch.float32))
-        if self.layer_sum is not None:
-            precise_states = self.layer_sum.to(precise_states.device) + precise_states
-        self.layer_sum = precise_states
+    def __init__(self, first_layer: int, last_layer: int) -> None:
+        self.first_layer = first_layer
+        self.last_layer = last_layer
+        self._output_sum: Tensor | None = None
+        self._normed_sum: Tensor | None = None
+        # Of the attention that ran last, until a module has taken it.
+        self._newest_output: Tensor | None = None
 
-    def value(self) -> Tensor:
-        """The mean, [B, T, d], of what was taken in."""
-        layer_sum: Tensor = self.layer_sum  # type: ignore[assignment]
-        return layer_sum / self.layer_count
+    def add_output(self, layer_index: int, attention_output: Tensor) -> None:
+        """Take in the output [B, T, d] of a layer's attention."""
+        self._newest_output = None
+        if self.first_layer <= layer_index + 1 <= self.last_layer:
+            self._newest_output = attention_output
+            self._output_sum = add_precisely(self._output_sum, attention_output)
+
+    def add_normed(self, module_input: object, module_output: Tensor) -> None:
+        """Take in what a module makes of the newest output itself; what is a sum of it is another tensor."""
+        if self._newest_output is not None and module_input is self._newest_output:
+            self._newest_output = None
+            self._normed_sum = add_precisely(self._normed_sum, module_output)
+
+    def joined(self) -> Tensor:
+        """The mean, or the sum of both means as unit vectors, [B, T, d]."""
+        layer_count = self.last_layer - self.first_layer + 1
+        output_sum: Tensor = self._output_sum  # type: ignore[assignment]
+        if self._normed_sum is None:
+            return output_sum / layer_count
+        unit_outputs = nn.functional.normalize(output_sum, dim=-1)
+        return unit_outputs + nn.functional.normalize(self._normed_sum, dim=-1)
+
+
+def add_precisely(layer_sum: Tensor | None, layer_states: Tensor) -> Tensor:
+    """A sum over layers, [B, T, d] float32 or finer, with the states of one more."""
+    precise_states = layer_states.to(torch.promote_types(layer_states.dtype, torch.float32))
+    if layer_sum is None:
+        return precise_states
+    return layer_sum.to(precise_states.device) + precise_states
 
 
 class OutputReader:
     """The mean of several layers' attention outputs, after the output projection and before they are added.
 
-    Where layers pass these outputs through a norm before they add them (Gemma 2 and 3, GLM-4, OLMo 2), it is the sum of two
-    unit vectors: the mean of the outputs before that norm, and the mean behind it.
+    Where layers pass these outputs through a norm before they add them (Gemma 2 and 3, GLM-4, OLMo 2), it is the sum
+    of two unit vectors: the mean of the outputs before that norm, and the mean behind it.
 
     Args:
         transformer: The module whose model is read.
@@ -140,21 +162,10 @@ class OutputReader:
 
     def before_layers(self, state: ForwardPass) -> None:
         """Average the outputs while the layers run."""
-        layer_count = self.last_layer - self.first_layer + 1
-        output_mean, normed_mean = LayerMean(layer_count), LayerMean(layer_count)
-        state.hook_data[self] = (output_mean, normed_mean)
-
-        def add_output(
-            layer_index: int,
-            attention_output: Tensor,
-            added_output: Tensor,
-        ) -> None:
-            if self.first_layer <= layer_index + 1 <= self.last_layer:
-                output_mean.add(attention_output)
-                if added_output is not attention_output:
-                    normed_mean.add(added_output)
-
-        state.after_attention.append(add_output)
+        means = OutputMeans(self.first_layer, self.last_layer)
+        state.hook_data[self] = means
+        state.after_attention.append(means.add_output)
+        state.beside_attention.append(means.add_normed)
 
     def after_layers(
         self,
@@ -162,12 +173,8 @@ class OutputReader:
         hidden_states: Tensor,
     ) -> Tensor:
         """The mean, or the sum of both as unit vectors, [B, T, d], in place of the hidden states."""
-        output_mean, normed_mean = state.hook_data[self]
-        result: Tensor = output_mean.value()
-        if normed_mean.layer_sum is not None:
-            result = nn.functional.normalize(result, dim=-1)
-            result = result + nn.functional.normalize(normed_mean.value(), dim=-1)
-        return result.to(hidden_states)
+        means: OutputMeans = state.hook_data[self]
+        return means.joined().to(hidden_states)
 
 
 extensions.output_reader = OutputReader

@@ -78,22 +78,14 @@ class ForwardPass:
         # Called after every layer: its index, its call, the states that it hands on; returns these,
         # changed or not.
         self.after_layer: list[Callable[[int, Any, Tensor], Tensor]] = []
-        # Called with every layer's index, its attention's output, [B, T, d], and what of it is added
-        # to the hidden states: the output itself, or what a norm makes of it.
-        self.after_attention: list[Callable[[int, Tensor, Tensor], object]] = []
-        # The newest of these.
-        self.newest_output: tuple[int, Tensor, Tensor] | None = None
+        # Called after every layer's attention: its index, its output.
+        self.after_attention: list[Callable[[int, Tensor], object]] = []
+        # Called after every module beside it: what it was called with, its output.
+        self.beside_attention: list[Callable[[object, Tensor], object]] = []
         # Of each hook, until the end of the pass.
         self.hook_data: dict[PassHook, Any] = {}
         # What hooks hand to the pooling.
         self.pooling_features: Features = {}
-
-    def finish_attention(self) -> None:
-        """Show the newest attention output, behind which no norm comes any more, to those that read them."""
-        if self.newest_output is not None:
-            for observe_output in self.after_attention:
-                observe_output(*self.newest_output)
-        self.newest_output = None
 
 
 # A context variable, so that threads and models never meet.

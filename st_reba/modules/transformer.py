@@ -430,7 +430,6 @@ class RepeatTransformer(Transformer):
         }
         with running(state):
             output = super().forward({**inputs, **state.model_arguments, **arguments})
-            state.finish_attention()
         hidden_states: Tensor = output["token_embeddings"]
         for hook in reversed(hooks):
             hidden_states = hook.after_layers(state, hidden_states)
