@@ -47,6 +47,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "repeats": 3,
         "pooled": "repeats",
     },
+    "attention outputs": {"method": "prompteol", "read": "attention"},
     "classical end": {
         "method": "classical",
         "pooling": "last",
@@ -65,7 +66,7 @@ def cases() -> list[tuple[str, str, str]]:
     chosen_cases: list[tuple[str, str, str]] = []
     for method_name, options in METHODS.items():
         chosen_cases.append(("qwen3", "bos_eos", method_name))
-        if "reba" in method_name or "setting" in options:
+        if "reba" in method_name or "setting" in options or "read" in options:
             chosen_cases.append(("gemma2", "cls_sep", method_name))
     for architecture, tokenizer in (
         ("gpt2", "plain"),
