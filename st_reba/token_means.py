@@ -23,7 +23,7 @@ from .filter_options import (
 )
 from .linear_filter import Filter
 from .modules import RepeatTransformer, TokenPart
-from .modules.token_part import mean_embeddings
+from .modules.token_part import append_tokens, mean_embeddings
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -104,9 +104,8 @@ class TokenMeans:
         reader = _TokenReader(model)
         token_ids = reader.token_ids(texts)
         means = reader.mean_embeddings(token_ids, self.token_weights)
-        token_part = self.as_module(vectors.shape[1])
-        joined_vectors = token_part.join(torch.from_numpy(vectors), torch.from_numpy(means), task)
-        return joined_vectors.numpy()
+        token_vectors = torch.from_numpy(self.linear_filter.apply(means, task))
+        return append_tokens(torch.from_numpy(vectors), token_vectors, TOKEN_SHARE).numpy()
 
     def as_module(self, vector_width: int) -> TokenPart:
         """What appends such vectors to those [n, d] of a model, of ``vector_width`` dimensions d."""

@@ -15,9 +15,11 @@ from torch import Tensor
 from ..encode import DEFAULT_BATCH_TOKENS, batch_lengths, computed_positions, token_batches
 from ..modules import PromptEnsemble
 from ..modules.capture import BackwardAttention, Capture
+from ..modules.layers import watch_layers
 from ..modules.layout import Features, Span, copy_starts, pooled_positions
+from ..modules.outputs import OutputReader
 from ..modules.transformer import RepeatTransformer
-from .stacked_reader import Reading, StackedReader
+from .stacked_reader import LayerRange, Reading, StackedReader
 from .vectors import Vectors
 
 # "mean" and "last" are of the last copy's content, "end" is the very last position.
@@ -132,8 +134,13 @@ class SharedPass:
                 raise ValueError(f"{readout}: give {choices}.")
         readings = {readout.reading for readout in readouts}
         self.layers = sorted(reading for reading in readings if isinstance(reading, int))
-        self.layer_ranges = sorted(reading for reading in readings if isinstance(reading, tuple))
+        layer_ranges = sorted(reading for reading in readings if isinstance(reading, tuple))
+        self.output_readers: dict[LayerRange, OutputReader] = {}
+        for first_layer, last_layer in layer_ranges:
+            output_reader = OutputReader(self.transformer, first_layer, last_layer)
+            self.output_readers[first_layer, last_layer] = output_reader
         self.capture = self._make_capture(for_words)
+        watch_layers(self.transformer.model)
 
     def _make_capture(self, for_words: bool) -> Capture | None:
         """The rows of backward attention that the poolings need."""
@@ -158,7 +165,7 @@ class SharedPass:
             whole=self.capture is not None,
         ).positions
         whole_lengths = batch_lengths(self.transformer, texts, input_options, whole=True).positions
-        reading_count = len(self.layers) + len(self.layer_ranges)
+        reading_count = len(self.layers) + len(self.output_readers)
         max_whole_positions = _MAX_NUMBERS // (self.width * reading_count)
         # Rows that share a prefix hold it all the same, so that they take as much memory as whole
         # rows.
@@ -177,7 +184,12 @@ class SharedPass:
             transformer.preprocess(texts, **input_options), self.model.device
         )
         weights = TextWeights(transformer, features, token_ranges)
-        reader = StackedReader(transformer, self.layers, self.layer_ranges, weights.keep_backward)
+        reader = StackedReader(
+            self.layers,
+            self.output_readers,
+            transformer.depth,
+            weights.keep_backward,
+        )
         previous_reader = transformer.reader
         transformer.reader = reader
         try:

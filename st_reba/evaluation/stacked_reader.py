@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ..modules.capture import BackwardAttention
-from ..modules.layers import ModuleCall, watch_layers
+from ..modules.layers import ModuleCall
 from ..modules.outputs import OutputReader
 from ..modules.passes import ForwardPass
-from ..modules.transformer import RepeatTransformer
 
 # Gets the number of a layer, and backward attention up to it.
 KeepBackward = Callable[[int, BackwardAttention], None]
@@ -26,9 +25,9 @@ class StackedReader:
     As it reads every position by itself, rows may share what they begin with.
 
     Args:
-        transformer: The module whose model is read.
         layers: Layers whose states are read, rising, from 1. They pass the model's final norm.
-        layer_ranges: First and last layer of each mean of attention outputs.
+        output_readers: What reads the attention outputs of each range of layers.
+        depth: Number of layers that run.
         keep_backward: Called at each of the layers in passes that keep rows of attention.
     """
 
@@ -36,19 +35,15 @@ class StackedReader:
 
     def __init__(
         self,
-        transformer: RepeatTransformer,
         layers: Sequence[int],
-        layer_ranges: Sequence[LayerRange],
+        output_readers: Mapping[LayerRange, OutputReader],
+        depth: int,
         keep_backward: KeepBackward,
     ) -> None:
         self.layers = layers
-        self.depth = transformer.depth
+        self.output_readers = output_readers
+        self.depth = depth
         self.keep_backward = keep_backward
-        self.output_readers: dict[LayerRange, OutputReader] = {}
-        for first_layer, last_layer in layer_ranges:
-            output_reader = OutputReader(transformer, first_layer, last_layer)
-            self.output_readers[first_layer, last_layer] = output_reader
-        watch_layers(transformer.model)
 
     def block_of(self, hidden_states: Tensor, reading: Reading) -> Tensor:
         """States of a layer, or a mean of attention outputs, [B, T, d], of what a pass gave."""

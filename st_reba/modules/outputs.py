@@ -116,13 +116,12 @@ class OutputMeans:
             self._newest_output = None
             self._normed_sum = add_precisely(self._normed_sum, module_output)
 
-    def joined(self) -> Tensor:
+    def joined_means(self) -> Tensor:
         """The mean, or the sum of both means as unit vectors, [B, T, d]."""
-        layer_count = self.last_layer - self.first_layer + 1
-        output_sum: Tensor = self._output_sum  # type: ignore[assignment]
+        assert self._output_sum is not None  # as all layers have run
         if self._normed_sum is None:
-            return output_sum / layer_count
-        unit_outputs = nn.functional.normalize(output_sum, dim=-1)
+            return self._output_sum / (self.last_layer - self.first_layer + 1)
+        unit_outputs = nn.functional.normalize(self._output_sum, dim=-1)
         return unit_outputs + nn.functional.normalize(self._normed_sum, dim=-1)
 
 
@@ -174,7 +173,7 @@ class OutputReader:
     ) -> Tensor:
         """The mean, or the sum of both as unit vectors, [B, T, d], in place of the hidden states."""
         means: OutputMeans = state.hook_data[self]
-        return means.joined().to(hidden_states)
+        return means.joined_means().to(hidden_states)
 
 
 extensions.output_reader = OutputReader

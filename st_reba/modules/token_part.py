@@ -54,6 +54,14 @@ def mean_embeddings(
     return normalize(weighted_sums, dim=-1)
 
 
+def append_tokens(vectors: Tensor, token_vectors: Tensor, share: float) -> Tensor:
+    """Vectors [B, d] with those of tokens [B, k], as [B, d + k] of length one; ``share``: see :class:`TokenPart`."""
+    unit_vectors = normalize(vectors.float(), dim=-1)
+    unit_tokens = normalize(token_vectors, dim=-1).float()
+    joined_vectors = torch.cat([unit_vectors, unit_tokens * math.sqrt(share)], dim=-1)
+    return (joined_vectors / math.sqrt(1 + share)).to(vectors.dtype)
+
+
 @published
 class TokenPart(FittedModule):
     r"""Appends to a text's vector one of its tokens: the mean of their embeddings, rare ones counting more.
@@ -169,10 +177,8 @@ class TokenPart(FittedModule):
         """Vectors [B, d] with those of mean embeddings [B, e], as [B, d + k] of length one."""
         mean_name = "query_mean" if task == "query" else "document_mean"
         centered_means = means - self.get_buffer(mean_name).float()
-        token_vectors = normalize(centered_means @ self.get_buffer("weight").float().T, dim=-1)
-        unit_vectors = normalize(vectors.float(), dim=-1)
-        joined_vectors = torch.cat([unit_vectors, token_vectors * math.sqrt(self.share)], dim=-1)
-        return (joined_vectors / math.sqrt(1 + self.share)).to(vectors.dtype)
+        token_vectors = centered_means @ self.get_buffer("weight").float().T
+        return append_tokens(vectors, token_vectors, self.share)
 
     def get_embedding_dimension(self) -> int:
         """Dimension d + k of the vectors."""
