@@ -16,7 +16,7 @@ from pathlib import Path
 
 from st_reba import build
 from st_reba.hub import push, save
-from st_reba.recipe import recipe, zoo
+from st_reba.recipe import zoo, zoo_recipe
 
 
 def publish(name: str, organization: str, *, private: bool) -> str:
@@ -25,13 +25,13 @@ def publish(name: str, organization: str, *, private: bool) -> str:
         folder = Path(temporary, name)
         # In the base's own number type, so that weights are not widened to be saved.
         model = build(f"zoo:{name}", dtype="auto")
-        save(model, folder, name=name, about=recipe(name).about)
+        save(model, folder, name=name, about=zoo_recipe(name).about)
         pushed = push(folder, f"{organization}/{name}", private=private)
         return str(pushed.url)
 
 
 def ready_names() -> list[str]:
-    return [name for name in zoo() if recipe(name).status == "ready"]
+    return [name for name in zoo() if zoo_recipe(name).status == "ready"]
 
 
 def main(arguments: list[str] | None = None) -> int:

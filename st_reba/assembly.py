@@ -21,19 +21,19 @@ from .backbones import check_backbone, cut_layers
 from .bases import check_device, check_loading
 from .filters import Filter, with_filter
 from .loaded_base import LoadedBase
-from .methods import MASK_OPTIONS, Method
+from .methods import MASK_OPTIONS, Method, Options
 from .modules import RepeatTransformer
 from .modules.mask_check import check_masks
 from .modules.outputs import shows_attention
 from .modules.selfcheck import (
-    can_share_prefix,
     check_capture,
     check_padding,
     hidden_states,
     is_causal,
+    try_sharing_prefix,
 )
 from .named_base import KWARGS_OPTIONS, NamedBase
-from .request import Base, BuildRequest, Options
+from .request import Base, BuildRequest
 from .safety import load
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Assembly:
     def run(self) -> SentenceTransformer:
         """The model."""
         keeps_input = self.method.name == "nosink" and self.method.pooling is None
-        if isinstance(self.base, NamedBase) and self.base.is_embedder() and keeps_input:
+        if keeps_input and isinstance(self.base, NamedBase) and self.base.is_embedder:
             model = self._convert_embedder(self.base)
         else:
             model = self._build_pipeline()
@@ -125,7 +125,8 @@ class Assembly:
             loaded_transformer: Any = base.load()
             transformer.model = loaded_transformer.model.to(base.device or get_device_name())
             transformer.stored_dtype = loaded_transformer.stored_dtype
-        check_backbone(transformer.model, base.name)
+        else:
+            check_backbone(transformer.model, base.name)
         model[0] = self._wrap(transformer, own_input=True)
         return model
 
@@ -134,7 +135,7 @@ class Assembly:
         plain_states = hidden_states(transformer)
         check_padding(transformer, self.base.name)
         if self.method.name != "reba":  # whose passes show the attention of whole rows
-            transformer.shares_prefix = can_share_prefix(transformer)
+            transformer.shares_prefix = try_sharing_prefix(transformer)
         # Some models project their last hidden state to another size than their configuration's.
         following_modules = self._make_following_modules(plain_states.shape[-1])
         constructor_options = _without(self.base.options, (*_OWN_OPTIONS, *_OPTIONS_OF_BASE))
@@ -190,7 +191,7 @@ class Assembly:
         method = self.method
         transformer = self._wrap(
             loaded_transformer,
-            reading=_plan_reading(method, loaded_transformer),
+            reading=_cut_to_reading(method, loaded_transformer),
             template=method.full_template,
             repeats=1 if method.reads_once else method.repeats or 2,
             pooled=method.pooled or method.pooling_spec.positions,
@@ -251,10 +252,10 @@ def _without(options: Options, dropped_names: tuple[str, ...]) -> dict[str, Any]
     return {name: value for name, value in options.items() if name not in dropped_names}
 
 
-def _plan_reading(
+def _cut_to_reading(
     method: Method, loaded_transformer: RepeatTransformer
 ) -> dict[str, object] | None:
-    """What is read in place of the last layer's states; the layers above it are cut off."""
+    """Cut off the layers that are not read; what is read in place of the last layer's states."""
     reads_attention = method.read == "attention"
     if method.layer is None and not reads_attention:
         return None

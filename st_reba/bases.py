@@ -18,11 +18,11 @@ from sentence_transformers.util import get_device_name
 
 from .files import whole_file
 from .gguf_files import read_gguf
+from .methods import Options
 from .optional import required
 from .packaged import is_packaged, packaged_gguf
 
 logger = logging.getLogger(__name__)
-Options = Mapping[str, Any]
 DType: TypeAlias = "torch.dtype | str | None"
 
 # Models that come with the package.

@@ -78,9 +78,7 @@ def build(
         "quantization": quantization,
         "gguf_file": gguf_file,
     }
-    for option_name, option_value in named_options.items():
-        if option_value is not None:
-            options[option_name] = option_value
+    options |= {name: value for name, value in named_options.items() if value is not None}
     if method == "auto":
         return _build_automatic(base, texts, purpose or "similarity", check=check, **options)
     if texts is not None or purpose is not None:

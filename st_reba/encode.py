@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .processor import bfloat16_hint
+from .processor import hint_at_bfloat16
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from .methods import Options
     from .modules.layout import RowLayout
     from .modules.transformer import RepeatTransformer
 
 logger = logging.getLogger(__name__)
-Options = Mapping[str, Any]
 Task = Literal["query", "document"]
 
 # Where encode_query and encode_document look for their prompt.
@@ -78,7 +78,7 @@ def encode_texts(
         return np.zeros((0, width), dtype=np.float32)
     lengths = measure_lengths(model, texts, task=task, is_batched=True, **options)
     batches = token_batches(lengths.positions, batch_tokens)
-    bfloat16_hint.give(model, sum(lengths.positions))
+    hint_at_bfloat16(model, sum(lengths.positions))
     encode_batch: Any = getattr(model, f"encode_{task}") if task else model.encode
     options = {"show_progress_bar": False, **options, "convert_to_tensor": True}
     encoded_batches: list[NDArray[np.float32]] = []
@@ -109,7 +109,7 @@ def _check_options(task: Task | None, options: Options) -> None:
 
 @contextmanager
 def naming_pipeline(model: SentenceTransformer) -> Iterator[None]:
-    """Inside the ``with`` block, modules that do not go together are named: others' check little before they run."""
+    """Inside the ``with`` block, errors of modules that do not fit name them: most check little before they run."""
     try:
         yield
     except (AttributeError, IndexError, KeyError) as error:
@@ -225,7 +225,7 @@ def measure_lengths(
     if hasattr(transformer, "budget"):
         input_options = _input_options(model, options) | {"prompt": prompt, "task": task}
         input_options = {name: value for name, value in input_options.items() if value is not None}
-        return batch_lengths(transformer, texts, input_options, whole=not is_batched)
+        return input_lengths(transformer, texts, input_options, is_batched=is_batched)
     from transformers import PreTrainedTokenizerBase
 
     tokenizer = getattr(model, "tokenizer", None)
@@ -320,23 +320,23 @@ def computed_positions(
     return _lengths_of_texts(transformer, texts, input_options, count).positions
 
 
-def batch_lengths(
+def input_lengths(
     transformer: RepeatTransformer,
     texts: Sequence[str],
     input_options: Options,
     *,
-    whole: bool = False,
+    is_batched: bool,
 ) -> TextLengths:
-    """Positions that each text counts for in a batch of bounded memory; ``whole``: rows share nothing.
+    """Positions that each text counts for in a batch of bounded memory; else those of its rows, without padding.
 
-    Arguments are those of `computed_positions`. Where rows share a prefix, they hold its states
-    without computing them.
+    Other arguments are those of `computed_positions`. In a batch whose rows share a prefix, they
+    hold its states without computing them.
     """
     layouts = transformer.row_layouts(**input_options)
-    if whole or not transformer.can_share():
-        count = whole_positions(layouts)
-    else:
+    if is_batched and transformer.can_share():
         count = shared_positions(layouts) + held_positions(layouts)
+    else:
+        count = whole_positions(layouts)
     return _lengths_of_texts(transformer, texts, input_options, count)
 
 

@@ -33,7 +33,7 @@ class FilterOptions:
     direction_count: int
 
     @classmethod
-    def check(
+    def make(
         cls,
         kind: Kind,
         r: int | None,
@@ -42,7 +42,7 @@ class FilterOptions:
         text_count: int,
         width: int,
     ) -> FilterOptions:
-        """Refuse an option of another kind, a value that cannot be, or too few texts."""
+        """The options of a filter; an option of another kind, a value that cannot be, or too few texts are refused."""
         if kind not in get_args(Kind):
             raise ValueError(
                 f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}."

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 
-from .encode import Options, Task, encode_texts
+from .encode import Task, encode_texts
 from .filter_options import FEWEST_FOR_MEAN, FilterOptions, Kind
 from .linear_filter import Filter as Filter
-from .methods import Template
+from .methods import Options, Template
 from .modules import RepeatTransformer
 from .modules.extensions import extensions
 from .modules.layout import SIMILARITY, TASKS
@@ -77,13 +77,13 @@ def fit_filter(
         >>> [type(module).__name__ for module in search_model][2:]
         ['Normalize', 'QueryShift', 'Dense', 'Normalize']
     """
-    unfiltered_model = _without_truncation(model)
+    unfiltered_model = _unfiltered_copy(model)
     if tokens:
         _check_tokens(model, kind, queries=queries)
     distinct_texts = _distinct_texts(texts)
     # Before the work of encoding.
     vector_width = int(unfiltered_model.get_embedding_dimension() or 0)
-    FilterOptions.check(kind, r, dimensions, power, len(distinct_texts), vector_width)
+    FilterOptions.make(kind, r, dimensions, power, len(distinct_texts), vector_width)
     query_vectors = None
     token_means = None
     if queries:
@@ -118,7 +118,7 @@ def with_filter(
         fitted_filter: The filter.
         token_means: What stands behind the filtered vectors; None: nothing.
     """
-    filtered_model = _without_truncation(model)
+    filtered_model = _unfiltered_copy(model)
     filter_width = fitted_filter.mean.size
     vector_width = filtered_model.get_embedding_dimension()
     if vector_width not in (None, filter_width):
@@ -129,27 +129,24 @@ def with_filter(
         fitted_filter.probe.check_same(filtered_model, "the filter")
     transformer = copy.copy(_transformer_of(filtered_model))
     _keep_fitted_templates(transformer, fitted_filter)
-    description = fitted_filter.description
-    if token_means is not None:
-        description += f",tokens={token_means.dimension}"
-    transformer.recipe = {**(transformer.recipe or {}), "filter": description}
     # sentence-transformers gives all modules the first one's dtype.
     dtype = model.dtype or torch.float32
-    modules = [transformer, *list(filtered_model)[1:]]
-    is_normalized = isinstance(modules[-1], Normalize)
-    query_shift = fitted_filter.query_shift(dtype)
-    if query_shift is not None:
-        modules.append(query_shift.to(model.device))
-    modules.append(fitted_filter.dense(dtype).to(model.device))
-    if is_normalized:
-        modules.append(Normalize())
+    description = fitted_filter.description
+    token_part = None
     if token_means is not None:
-        token_part = token_means.as_module(len(fitted_filter.weight))
-        modules.append(token_part.to(model.device, dtype))
+        description += f",tokens={token_means.dimension}"
+        token_part = token_means.as_module(len(fitted_filter.weight)).to(dtype)
+    transformer.recipe = {**(transformer.recipe or {}), "filter": description}
+    modules = [transformer, *list(filtered_model)[1:]]
+    normalize = Normalize() if isinstance(modules[-1], Normalize) else None
+    query_shift, dense = fitted_filter.query_shift(dtype), fitted_filter.dense(dtype)
+    for module in (query_shift, dense, normalize, token_part):
+        if module is not None:
+            modules.append(module.to(model.device))
     filtered_model._modules = {str(number): module for number, module in enumerate(modules)}
     # So that the code of all these modules travels with it, and they find one another.
     transformer.on_model_ready(filtered_model)
-    if token_means is not None:
+    if token_part is not None:
         token_part.on_model_ready(filtered_model)
     filtered_model.truncate_dim = model.truncate_dim
     filtered_model.prompts = dict(model.prompts)
@@ -252,8 +249,8 @@ def _encode_as(
     return encode_texts(model, texts, task=task, **task_options)
 
 
-def _without_truncation(model: SentenceTransformer) -> SentenceTransformer:
-    """A copy without ``truncate_dim``, as the filter stands before the cut; an error where no filter can be kept."""
+def _unfiltered_copy(model: SentenceTransformer) -> SentenceTransformer:
+    """A copy without ``truncate_dim``, as a filter stands before the cut; a model that has a filter is refused."""
     recipe = _transformer_of(model).recipe or {}
     if "filter" in recipe:
         raise ValueError(

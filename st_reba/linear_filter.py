@@ -106,7 +106,7 @@ class Filter:
                 they hardly vary.
         """
         text_count, width = document_vectors.shape
-        options = FilterOptions.check(kind, r, dimensions, power, text_count, width)
+        options = FilterOptions.make(kind, r, dimensions, power, text_count, width)
         mean = _finite_mean(document_vectors)
         query_mean = None
         query_count = None

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from .backbones import check_backbone, share_backbone
-from .bases import Options
+from .methods import Options
 from .modules import RepeatTransformer
 
 # What was decided when the model was loaded.

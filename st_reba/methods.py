@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Wordings: TypeAlias = "str | Mapping[str, str]"
 Template: TypeAlias = "Wordings | Sequence[Wordings]"
 
-Options: TypeAlias = dict[str, Any]
+Options: TypeAlias = Mapping[str, Any]
+MutableOptions: TypeAlias = dict[str, Any]
 
 METHODS = {
     "reba": "Backward attention over a repeated text (ReBA, section 3).",
@@ -334,9 +335,9 @@ class Method:
             )
         return first_layer, last_layer
 
-    def to_dict(self) -> Options:
+    def to_dict(self) -> MutableOptions:
         """The name and what is not at its default, JSON-serializable; ``Method(**values)`` reads it."""
-        changed_values: Options = {}
+        changed_values: MutableOptions = {}
         for option_name, option_value in vars(self).items():
             if option_name == "name" or option_value != _DEFAULTS[option_name]:
                 changed_values[option_name] = (
@@ -369,7 +370,7 @@ class Method:
         return cls(method_name.strip(), **options)
 
 
-_DEFAULTS: Options = {}
+_DEFAULTS: MutableOptions = {}
 OPTIONS: dict[str, str] = {}
 for _field in fields(Method):
     _DEFAULTS[_field.name] = _field.default
@@ -400,9 +401,9 @@ def _template_of_name(template: Any) -> Wordings:
     return template  # type: ignore[no-any-return]
 
 
-def _parse_options(short_form: str, text: str) -> Options:
+def _parse_options(short_form: str, text: str) -> MutableOptions:
     """The options of a short form; ``text`` is the whole, for messages."""
-    parsed_options: Options = {}
+    parsed_options: MutableOptions = {}
     while short_form:
         option_name, equals_sign, short_form = short_form.partition("=")
         if not equals_sign:

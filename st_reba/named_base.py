@@ -15,6 +15,7 @@ from . import bases
 from .adapters import Adapter, count_embeddings, count_ids
 from .backbones import check_backbone
 from .gguf_files import GgufFile, check_gguf, complete_tokenizer, read_gguf
+from .methods import Options
 from .modules import RepeatTransformer
 from .near_names import suggest_bases
 from .optional import required
@@ -41,9 +42,12 @@ class NamedBase:
     Args:
         base: A folder, a Hub id, a GGUF file or the name of an embedded model.
         loading_options: Options of `build` that load it.
+
+    Raises:
+        ValueError: It is a model of this package.
     """
 
-    def __init__(self, base: str | os.PathLike[str], loading_options: bases.Options) -> None:
+    def __init__(self, base: str | os.PathLike[str], loading_options: Options) -> None:
         dtype = loading_options.get("dtype")
         self.dtype, self.options = bases.split_dtype(dtype, loading_options)
         self.device: str | None = loading_options.get("device")
@@ -57,22 +61,17 @@ class NamedBase:
         else:
             check_base(self.files)
             self.adapter = Adapter.find(self.files, self.name)
+        modules_file = self.files.find("modules.json")
+        self.is_embedder = modules_file is not None  # a model of sentence-transformers
+        if modules_file and '"st_reba.' in Path(modules_file).read_text(encoding="utf-8"):
+            raise ValueError(
+                f"base={self.name!r} is an embedder already. Load it, or build from its base model."
+            )
 
     @property
     def keeps_device(self) -> bool:
         """Whether the weights stay on the devices that they were loaded on."""
         return "device_map" in (self.options.get("model_kwargs") or {})
-
-    def is_embedder(self) -> bool:
-        """Whether it is a model of sentence-transformers; a ValueError if it is one of ours."""
-        modules_file = self.files.find("modules.json")
-        if modules_file is None:
-            return False
-        if '"st_reba.' in Path(modules_file).read_text(encoding="utf-8"):
-            raise ValueError(
-                f"base={self.name!r} is an embedder already. Load it, or build from its base model."
-            )
-        return True
 
     def load(self) -> RepeatTransformer:
         """Load weights and tokenizer; a ValueError or OSError where they are not whole."""
@@ -213,7 +212,7 @@ class NamedBase:
                     f"tokenizer={self.tokenizer!r} has {id_count} ids, but the base {row_count} embeddings."
                 )
         check_backbone(transformer.model, self.name)
-        missing_weights = sorted(map(str, transformer.loading.get("missing_keys") or ()))
+        missing_weights = sorted(map(str, transformer.loading_report.get("missing_keys") or ()))
         if missing_weights:
             problem = "weights are missing, and would be random numbers"
             raise ValueError(f"base={self.name!r}: {problem}: {missing_weights[0]}.")

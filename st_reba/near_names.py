@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .bases import EMBEDDED
 from .packaged import PACKAGED
-from .recipe import recipe, zoo
+from .recipe import zoo, zoo_recipe
 
 # Between "mini" and "mnii"; between words that only share some letters, it is lower.
 _LEAST_SIMILARITY = 0.7
@@ -30,7 +30,7 @@ def suggest_bases(name: str) -> str:
         ("Did you mean 'mini'? ", "Did you mean 'smollm2'? ", '')
     """
     zoo_names = {zoo_name: f"zoo:{zoo_name}" for zoo_name in zoo()}
-    hub_ids = [recipe(zoo_name).base for zoo_name in zoo_names]
+    hub_ids = [zoo_recipe(zoo_name).base for zoo_name in zoo_names]
     known_names = [*EMBEDDED, *PACKAGED, *zoo_names, *hub_ids, *_list_neighbours(name)]
     return _ask_for(name, known_names, zoo_names)
 

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from .bases import Options
 from .comparison import PROBE_TEXTS, dtype_name, model_tolerance, relative_distance
 from .encode import naming_pipeline, unreported_cuts
-from .methods import method_of
+from .methods import Options, method_of
 from .safety import load
 
 _REMEDY = "name its folder or Hub id, as model='my_model'"

@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 # Positions from which on a run is long: minutes, even with a small base.
 LONG_RUN = 2_000_000
 
+_has_hinted = False
+
 
 def multiplies_bfloat16() -> bool:
     """Whether the processor multiplies numbers in bfloat16 itself, and so about twice as fast as in float32.
@@ -33,21 +35,17 @@ def multiplies_bfloat16() -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
-class Bfloat16Hint:
-    """Tells once in a process that a long run in float32 would be faster in bfloat16."""
-
-    was_given = False
-
-    def give(self, model: SentenceTransformer, position_count: int) -> None:
-        """Log the hint where it applies to a run of so many positions."""
-        if self.was_given or position_count < LONG_RUN or not gains_from_bfloat16(model):
-            return
-        self.was_given = True
-        logger.warning(
-            "About %d million positions are to be encoded in float32. This processor is about twice as fast in "
-            "bfloat16, whose vectors differ a little: load the model with dtype='bfloat16' (--dtype bfloat16).",
-            round(position_count / 1e6),
-        )
+def hint_at_bfloat16(model: SentenceTransformer, position_count: int) -> None:
+    """Tell once in a process that a run of so many positions would be faster in bfloat16, if it is long."""
+    global _has_hinted
+    if _has_hinted or position_count < LONG_RUN or not gains_from_bfloat16(model):
+        return
+    _has_hinted = True
+    logger.warning(
+        "About %d million positions are to be encoded in float32. This processor is about twice as fast in "
+        "bfloat16, whose vectors differ a little: load the model with dtype='bfloat16' (--dtype bfloat16).",
+        round(position_count / 1e6),
+    )
 
 
 def gains_from_bfloat16(model: SentenceTransformer) -> bool:
@@ -62,6 +60,3 @@ def gains_from_bfloat16(model: SentenceTransformer) -> bool:
     if parameter_types != {torch.float32}:
         return False
     return multiplies_bfloat16()
-
-
-bfloat16_hint = Bfloat16Hint()

@@ -101,9 +101,9 @@ def recipe_for(base: str | os.PathLike[str], options: Values) -> Recipe | None:
     """
     base_name = os.fspath(base)
     if base_name.startswith("zoo:"):
-        zoo_recipe = recipe(base_name.removeprefix("zoo:"))
-        zoo_recipe.check_status(options)
-        return zoo_recipe
+        named_recipe = zoo_recipe(base_name.removeprefix("zoo:"))
+        named_recipe.check_status(options)
+        return named_recipe
     return read_recipe(base_name) if base_name.endswith((".yaml", ".yml")) else None
 
 
@@ -254,7 +254,7 @@ def zoo() -> list[str]:
     return sorted(_models())
 
 
-def recipe(name: str) -> Recipe:
+def zoo_recipe(name: str) -> Recipe:
     """The recipe of a model of the zoo."""
     zoo_models = _models()
     if name in zoo_models:

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from .methods import DEFAULT, OPTIONS, Method
+from .methods import DEFAULT, OPTIONS, Method, MutableOptions, Options
 from .recipe import Recipe, recipe_for
 
 # A folder, a Hub id or a GGUF file; or a loaded model of transformers.
 Base: TypeAlias = str | os.PathLike[str] | Any
-Options: TypeAlias = Mapping[str, Any]
-MutableOptions: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)

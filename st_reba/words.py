@@ -18,7 +18,7 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .encode import batch_lengths, describe_truncation, list_of_texts, saved_prompt, token_batches
+from .encode import describe_truncation, input_lengths, list_of_texts, saved_prompt, token_batches
 from .modules.layout import Features, copy_starts, reverses_text
 from .modules.pooling import ReBAPooling
 from .modules.transformer import RepeatTransformer
@@ -84,7 +84,7 @@ class TokenEncoder:
 
     def encode(self, texts: Sequence[str]) -> Iterator[TokenVectors]:
         """Encode texts, those of similar length together."""
-        lengths = batch_lengths(self.transformer, texts, self.input_options)
+        lengths = input_lengths(self.transformer, texts, self.input_options, is_batched=True)
         self.model.eval()
         with tqdm(
             total=len(texts), desc="Texts", unit=" texts", disable=not self.show_progress_bar

@@ -28,7 +28,7 @@ torch_can_tell = pytest.mark.skipif(
 @pytest.fixture
 def long_run_limit(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Sets LONG_RUN; no hint was given yet, and the processor would gain."""
-    monkeypatch.setattr(processor.bfloat16_hint, "was_given", False)
+    monkeypatch.setattr(processor, "_has_hinted", False)
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
     return monkeypatch
 
@@ -148,7 +148,7 @@ def test_a_corpus_gets_the_hint_before_its_first_part(
     assert len(logged_hints(caplog)) == 1 and corpus.parts() == 3
 
     caplog.clear()
-    long_run_limit.setattr(processor.bfloat16_hint, "was_given", False)
+    long_run_limit.setattr(processor, "_has_hinted", False)
     corpus.reopen()
     corpus.remove_vectors(2)
     encode_corpus(float32_model, TEXTS, corpus_folder)

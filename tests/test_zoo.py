@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import st_reba
-from st_reba.recipe import Recipe, recipe, recipe_for, recipe_of
+from st_reba.recipe import Recipe, recipe_for, recipe_of, zoo_recipe
 
 NAMES = st_reba.zoo()
-UNREADY_NAMES = [name for name in NAMES if recipe(name).status != "ready"]
+UNREADY_NAMES = [name for name in NAMES if zoo_recipe(name).status != "ready"]
 # Numbers of layers that some settings lack, for mini.
 LAYERS_OF_SETTING = {"mask0-bidir": {"k": 4}, "mask0&bidir": {"k": 4, "k0": 2}}
 MOST_IN_MINI = {"max_seq_length": 1024, "k": 4}
@@ -41,7 +41,7 @@ def options_for_mini(method: Mapping[str, Any]) -> str:
     return json.dumps(options, sort_keys=True)
 
 
-NAME_OF_OPTIONS = {options_for_mini(recipe(name).method): name for name in NAMES}
+NAME_OF_OPTIONS = {options_for_mini(zoo_recipe(name).method): name for name in NAMES}
 
 
 def test_names_are_sorted_and_different() -> None:
@@ -64,25 +64,25 @@ def test_unknown_names_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_method_of_a_recipe_is_that_of_its_name(name: str) -> None:
-    zoo_recipe = recipe(name)
-    assert zoo_recipe.name == name
-    assert zoo_recipe.method["name"] in name.split("-")
-    assert re.fullmatch(r"mini|[\w.-]+/[\w.-]+", zoo_recipe.base)
-    if zoo_recipe.status == "ready":
-        check_no_default_is_written(zoo_recipe)
-    if zoo_recipe.status == "tune":
-        assert zoo_recipe.method["name"] == "nosink"
-        assert "k0" not in zoo_recipe.method
+    named_recipe = zoo_recipe(name)
+    assert named_recipe.name == name
+    assert named_recipe.method["name"] in name.split("-")
+    assert re.fullmatch(r"mini|[\w.-]+/[\w.-]+", named_recipe.base)
+    if named_recipe.status == "ready":
+        check_no_default_is_written(named_recipe)
+    if named_recipe.status == "tune":
+        assert named_recipe.method["name"] == "nosink"
+        assert "k0" not in named_recipe.method
 
 
-def check_no_default_is_written(zoo_recipe: Recipe) -> None:
-    needed_options = st_reba.Method(**zoo_recipe.method).to_dict()
-    assert zoo_recipe.method.keys() - {"pooling"} == needed_options.keys() - {"pooling"}
+def check_no_default_is_written(named_recipe: Recipe) -> None:
+    needed_options = st_reba.Method(**named_recipe.method).to_dict()
+    assert named_recipe.method.keys() - {"pooling"} == needed_options.keys() - {"pooling"}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_facts_of_a_recipe_are_well_formed(name: str) -> None:
-    facts = recipe(name).about
+    facts = zoo_recipe(name).about
     assert {"licence", "parameters"} <= facts.keys()
     assert facts["language"]
     for language in facts["language"]:
@@ -94,13 +94,13 @@ def test_the_facts_of_a_recipe_are_well_formed(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_is_the_same_as_a_file(name: str) -> None:
-    zoo_recipe = recipe(name)
-    assert recipe_of(zoo_recipe.to_dict(), "again.yaml", name=name) == zoo_recipe
+    named_recipe = zoo_recipe(name)
+    assert recipe_of(named_recipe.to_dict(), "again.yaml", name=name) == named_recipe
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_are_percents_of_a_table(name: str) -> None:
-    for score in recipe(name).about.get("scores", []):
+    for score in zoo_recipe(name).about.get("scores", []):
         assert 0 < score["value"] < 100
         assert re.match(r"Table \d+$", score["table"])
 
@@ -109,7 +109,7 @@ def test_averages_of_the_papers_are_those_of_their_tasks() -> None:
     """A slip of the pen in the tables would show."""
     rows: list[list[float]] = []
     for name in NAMES:
-        scores = recipe(name).about.get("scores", [])
+        scores = zoo_recipe(name).about.get("scores", [])
         if len(scores) == CMTEB_SCORES:
             rows.append([score["value"] for score in scores])
     averages, values = np.split(np.array(rows), [1], axis=1)
@@ -130,7 +130,7 @@ def test_every_set_of_options_builds(options: str) -> None:
 def test_a_recipe_that_is_not_ready_is_refused_with_its_note(name: str) -> None:
     with pytest.raises(ValueError) as raised:
         st_reba.build(f"zoo:{name}")
-    assert recipe(name).about["note"] in str(raised.value)
+    assert zoo_recipe(name).about["note"] in str(raised.value)
 
 
 @pytest.mark.parametrize("name", UNREADY_NAMES)
@@ -139,6 +139,6 @@ def test_a_recipe_is_ready_with_what_it_needs(name: str) -> None:
         "remote-code": {"trust_remote_code": True},
         "tune": {"k": 3},
     }
-    options = needed_options.get(recipe(name).status)
+    options = needed_options.get(zoo_recipe(name).status)
     if options is not None:
-        assert recipe_for(f"zoo:{name}", options) == recipe(name)
+        assert recipe_for(f"zoo:{name}", options) == zoo_recipe(name)

@@ -37,14 +37,14 @@ from torch.nn.functional import normalize
 from st_reba.encode import computed_positions
 from st_reba.evaluation import Task, read_task
 from st_reba.evaluation.kinds.views import views_of
-from st_reba.evaluation.passes import Pass, default_on, similarity_passes
 from st_reba.evaluation.readouts import build_on, depth_of, load_base
 from st_reba.evaluation.results import markdown
-from st_reba.evaluation.search import Candidate, select_best
 from st_reba.evaluation.shared_pass import run_pass
 from st_reba.evaluation.tables import read_frame
 from st_reba.evaluation.task import find_kind
 from st_reba.evaluation.texts import draw_texts, script_of
+from st_reba.evaluation.trials import Candidate, select_best
+from st_reba.evaluation.tried_passes import Pass, default_on, similarity_passes
 from st_reba.evaluation.vectors import remove_directions
 from st_reba.methods import Method
 

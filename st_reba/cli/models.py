@@ -161,8 +161,7 @@ def info(
 def _facts_of(
     model: str, revision: str | None, trust_remote_code: bool, as_json: bool
 ) -> dict[str, Any]:
-    from ..recipe import read_recipe
-    from ..recipe import recipe as zoo_recipe
+    from ..recipe import read_recipe, zoo_recipe
     from ..safety import load
 
     if model.startswith("zoo:"):
@@ -269,8 +268,8 @@ def push(
 @command
 def zoo(as_json: AsJson = False) -> None:
     """List the models of the zoo. st-reba info zoo:NAME shows a recipe, st-reba build zoo:NAME OUT builds its model."""
-    from ..recipe import recipe as zoo_recipe
     from ..recipe import zoo as zoo_names
+    from ..recipe import zoo_recipe
 
     recipes = list(map(zoo_recipe, zoo_names()))
     if as_json:
@@ -334,7 +333,7 @@ def _short_form(method: Mapping[str, object]) -> str:
 
 def describe_model(name: str, model: SentenceTransformer) -> dict[str, Any]:
     """What ``st-reba info`` prints of a model."""
-    from ..hub.card_method import written_templates
+    from ..hub.card_method import have_one_wording, written_templates
     from ..methods import method_of
     from ..modules import RepeatTransformer
 
@@ -345,12 +344,11 @@ def describe_model(name: str, model: SentenceTransformer) -> dict[str, Any]:
         facts["base"] = transformer.base_model
         facts["revision"] = transformer.base_revision
         facts["layers"] = transformer.depth
-        facts["masks"] = getattr(transformer, "layer_masks", None)
+        facts["masks"] = transformer.layer_masks or None
         facts["copies"] = transformer.copies
         templates = written_templates(transformer)
-        document_templates = templates["document"]
-        if all(task_templates == document_templates for task_templates in templates.values()):
-            facts["template"] = document_templates
+        if have_one_wording(templates):
+            facts["template"] = templates["document"]
         else:
             facts["templates"] = templates
         is_shared = transformer.can_share()

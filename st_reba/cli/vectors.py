@@ -546,14 +546,10 @@ def _read_input(
         return input
     _refuse(_STANDARD_INPUT, {"--text-column": text_column, "--id-column": id_column})
     from ..corpus.source import read_stream
-    from ..corpus.text_files import check_encoding
 
-    check_encoding(text_encoding)
     records = read_stream(standard_input(), _STANDARD_INPUT, text_encoding)
-    first_record = next(records, None)
-    if first_record is None:
-        raise ValueError(f"{_STANDARD_INPUT}: no documents: it is empty")
-    return chain([first_record], records)
+    # What is wrong with the first line is said before any work.
+    return chain([next(records)], records)
 
 
 def _read_queries(text_encoding: str | None) -> Iterator[str]:

@@ -179,8 +179,7 @@ def _begins_with(message: str, value: str) -> bool:
     if not value:
         return False
     # A message names a file as the user did, or by its absolute path. The words after it tell a
-    # value from
-    # a word that happens to stand there.
+    # value from a word that happens to stand there.
     file_names = _any_of([value, os.path.abspath(value)])
     return re.match(rf"({file_names})(:|/| is (no|a) )", message) is not None
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..encode import measure_lengths
 from ..files import LOCK_FILE, make_folder, parse_path, remove_leftovers, sole_writer, whole_file
 from ..probe import Probe, encoding_rate, resolve_model, take_probe
-from ..processor import bfloat16_hint
+from ..processor import hint_at_bfloat16
 from ..progress import progress_bar
 from .folder import HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
 from .options import Dtype, EncodeOptions
@@ -199,7 +199,7 @@ def longest_input(model: SentenceTransformer) -> int | None:
 
 
 def _resume(corpus: Corpus, model_probe: Probe, settings: dict[str, Any]) -> int:
-    """Records of a part; a ValueError if the corpus has another model or other settings."""
+    """Make ready to go on, and give the records of a part; a ValueError for another model or other settings."""
     header = corpus.header()
     Probe.from_json(header["model"]).check_same(model_probe, f"the corpus {corpus.path}")
     stored_settings = header["settings"]
@@ -299,7 +299,7 @@ def _encode_pending(
     # A corpus that is begun goes on in its number type.
     if options.workers is None and remaining_count == total_count:
         position_count = _estimate_positions(model, corpus, pending_parts[0], total_count)
-        bfloat16_hint.give(model, position_count)
+        hint_at_bfloat16(model, position_count)
     with progress_bar(
         "Encoding",
         "texts",

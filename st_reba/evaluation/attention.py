@@ -99,7 +99,7 @@ def attention_maps(
         raise ValueError(
             f"The text takes {length} tokens, all copies together; {MAX_TOKENS} at most are kept."
         )
-    recorder = AttentionRecorder(length, getattr(transformer, "m", 1))
+    recorder = AttentionRecorder(length, transformer.m)
     model.eval()
     with torch.inference_mode():
         transformer(batch_to_device(features, model.device), capture=recorder)

@@ -67,18 +67,16 @@ class TuningItems(ABC):
             position_count += sum(computed_positions(model[0], texts, {"task": role}))
         return position_count
 
-    def encode(
-        self, encode_texts: Callable[..., Mapping[Key, Vectors]]
-    ) -> dict[Key, VectorsByRole]:
+    def encode(self, run_texts: Callable[..., Mapping[Key, Vectors]]) -> dict[Key, VectorsByRole]:
         """Encode the items by each readout of a pass, or by each method.
 
         Args:
-            encode_texts: :func:`~st_reba.evaluation.shared_pass.run_pass` or
+            run_texts: :func:`~st_reba.evaluation.shared_pass.run_pass` or
                 :func:`~st_reba.evaluation.readouts.encode_methods`, but for texts and task.
         """
         encoded_items = defaultdict[Key, VectorsByRole](dict)
         for role, texts in self.texts_by_role.items():
-            for key, vectors in encode_texts(texts=texts, task=role).items():
+            for key, vectors in run_texts(texts=texts, task=role).items():
                 encoded_items[key][role] = vectors
         return encoded_items
 

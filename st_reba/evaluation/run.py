@@ -19,8 +19,8 @@ from . import mteb_tasks
 from .encoding import compute_evidence, model_vectors, name_of, shared_vectors
 from .figures import FilePath, check_figure, draw_curve, save_figure
 from .instructions import Instructions, read_instructions
-from .outputs import OutputFiles
 from .readouts import build_on, load_base
+from .result_files import OutputFiles
 from .results import Comparison, Result, Scorer
 from .shared_pass import transformer_of
 from .statistics import DRAWS, check_seed

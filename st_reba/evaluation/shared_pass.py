@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
-from ..encode import DEFAULT_BATCH_TOKENS, batch_lengths, computed_positions, token_batches
+from ..encode import DEFAULT_BATCH_TOKENS, computed_positions, input_lengths, token_batches
 from ..modules import PromptEnsemble
 from ..modules.capture import BackwardAttention, Capture
 from ..modules.layers import watch_layers
@@ -158,13 +158,15 @@ class SharedPass:
         input_options: dict[str, Any],
     ) -> list[list[int]]:
         """Indices of the texts of each batch, whose states fit into memory."""
-        lengths = batch_lengths(
+        lengths = input_lengths(
             self.transformer,
             texts,
             input_options,
-            whole=self.capture is not None,
+            is_batched=self.capture is None,
         ).positions
-        whole_lengths = batch_lengths(self.transformer, texts, input_options, whole=True).positions
+        whole_lengths = input_lengths(
+            self.transformer, texts, input_options, is_batched=False
+        ).positions
         reading_count = len(self.layers) + len(self.output_readers)
         max_whole_positions = _MAX_NUMBERS // (self.width * reading_count)
         # Rows that share a prefix hold it all the same, so that they take as much memory as whole

@@ -88,7 +88,7 @@ class LabelledTable:
         labels: Value of each label; rows with other labels are dropped. None: labels are values.
 
     Raises:
-        ValueError: There are no rows, or a chosen column_name is missing.
+        ValueError: There are no rows, or a chosen column is missing.
     """
 
     frame: pd.DataFrame

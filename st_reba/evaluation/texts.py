@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
-from ..modules.reversal import _CJK
+from ..modules.reversal import CJK
 
 # Chinese and Japanese have no spaces between words: there a piece is one character, with the
 # punctuation behind it.
-_PIECE = re.compile(rf"[{_CJK}][^\w\s]*|[^\s{_CJK}]+")
+_PIECE = re.compile(rf"[{CJK}][^\w\s]*|[^\s{CJK}]+")
 # The parts of a shorter text do not differ.
 FEWEST_PIECES = 4
 FEWEST_TEXTS = 50
@@ -46,14 +46,14 @@ def draw_usable(
     is_usable: Callable[[str], bool],
     count: int,
     seed: int,
-    fewest_words: str,
+    needed: str,
     remedy: str = "",
 ) -> list[str]:
     """Draw different texts that can be used; an error says what they need, and a remedy."""
     distinct_texts = dict.fromkeys(map(str.strip, texts))
     usable_texts = list(filter(is_usable, distinct_texts))
     if len(usable_texts) < FEWEST_TEXTS:
-        problem = f"{len(usable_texts)} different texts of {fewest_words} or more: give {FEWEST_TEXTS} at least."
+        problem = f"{len(usable_texts)} different texts of {needed} or more: give {FEWEST_TEXTS} at least."
         raise ValueError(f"texts: {problem} {remedy}".strip())
     return Random(seed).sample(usable_texts, min(count, len(usable_texts)))
 

@@ -14,12 +14,12 @@ from sentence_transformers import SentenceTransformer
 
 from ..filters import with_filter
 from ..recipe import recipe_for
-from .passes import Pass
 from .readouts import build_on, load_base
 from .retrieval_items import read_rankings
-from .search import Candidate, Search, select_best
 from .statistics import check_seed
 from .tasks import read_task
+from .trials import Candidate, Trials, select_best
+from .tried_passes import Pass
 from .tune_plan import (
     Purpose,
     TuningPlan,
@@ -103,8 +103,8 @@ def tune(
             loading_options = {**recipe.loading, **loading_options}
     base_model = load_base(base, **loading_options)
     filter_kinds = plan.filter_kinds(base_model)
-    search = Search(base_model, plan.choosing_items, filter_kinds, folder / "passes")
-    candidates = run_search(search, plan.passes(search.depth), say)
+    trials = Trials(base_model, plan.choosing_items, filter_kinds, folder / "passes")
+    candidates = run_trials(trials, plan.passes(trials.depth), say)
     best_candidate = select_best(candidates, most_cost, plan.find_default(candidates, base_model))
     say("scoring the choice, and what it is compared with, on the rest of the texts")
     length = loading_options.get("max_seq_length")
@@ -116,7 +116,7 @@ def tune(
         counts=(plan.choosing_items.item_count, plan.reporting_items.item_count),
         tried=len(candidates),
         seconds=time.perf_counter() - start_time,
-        passes=search.pass_seconds,
+        passes=trials.pass_seconds,
         folder=str(folder),
         notes=tuple(plan.notes(best_candidate)),
     )
@@ -159,18 +159,18 @@ def make_plan(
     return plan_by_labels(read_task(labels), texts, sample, seed)
 
 
-def run_search(
-    search: Search,
+def run_trials(
+    trials: Trials,
     passes: Sequence[Pass],
     say: Callable[[str], object],
 ) -> list[Candidate]:
     """Score the passes one after another."""
-    passes = search.passes_with_room(passes, say)
+    passes = trials.passes_with_room(passes, say)
     candidates: list[Candidate] = []
     say(f"{len(passes)} passes through the base")
     for pass_number, planned_pass in enumerate(passes, 1):
         start_time = time.perf_counter()
-        candidates += search.score_pass(planned_pass)
+        candidates += trials.score_pass(planned_pass)
         seconds = time.perf_counter() - start_time
         best_candidate = max(candidates, key=lambda candidate: candidate.score)
         progress = f"{pass_number}/{len(passes)} {planned_pass.method}: {seconds:.0f} s"
@@ -197,8 +197,8 @@ def auto(
     plan = plan_for_auto(texts, purpose, seed)
     base_options = {name: value for name, value in loading_options.items() if value is not None}
     base_model = load_base(base, **base_options)
-    search = Search(base_model, plan.choosing_items, plan.filter_kinds(base_model))
-    candidates = run_search(search, plan.passes(search.depth, is_small=True), logger.info)
+    trials = Trials(base_model, plan.choosing_items, plan.filter_kinds(base_model))
+    candidates = run_trials(trials, plan.passes(trials.depth, is_small=True), logger.info)
     best_candidate = select_best(candidates, default=plan.find_default(candidates, base_model))
     model = build_on(
         base_model,

@@ -19,13 +19,6 @@ from ..methods import Method
 from ..sentences import QUERY_SAMPLE, sample_sentences
 from .items import TaskItems
 from .kinds.views import views_of
-from .passes import (
-    Pass,
-    default_on,
-    published_methods,
-    search_passes,
-    similarity_passes,
-)
 from .readouts import build_on, depth_of
 from .retrieval_items import (
     RetrievalItems,
@@ -34,9 +27,16 @@ from .retrieval_items import (
     relevant_documents,
     retrieval_views,
 )
-from .search import CLEAR_ERRORS, Candidate, find_candidate
 from .task import KINDS, Task, TextIndex
 from .texts import common_script, draw_texts, script_of
+from .trials import CLEAR_ERRORS, Candidate, find_candidate
+from .tried_passes import (
+    Pass,
+    default_on,
+    published_methods,
+    search_passes,
+    similarity_passes,
+)
 from .tune_report import ReportEntry, TuneRow, report_rows
 from .vectors import REMOVED_DIRECTIONS, search_filter_kinds
 from .word_scores import word_scores
@@ -54,7 +54,7 @@ MAX_REPORTING_LABELS = 300
 FEWEST_LABELS = 30
 # Below, a report doubts the choice.
 STEADY_COUNT = 200
-# For ``build(base_model, "auto")``: texts that are drawn, and how many of them choose.
+# For ``build(base, "auto")``: texts that are drawn, and how many of them choose.
 AUTO_SAMPLE = 1000
 AUTO_CHOOSING: Mapping[str, int] = {"similarity": 300, "search": 200}
 

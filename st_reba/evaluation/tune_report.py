@@ -148,8 +148,8 @@ def report_rows(
     row_of_entry: dict[str, TuneRow] = {}
     for pass_method, method_group in group_by_pass(list(methods), depth_of(base_model)).items():
         start_time = time.perf_counter()
-        encode_texts = partial(encode_methods, base_model, method_group, check=False)
-        encoded_items = items.encode(encode_texts)
+        run_texts = partial(encode_methods, base_model, method_group, check=False)
+        encoded_items = items.encode(run_texts)
         seconds = (time.perf_counter() - start_time) * 1000 / items.text_count
         pass_depth = depth_of(build_on(base_model, pass_method, check=False))
         for entry in entries:

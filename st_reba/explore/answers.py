@@ -74,7 +74,7 @@ class Answers:
     ) -> str:
         (query,) = compute.lines_of(entered_query, least=1, most=1)
         heading = self.words["found"]
-        results: dict[str, Sequence[compute.Hit]] = {}
+        results: dict[str, Sequence[compute.ScoredText]] = {}
         if corpus == "index" and self.index is not None:
             # Without a mode, an index without words is still searched by vectors.
             index_mode = None if mode == "hybrid" else mode

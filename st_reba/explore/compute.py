@@ -24,7 +24,7 @@ from ..safety import load
 from ..words import tokens_of_span
 
 # The score of a result, by a model its cosine with the query, and its text.
-Hit = tuple[float, str]
+ScoredText = tuple[float, str]
 
 # Each sentence, position and result becomes a table that has to be read.
 MAX_SENTENCES = 12
@@ -119,7 +119,7 @@ def copies_of(model: SentenceTransformer) -> tuple[int, bool]:
 def passes_of(model: SentenceTransformer) -> int:
     """Number of passes through layers; a layer that runs twice counts twice."""
     transformer = transformer_of(model)
-    return transformer.depth + len(getattr(transformer, "second", ()))
+    return transformer.depth + len(transformer.second)
 
 
 def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
@@ -188,7 +188,7 @@ def tokens_of(model: SentenceTransformer, text: str, word: str) -> list[int]:
     return tokens_of_span(0, text, span, offsets, max_tokens=len(offsets))
 
 
-def ranked(model: SentenceTransformer, query: str, texts: Sequence[str]) -> list[Hit]:
+def ranked(model: SentenceTransformer, query: str, texts: Sequence[str]) -> list[ScoredText]:
     """The texts nearest to a query by cosine, the best first."""
     read_texts = [text[:MAX_READ] for text in texts]
     document_vectors = model.encode_document(read_texts, show_progress_bar=False)

@@ -16,7 +16,7 @@ from jinja2 import Environment
 from numpy.typing import NDArray
 
 from ..words import words_of
-from .compute import Hit, Inside
+from .compute import Inside, ScoredText
 
 Numbers = NDArray[np.floating[Any]]
 Words = Mapping[str, str]
@@ -114,7 +114,7 @@ def draw_inside(
     return str(answer)
 
 
-def draw_results(results: Mapping[str, Sequence[Hit]], query: str, heading: str) -> str:
+def draw_results(results: Mapping[str, Sequence[ScoredText]], query: str, heading: str) -> str:
     """Results of several methods side by side; words of the query are marked."""
     marked_results: dict[str, list[tuple[float, MarkedText]]] = {}
     for model_name, hits in results.items():

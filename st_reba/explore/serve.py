@@ -92,7 +92,7 @@ def launch(
 def read_names(
     model_names: Sequence[str],
 ) -> dict[str, tuple[str, Method | None]]:
-    """Base and method by the displayed model_name, before anything is loaded."""
+    """Base and method by the displayed name, before anything is loaded."""
     if not 1 <= len(model_names) <= MAX_MODELS:
         raise ValueError(f"{len(model_names)} models: the page shows 1 to {MAX_MODELS}.")
     models: dict[str, tuple[str, Method | None]] = {}

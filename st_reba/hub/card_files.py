@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..modules import RepeatTransformer
-from .golden import FILE as GOLDEN
-from .golden import read_golden
+from .golden import GOLDEN_FILE, read_golden
 
 CODE_FILES = "st_reba*.py"
 
@@ -64,8 +63,8 @@ def describe_folder(transformer: RepeatTransformer, folder: Path) -> FolderDescr
     settings = json.loads(settings_file.read_text(encoding="utf-8"))
     code_paths = sorted(folder.glob(CODE_FILES))
     golden = None
-    if (folder / GOLDEN).is_file():
-        golden = read_golden(folder / GOLDEN)
+    if (folder / GOLDEN_FILE).is_file():
+        golden = read_golden(folder / GOLDEN_FILE)
     return FolderDescription(
         code=[describe_code(path) for path in code_paths],
         stored_dtype=_stored_dtype(transformer),

@@ -88,7 +88,7 @@ class InputDescription:
     @property
     def has_one_wording(self) -> bool:
         """Whether queries, documents and other texts have the same templates."""
-        return _have_one_wording(self.templates)
+        return have_one_wording(self.templates)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class MethodDescription:
     citations: list[str]
 
 
-def _have_one_wording(templates: Templates) -> bool:
+def have_one_wording(templates: Templates) -> bool:
     document_templates = templates["document"]
     return all(template == document_templates for template in templates.values())
 
@@ -218,7 +218,7 @@ def _special_token_line(transformer: RepeatTransformer) -> str:
 
 def _template_lines(templates: Templates) -> Iterator[str]:
     subjects = _TASK_WORDS
-    if _have_one_wording(templates):
+    if have_one_wording(templates):
         subjects = {"document": "every text"}
         templates = {"document": templates["document"]}
     for task, task_templates in templates.items():
@@ -229,7 +229,7 @@ def _template_lines(templates: Templates) -> Iterator[str]:
 
 def _describe_limits(transformer: RepeatTransformer, templates: Templates) -> list[TaskLimits]:
     """The limits of each task, documents first; of all texts, if their templates are the same."""
-    if _have_one_wording(templates):
+    if have_one_wording(templates):
         return [_limits_of(transformer, "document", "a text")]
     return [
         _limits_of(transformer, task, subject)
@@ -268,7 +268,6 @@ def describe_method(model: SentenceTransformer, base: BaseDescription) -> Method
     transformer = cast(RepeatTransformer, model[0])
     method = method_of(model)
     mask_names = _mask_names(transformer)
-    sink_length = getattr(transformer, "m", 0)
     return MethodDescription(
         method=method,
         summary=METHODS[method.name] if method else "modules put together by hand",
@@ -277,7 +276,7 @@ def describe_method(model: SentenceTransformer, base: BaseDescription) -> Method
         formula=_formula(model, method),
         masks=_describe_masks(transformer),
         mask_descriptions={
-            name: MASKS[name].description.format(m=sink_length) for name in mask_names
+            name: MASKS[name].description.format(m=transformer.m) for name in mask_names
         },
         looks_ahead=not all(MASKS[name].is_causal for name in mask_names),
         sink=_describe_sink(transformer, mask_names),
@@ -382,34 +381,22 @@ def _later_steps(model: SentenceTransformer) -> Iterator[str]:
             yield "s / |s|"
 
 
-def _second_runs(transformer: RepeatTransformer) -> Sequence[tuple[int, str]]:
-    if isinstance(transformer, NoSinkTransformer):
-        return transformer.second
-    return ()
-
-
-def _layer_masks(transformer: RepeatTransformer) -> Sequence[str]:
-    if isinstance(transformer, NoSinkTransformer):
-        return transformer.layer_masks
-    return ()
-
-
 def _mask_names(transformer: RepeatTransformer) -> list[str]:
     """The names of the masks that a model has, each once, from the bottom."""
-    second_masks = [mask for _, mask in _second_runs(transformer)]
-    return list(dict.fromkeys([*_layer_masks(transformer), *second_masks]))
+    second_masks = [mask for _, mask in transformer.second]
+    return list(dict.fromkeys([*transformer.layer_masks, *second_masks]))
 
 
 def _describe_masks(transformer: RepeatTransformer) -> str:
     """Masks of the layers, in runs, as ``1-4 forward``, with the layers that run twice."""
     runs: list[str] = []
     layer = 0
-    for mask, layers in groupby(_layer_masks(transformer)):
+    for mask, layers in groupby(transformer.layer_masks):
         first_layer = layer + 1
         layer += len(list(layers))
         numbers = f"{first_layer}-{layer}" if layer > first_layer else f"{layer}"
         runs.append(f"{numbers} {mask}")
-    second_runs = [f"{layer + 1} {mask}" for layer, mask in _second_runs(transformer)]
+    second_runs = [f"{layer + 1} {mask}" for layer, mask in transformer.second]
     if second_runs:
         architecture = cast(NoSinkTransformer, transformer).architecture
         runs.append(f"run again ({architecture}): {', '.join(second_runs)}")
@@ -418,8 +405,8 @@ def _describe_masks(transformer: RepeatTransformer) -> str:
 
 def _describe_sink(transformer: RepeatTransformer, mask_names: Sequence[str]) -> str | None:
     """What the sink is in this model's inputs, and whether it is pooled."""
-    sink_length = getattr(transformer, "m", 0)
     hides_sink = any(MASKS[name].hides_sink for name in mask_names)
+    sink_length = transformer.m
     if not hides_sink or not sink_length:
         return None
     sink = "first token of the input"

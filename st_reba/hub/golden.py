@@ -27,7 +27,7 @@ from ..modules.layout import TASKS, empty_text_token
 from ..modules.version import __version__
 from .digests import compare_digests, digests_of, writers_of
 
-FILE = "golden.json"
+GOLDEN_FILE = "golden.json"
 # Of a model with thousands of tensors, and vectors of thousands of dimensions, it is a few million.
 _MOST_BYTES = 32 << 20
 # Each text is encoded by itself.
@@ -185,10 +185,10 @@ def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
         vectors += [*_encode_each(model, [entry["text"]], entry["task"])]
     # That of the coarser type: then, or now.
     tolerance = max(machine_tolerance(model), machine_tolerance(model, stored["made"]["dtype"]))
-    return report(stored, vectors, tolerance, environment(model))
+    return compare_vectors(stored, vectors, tolerance, environment(model))
 
 
-def report(
+def compare_vectors(
     stored: Mapping[str, Any],
     vectors: ArrayLike,
     tolerance: float,
@@ -283,7 +283,7 @@ def write_file(
         lists.insert(0, f'"searches": {_lines_of(searches)}')
     header_lines = json.dumps(whole_header, indent=1).removesuffix("\n}")
     content = ",\n ".join([header_lines, *lists]) + "\n}\n"
-    (folder / FILE).write_text(content, encoding="utf-8")
+    (folder / GOLDEN_FILE).write_text(content, encoding="utf-8")
 
 
 def _lines_of(entries: Sequence[Entry]) -> str:

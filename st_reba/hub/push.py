@@ -19,7 +19,7 @@ from ..modules.version import __version__
 from .card import PLACEHOLDER
 from .card_base import CARD
 from .card_files import CODE_FILES
-from .golden import FILE as GOLDEN
+from .golden import GOLDEN_FILE
 from .verify import verify
 
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN, to a token with write access"
@@ -76,7 +76,7 @@ def push(
     source = Path(folder)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
         raise ValueError(f"repo_id={repo_id!r}: write organization/name, as org/my-model.")
-    for name in ("modules.json", CARD, GOLDEN):
+    for name in ("modules.json", CARD, GOLDEN_FILE):
         if not (source / name).is_file():
             raise ValueError(
                 f"{str(source)!r} holds no {name}, so it is not complete. Build or export it again."

@@ -20,8 +20,8 @@ from ..modules.extensions import extensions
 from ..modules.version import __version__
 from ..safety import Repository, load
 from .digests import files_of
-from .golden import FILE, Report, compare, read_golden, with_digests
-from .graph import verify_graph
+from .golden import GOLDEN_FILE, Report, compare, read_golden, with_digests
+from .graph_runner import verify_graph
 
 CODE = "st_reba.py"
 PACKAGE_CODE = f"the installed st_reba {__version__}, and none of the repository's {CODE}"
@@ -66,14 +66,14 @@ def verify(
     hub.update(hub_options_of(source, hub))
     repository = Repository(source, hub)
     repository.check_files()
-    golden_path = repository.find(FILE)
+    golden_path = repository.find(GOLDEN_FILE)
     if golden_path is None:
         raise FileNotFoundError(
-            f"{source!r} holds no {FILE}. st-reba build and st_reba.hub.save write one."
+            f"{source!r} holds no {GOLDEN_FILE}. st-reba build and st_reba.hub.save write one."
         )
     stored = read_golden(golden_path)
     text_count = len(stored["texts"]) + len(stored.get("searches", ()))
-    announce = report_step or _announce_nothing
+    announce = report_step or (lambda step: None)
     if stored.get("graph") is not None:
         announce(f"Running the graph of {source} on {text_count} texts")
         report = verify_graph(source, stored, device=device, dtype=dtype, hub=hub)
@@ -91,10 +91,6 @@ def verify(
         for name in files_of(stored.get("digests", {})):
             repository.find(name)  # loading the model may not have asked for all
     return with_digests(report, stored, Path(golden_path).parent)
-
-
-def _announce_nothing(step: str) -> None:
-    """Stands for the caller who did not ask for steps."""
 
 
 def _compare_code(model: SentenceTransformer, path: str | None) -> tuple[str | None, bool]:

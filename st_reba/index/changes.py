@@ -336,7 +336,7 @@ class IndexWriter:
         segments = [pending.segment, *new_segments]
         index = None
         if old_file is not None and factory is None:
-            index = old_file.without(read_keys(self.connection, state, "tombstones"))
+            index = old_file.remove(read_keys(self.connection, state, "tombstones"))
         else:
             if old_file is not None:
                 keys = vector_keys(self.connection, state, "key < ?", state.first_pending_key)

@@ -23,7 +23,7 @@ from .changes import Change, changing
 from .compaction import compact
 from .export import export, verify
 from .factories import try_factory_with_tokens
-from .ingest import BuildOptions, build_index, check_target, extend_index
+from .ingest import build_index, check_target, extend_index
 from .model import IndexModel
 from .queries import Mode, Vectors, choose_mode, read_queries
 from .schema import documents_with, read_documents
@@ -177,8 +177,18 @@ class Index:
             passages=passages,
             max_seq_length=longest_input(loaded_model),
         )
-        build_options = BuildOptions(factory, parameters, whiten, tokens, strict)
-        build_index(store, loaded_model, source, new_state, encode_options, build_options)
+        build_index(
+            store,
+            loaded_model,
+            source,
+            new_state,
+            encode_options,
+            factory=factory,
+            parameters=parameters,
+            whiten=whiten,
+            tokens=tokens,
+            strict=strict,
+        )
         return cls(store, loaded_model, {})
 
     @classmethod

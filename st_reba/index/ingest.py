@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,17 +32,6 @@ _Content = str | tuple[str, int | None]
 """All that a user gave with an id, as JSON; text and content hash of a document without one."""
 
 
-@dataclass(frozen=True)
-class BuildOptions:
-    """How an index is built of vectors; each option is described at ``Index.build``."""
-
-    factory: str
-    parameters: str | None
-    whiten: bool | None
-    tokens: bool
-    strict: bool
-
-
 def check_target(store: Store, *, overwrite: bool) -> None:
     """Refuse to build where anything else is than an index, or what a killed build left."""
     folder = store.folder
@@ -67,8 +56,13 @@ def build_index(
     model: SentenceTransformer,
     source: Source | Corpus,
     new_state: IndexState,
-    encode_options: EncodeOptions,
-    build_options: BuildOptions,
+    options: EncodeOptions,
+    *,
+    factory: str,
+    parameters: str | None,
+    whiten: bool | None,
+    tokens: bool,
+    strict: bool,
 ) -> Change:
     """Build an index of documents, or of an encoded corpus.
 
@@ -77,34 +71,30 @@ def build_index(
         model: The model.
         source: The documents.
         new_state: The state of an index without documents.
-        encode_options: Options of encoding; ``overwrite`` replaces an index.
-        build_options: Other options.
+        options: Options of encoding; ``overwrite`` replaces an index.
+        factory, parameters, whiten, tokens, strict: As for ``Index.build``.
     """
-    strict = build_options.strict
     with sole_encoder(store.folder) as building:
         # Again, as another build may have ended meanwhile.
-        check_target(store, overwrite=encode_options.overwrite)
+        check_target(store, overwrite=options.overwrite)
         if isinstance(source, Corpus):
             corpus = source
             strict = False
             _check_length(corpus.header()["settings"]["max_seq_length"], new_state)
         else:
-            corpus = _encode(model, source, building, encode_options, new_state, strict)
+            corpus = _encode(model, source, building, options, new_state, strict)
         whitening = None
-        if is_to_be_whitened(model, build_options.whiten):
+        if is_to_be_whitened(model, whiten):
             sample = sample_corpus(corpus, new_state.metric)
-            whitening = Whitening.fit(
-                model, sample, new_state.metric, with_tokens=build_options.tokens
-            )
-            is_asked_for = build_options.whiten is True
-            tell_what_was_fitted(whitening, store.folder, is_asked_for=is_asked_for)
+            whitening = Whitening.fit(model, sample, new_state.metric, with_tokens=tokens)
+            tell_what_was_fitted(whitening, store.folder, is_asked_for=whiten is True)
         with changing(store, new_state) as writer:
             writer.whiten(whitening, model)
             segments = writer.insert_documents(corpus, model, strict=strict)
             if not writer.state.documents:
                 raise ValueError(describe_rejects(list(corpus.rejects())))
             writer.write_words()
-            writer.rewrite_vectors(segments, build_options.factory, build_options.parameters)
+            writer.rewrite_vectors(segments, factory, parameters)
     return _finish(store, writer, unchanged_count=0)
 
 

@@ -41,14 +41,14 @@ NearestDocuments = dict[int, NearestVector]
 """Documents by key, the nearest first."""
 
 
-class VectorSearch:
+class StateVectors:
     """The vectors of one state of an index.
 
     Args:
         connection: A transaction that reads the state.
         store: The store of the index.
         state: The state.
-        old_search: Of an earlier state, whose FAISS file is used again if it is the same.
+        old_vectors: Of an earlier state, whose FAISS file is used again if it is the same.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class VectorSearch:
         connection: Connection,
         store: Store,
         state: IndexState,
-        old_search: VectorSearch | None,
+        old_vectors: StateVectors | None,
     ) -> None:
         self._state = state
         self.vector_file: VectorFile | None = None
-        if old_search is not None and old_search.has_file_of(state):
-            self.vector_file = old_search.vector_file
+        if old_vectors is not None and old_vectors.has_file_of(state):
+            self.vector_file = old_vectors.vector_file
         elif state.vector_file is not None:
             self.vector_file = VectorFile(store.folder, state)
         self.pending = read_pending(connection, state)

@@ -12,7 +12,7 @@ import numpy as np
 from ..corpus.records import Document
 from .bm25 import Scores, WordScores
 from .fusion import LIST_LENGTH, Hit, best_keys, fused_scores
-from .nearest import NearestDocuments, VectorSearch
+from .nearest import NearestDocuments, StateVectors
 from .queries import Mode, Queries
 from .query_terms import QueryTerms, read_terms
 from .samples import Sample, draw, read_beginnings
@@ -95,13 +95,13 @@ class Snapshot:
     ) -> None:
         self.store = store
         self.state = state
-        old_vectors: VectorSearch | None = None
+        old_vectors: StateVectors | None = None
         self._whitening: Whitening | None = None  # read when vectors are first searched
         if old_snapshot is not None:
             old_vectors = old_snapshot.vectors
             if old_snapshot.state.whitening_sha256 == state.whitening_sha256:
                 self._whitening = old_snapshot._whitening
-        self.vectors: VectorSearch = VectorSearch(connection, store, state, old_vectors)
+        self.vectors: StateVectors = StateVectors(connection, store, state, old_vectors)
         self.masks: dict[Condition, Mask] = {}  # by key: whether a condition is met
         self._words: WordScores | None = None  # read when words are first searched
 
@@ -153,14 +153,14 @@ class Snapshot:
             model: The model, whose token embeddings `reads_tokens` says are needed.
             k, where, explain: As for ``Index.search``.
         """
-        vectors = self._query_vectors(connection, mode, queries, model)
+        vectors = self._query_vectors(connection, queries, model)
         query_terms = None
         if mode != "vectors":
             query_terms = read_terms(self.state.words, queries.texts or [])
         is_allowed = None
         if where is not None:
             is_allowed = self._mask(connection, where)
-        search = _HybridSearch(self, connection, k, is_allowed)
+        search = _DocumentSearch(self, connection, k, is_allowed)
         try:
             hits_by_query = search.find(vectors, query_terms)
         except IndexError:  # a key among the words that no document has
@@ -181,7 +181,6 @@ class Snapshot:
     def _query_vectors(
         self,
         connection: Connection,
-        mode: Mode,
         queries: Queries,
         model: SentenceTransformer | None,
     ) -> Matrix | None:
@@ -192,10 +191,7 @@ class Snapshot:
         whitening = self.whitening(connection)
         if whitening is None:
             return vectors
-        texts = None
-        if mode == "vectors":
-            texts = queries.texts
-        return whitening.convert(vectors, "query", model, texts)
+        return whitening.convert(vectors, "query", model, queries.texts)
 
     def _mask(self, connection: Connection, where: Where) -> Mask:
         """Which vectors belong to documents that meet conditions."""
@@ -229,7 +225,7 @@ class Snapshot:
         return self._words.score(connection, terms)
 
 
-class _HybridSearch:
+class _DocumentSearch:
     """A search by vectors, by words or by both.
 
     Args:

@@ -235,8 +235,8 @@ class VectorFile:
         except RuntimeError:
             raise self._wrong_keys() from None
 
-    def without(self, tombstones: Keys) -> FaissIndex:
-        """The index, read into memory, without some keys.
+    def remove(self, tombstones: Keys) -> FaissIndex:
+        """Remove some keys from the index, which was read into memory; what is left.
 
         Codes are moved, not made again, which would alter some.
         """

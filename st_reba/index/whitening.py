@@ -96,8 +96,7 @@ class Whitening:
         from ..token_means import TokenMeans
 
         linear_filter = Filter.fit_for_search(distinct_sample.vectors, query_vectors)
-        if linear_filter is None:
-            return None
+        assert linear_filter is not None  # as there are enough texts
         token_means = None
         if with_tokens and metric == "cosine":
             token_means = TokenMeans.fit(model, distinct_sample.texts, query_sentences)

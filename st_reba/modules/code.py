@@ -71,7 +71,7 @@ OPTIONAL_SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
     "blocks": lambda transformer: (
         _computes_attention(transformer) and _has_terms(transformer.model)
     ),
-    "second": lambda transformer: bool(getattr(transformer, "second", None)),
+    "second": lambda transformer: bool(transformer.second),
     "both_ways": _captures_both_ways,
 }
 _EXAMPLE = re.compile(r"\n    Example:\n(?:        .*\n)+")

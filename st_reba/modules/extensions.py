@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .layout import Template
+    from .layout import ParsedTemplate
 
     class OptionalCode:
         """What sections offer that not every model needs; each is set by the section that defines it."""
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         layer_reader: Callable[..., Any]
         output_reader: Callable[..., Any]
         pad_content: Callable[..., Tensor]
-        parse_templates: Callable[[Any], list[dict[str, Template]]]
+        parse_templates: Callable[[Any], list[dict[str, ParsedTemplate]]]
         question_batch: Callable[..., Any]
         repeated_layers: Callable[..., Any]
         reverse_words: Callable[[str], str]

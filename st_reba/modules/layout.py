@@ -30,7 +30,7 @@ tokenizer_lock = threading.RLock()
 _SURROGATES = re.compile("[\ud800-\udfff]")
 Features = dict[str, Any]  # what modules hand on, by name
 # Pairs of a literal and the field after it, or None.
-Template = tuple[tuple[str, str | None], ...]
+ParsedTemplate = tuple[tuple[str, str | None], ...]
 
 
 def published(module_class: Any) -> Any:
@@ -71,17 +71,17 @@ class Span:
     total: int
 
 
-def copies_of(template: Template) -> int:
+def copies_of(template: ParsedTemplate) -> int:
     """Number of slots for the text."""
     return sum(name in SLOTS for _, name in template)
 
 
-def fields_of(template: Template) -> set[str]:
+def fields_of(template: ParsedTemplate) -> set[str]:
     """Names of the fields other than the text's."""
     return {name for _, name in template if name is not None and name not in SLOTS}
 
 
-def reverses_text(template: Template) -> bool:
+def reverses_text(template: ParsedTemplate) -> bool:
     """Whether its slots hold the text with its words reversed."""
     return any(name == "reversed" for _, name in template)
 
@@ -245,7 +245,7 @@ def empty_text_token(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def make_row_layout(
     tokenizer: PreTrainedTokenizerBase,
-    template: Template,
+    template: ParsedTemplate,
     special: Sequence[tuple[int, ...]],
     prompt: str,
     values: Mapping[str, str],

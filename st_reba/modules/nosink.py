@@ -36,7 +36,7 @@ class LayerMask(NamedTuple):
 class LayerMasks:
     """The masks of one forward pass of a NoSinkTransformer; a hook of that pass."""
 
-    def __init__(self, transformer: NoSinkTransformer) -> None:
+    def __init__(self, transformer: RepeatTransformer) -> None:
         self.layer_masks = transformer.layer_masks
         self.second, self.m = transformer.second, transformer.m
         # The mask of a layer's second run, while it lasts.
@@ -187,7 +187,7 @@ class NoSinkTransformer(RepeatTransformer):
         kwargs.setdefault("repeats", 1)
         super().__init__(model_name_or_path, **kwargs)
         self.layer_masks = list(layer_masks)
-        self.second: list[tuple[int, str]] = [(layer, mask_name) for layer, mask_name in second]
+        self.second = [(layer, mask_name) for layer, mask_name in second]
         self.architecture, self.implementation = architecture, implementation
         self.m, self.own_input = m, own_input
         unknown_names = self.mask_names() - MASKS.keys()

@@ -6,8 +6,8 @@ import re
 
 from .extensions import extensions
 
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_WORDS = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+|\s+")
+CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORDS = re.compile(rf"[{CJK}]|[^\s{CJK}]+|\s+")
 
 
 def reverse_words(text: str) -> str:

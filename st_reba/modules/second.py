@@ -19,12 +19,11 @@ class RepeatedLayers:
     """The layers of a NoSinkTransformer that run twice; a hook of its passes.
 
     - INTER sums both runs of every converted layer. By its authors' code, a second stream of states
-      begins before the
-      first converted layer, runs through all layers above, and is added before the final norm.
+      begins before the first converted layer, runs through all layers above, and is added before
+      the final norm.
     - EXTRA has such a second stream from the embeddings on, through the converted layers alone. By
-      the paper each
-      stream passes the final norm by itself, and the results are added; by its authors' code they
-      are added before it.
+      the paper each stream passes the final norm by itself, and the results are added; by its
+      authors' code they are added before it.
     - EXTEND runs the last layer again, on top.
     """
 

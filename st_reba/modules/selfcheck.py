@@ -114,7 +114,7 @@ def states_of_text(
     return states
 
 
-def can_share_prefix(transformer: RepeatTransformer) -> bool:
+def try_sharing_prefix(transformer: RepeatTransformer) -> bool:
     """Whether rows that share what they begin with have the states of whole rows; tried on two questions of two texts.
 
     A model is not asked what its layers keep: one that keeps more than keys and values, or counts

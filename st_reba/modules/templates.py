@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .extensions import extensions
-from .layout import SIMILARITY, SLOTS, TASKS, Template, copies_of
+from .layout import SIMILARITY, SLOTS, TASKS, ParsedTemplate, copies_of
 
 
-def parse_template(template: str) -> Template:
+def parse_template(template: str) -> ParsedTemplate:
     """Split a template at its fields; literal braces are doubled, as in ``str.format``."""
     try:
         parsed_fields = list(string.Formatter().parse(template))
@@ -33,7 +33,7 @@ def parse_template(template: str) -> Template:
     return parsed_template
 
 
-def parse_templates(template: Any) -> list[dict[str, Template]]:
+def parse_templates(template: Any) -> list[dict[str, ParsedTemplate]]:
     """The template of each task, for every row that a text makes; ``template``: see RepeatTransformer."""
     listed_templates = [template]
     if isinstance(template, Sequence) and not isinstance(template, str):
@@ -50,7 +50,7 @@ def parse_templates(template: Any) -> list[dict[str, Template]]:
     return rows
 
 
-def _parse_by_task(template: Any) -> dict[str, Template]:
+def _parse_by_task(template: Any) -> dict[str, ParsedTemplate]:
     """The template of each task, of one text or one mapping of texts."""
     by_task = dict.fromkeys(TASKS, template) if isinstance(template, str) else template
     if not isinstance(by_task, Mapping) or set(by_task) - {SIMILARITY} != set(TASKS):

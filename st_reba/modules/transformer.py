@@ -22,8 +22,8 @@ from .layout import (
     SIMILARITY,
     TASKS,
     Features,
+    ParsedTemplate,
     RowLayout,
-    Template,
     causal_flags,
     check_token_ids,
     copies_of,
@@ -122,10 +122,13 @@ class RepeatTransformer(Transformer):
     hands_on_content = False  # whether a module of the pipeline reads the tokens of whole texts
     own_input = False  # whether the input of a sentence-transformers model is kept as it is
     changes_masks = False  # whether a layer sees other tokens than in the base
+    layer_masks: Sequence[str] = ()  # the mask of each layer, if any may be another than its own
+    second: Sequence[tuple[int, str]] = ()  # layers that run twice, with their masks
+    m = 1  # sink tokens that masks hide
     mode_changes = 0  # how often training or inference was set
-    # Stored dtype; transformers' loading report (missing and unexpected keys).
+    # Of the weights, as they are stored; what transformers says of missing and unexpected keys.
     stored_dtype: torch.dtype | None = None
-    loading: Mapping[str, Any] = {}
+    loading_report: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -164,7 +167,7 @@ class RepeatTransformer(Transformer):
         self.recipe, self.base_model, self.base_revision = recipe, base_model, base_revision
         self.shares_prefix = shares_prefix
         # By row of the batch and by task.
-        self.templates: list[dict[str, Template]] = [
+        self.templates: list[dict[str, ParsedTemplate]] = [
             dict.fromkeys(TASKS, (("", "text"),) * repeats)
         ]
         if template is not None:
@@ -545,7 +548,7 @@ class RepeatTransformer(Transformer):
         loaded: RepeatTransformer = super().load(model_name_or_path, *args, **kwargs)
         has_adapter = getattr(loaded.model, "_hf_peft_config_loaded", False)
         for report in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-            for weight_name in sorted(map(str, loaded.loading.get(report) or ())):
+            for weight_name in sorted(map(str, loaded.loading_report.get(report) or ())):
                 # Some versions of transformers drop an adapter's weights, and make new ones.
                 if not has_adapter or "lora_" in weight_name:
                     problem = f"{report}: {weight_name}"
@@ -564,7 +567,7 @@ class RepeatTransformer(Transformer):
             kwargs.setdefault("output_loading_info", True)
         model: Any = super()._load_model(*args, **kwargs)
         if isinstance(model, tuple):
-            model, self.loading = model
+            model, self.loading_report = model
         for module in model.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 # bitsandbytes packs 4-bit weights for such CPUs, and breaks them when they are

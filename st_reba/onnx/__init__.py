@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from ..comparison import GOLDEN_TEXTS, relative_distance
 from ..encode import encode_texts
 from ..hub.golden import environment, make_entries, write_file
-from ..hub.graph import GRAPH, Runner, versions
+from ..hub.graph_runner import GRAPH, Runner, versions
 from ..hub.save import new_folder
 from ..optional import required
 from .card import write_graph_card

@@ -35,11 +35,7 @@ class GraphMasks(LayerMasks):
     """Masks of the traced pass, as numbers to add to scores; equal masks share one tensor."""
 
     def __init__(self, transformer: RepeatTransformer) -> None:
-        self.layer_masks = getattr(transformer, "layer_masks", [])
-        self.second = getattr(transformer, "second", [])
-        self.m = getattr(transformer, "m", 1)
-        self.rerun_mask = None
-        self.last_attention = None
+        super().__init__(transformer)
         # Each mask with the native mask that it was made from, so that no other tensor gets the
         # native mask's id.
         self.additive_masks: dict[tuple[str, int, bool], tuple[Tensor | None, Tensor]] = {}

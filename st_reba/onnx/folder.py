@@ -12,7 +12,7 @@ import transformers
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 
-from ..hub.graph import GRAPH
+from ..hub.graph_runner import GRAPH
 from ..modules.layout import special_tokens
 from .graph import EmbeddingGraph
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from ..hub.graph import GRAPH, LEAST, QUANTIZED, Runner, cosines
+from ..hub.graph_runner import GRAPH, LEAST, QUANTIZED, Runner, cosines
 from .folder import write_json
 from .graph import FILTER_PREFIX
 

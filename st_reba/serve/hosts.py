@@ -29,8 +29,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
     try:
         bound_socket = socket.create_server((host, port), family=family)
         # asyncio sets this only on sockets that it makes itself. Without it, an answer of two
-        # packets waits
-        # 40 ms for the client's delayed acknowledgement.
+        # packets waits 40 ms for the client's delayed acknowledgement.
         bound_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, OverflowError, TypeError, UnicodeError) as error:
         remedy = "Give another port (--port) or address (--host)."

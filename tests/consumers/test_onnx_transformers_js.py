@@ -14,7 +14,7 @@ from architectures import TOKENIZERS, save
 from consumer_texts import exported_folder
 
 import st_reba
-from st_reba.hub.graph import LEAST
+from st_reba.hub.graph_runner import LEAST
 from st_reba.modules.layout import special_tokens
 from st_reba.onnx import tracing
 from st_reba.onnx.folder import write_folder

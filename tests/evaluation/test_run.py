@@ -22,8 +22,8 @@ import st_reba
 from st_reba.evaluation import Task, encoding, read_task, readouts
 from st_reba.evaluation.figures import draw_curve, draw_results
 from st_reba.evaluation.instructions import Instructions
-from st_reba.evaluation.outputs import OutputFiles
 from st_reba.evaluation.readouts import load_base
+from st_reba.evaluation.result_files import OutputFiles
 from st_reba.evaluation.results import Comparison, Result, markdown
 from st_reba.evaluation.run import compare, curve, evaluate
 from st_reba.evaluation.shared_pass import run_pass

@@ -22,14 +22,14 @@ from torch.nn.functional import normalize
 import st_reba
 from st_reba import Method
 from st_reba.encode import computed_positions
-from st_reba.evaluation import Task, read_task, search, tune, tune_plan, tune_report
+from st_reba.evaluation import Task, read_task, trials, tune, tune_plan, tune_report
 from st_reba.evaluation.items import TaskItems
 from st_reba.evaluation.kinds.views import views_of
-from st_reba.evaluation.passes import default_on, published_methods, similarity_passes
 from st_reba.evaluation.readouts import build_on, encode_methods, load_base
-from st_reba.evaluation.search import Candidate, Search, select_best
 from st_reba.evaluation.shared_pass import run_pass
 from st_reba.evaluation.texts import draw_texts
+from st_reba.evaluation.trials import Candidate, Trials, select_best
+from st_reba.evaluation.tried_passes import default_on, published_methods, similarity_passes
 from st_reba.evaluation.tune_plan import (
     SimilarityPlan,
     plan_by_labels,
@@ -82,7 +82,7 @@ def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         readout_counts.append(len(readouts))
         return run_pass(model, readouts, texts, **layout)
 
-    monkeypatch.setattr(search, "run_pass", counted_run_pass)
+    monkeypatch.setattr(trials, "run_pass", counted_run_pass)
     return readout_counts
 
 
@@ -194,7 +194,7 @@ def test_candidates_have_the_scores_and_costs_of_their_models(base_folder: str) 
     base_model = load_base(base_folder)
     text_views = views_of(TEXTS)
     masked_pass = similarity_passes(6, "LATIN")[4]
-    candidates = Search(base_model, TaskItems(text_views), ["abtt"]).score_pass(masked_pass)
+    candidates = Trials(base_model, TaskItems(text_views), ["abtt"]).score_pass(masked_pass)
     assert sorted(candidate.method.layer or 6 for candidate in candidates) == [
         4,
         5,
@@ -218,14 +218,14 @@ def test_readouts_that_do_not_fit_are_read_by_another_pass(
 ) -> None:
     text_views = views_of(TEXTS[:40])
     prompt_pass = similarity_passes(6, "LATIN")[1]
-    whole_search = Search(load_base(base_folder), TaskItems(text_views), ["abtt"])
+    whole_trials = Trials(load_base(base_folder), TaskItems(text_views), ["abtt"])
     expected_vectors = {
-        str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)
+        str(candidate): candidate.score for candidate in whole_trials.score_pass(prompt_pass)
     }
-    monkeypatch.setattr(search, "_MAX_BYTES", 5 * 4 * 32 * len(text_views.texts))
+    monkeypatch.setattr(trials, "_MAX_BYTES", 5 * 4 * 32 * len(text_views.texts))
     readout_counts = count_passes(monkeypatch)
     split_scores = {
-        str(candidate): candidate.score for candidate in whole_search.score_pass(prompt_pass)
+        str(candidate): candidate.score for candidate in whole_trials.score_pass(prompt_pass)
     }
     assert readout_counts == [5, 5, 3]
     assert split_scores == pytest.approx(expected_vectors, abs=1e-4)
@@ -389,10 +389,10 @@ def test_other_texts_filters_and_number_types_are_other_passes(base_folder: str)
     base_model = load_base(base_folder)
     text_views = TaskItems(views_of(TEXTS))
     searches = [
-        Search(base_model, text_views, ["abtt"]),
-        Search(base_model, TaskItems(views_of(TEXTS[1:])), ["abtt"]),
-        Search(base_model, text_views, [None]),
-        Search(load_base(base_folder, dtype="bfloat16"), text_views, ["abtt"]),
+        Trials(base_model, text_views, ["abtt"]),
+        Trials(base_model, TaskItems(views_of(TEXTS[1:])), ["abtt"]),
+        Trials(base_model, text_views, [None]),
+        Trials(load_base(base_folder, dtype="bfloat16"), text_views, ["abtt"]),
     ]
     keys = {
         one_search.pass_key(tried)
@@ -403,7 +403,7 @@ def test_other_texts_filters_and_number_types_are_other_passes(base_folder: str)
 
 
 @pytest.fixture
-def two_passes(monkeypatch: pytest.MonkeyPatch) -> list[search.Pass]:
+def two_passes(monkeypatch: pytest.MonkeyPatch) -> list[trials.Pass]:
     """Only two passes are tried, nothing is reported, and each look at the clock is a second later."""
     passes = similarity_passes(6, "LATIN")[:2]
     monkeypatch.setattr(tune_plan, "similarity_passes", lambda *arguments, **options: passes)
@@ -506,7 +506,7 @@ def test_auto_gives_a_model_with_a_filter(
 ) -> None:
     pass_options: list[Any] = []
 
-    def two_similarity_passes(*arguments: Any, **options: Any) -> list[search.Pass]:
+    def two_similarity_passes(*arguments: Any, **options: Any) -> list[trials.Pass]:
         pass_options.append(options)
         return similarity_passes(6, "LATIN")[1:3]
 
@@ -527,10 +527,10 @@ def test_auto_gives_a_model_with_a_filter(
 
 def test_prompts_without_room_for_a_text_are_not_tried(base_folder: str) -> None:
     narrow_base = load_base(base_folder, max_seq_length=64)
-    narrow_search = Search(narrow_base, TaskItems(views_of(TEXTS)), [None])
+    narrow_trials = Trials(narrow_base, TaskItems(views_of(TEXTS)), [None])
     default_pass, _, _, plain_pass, *_ = similarity_passes(6, "LATIN")
-    assert "leaves no room" in (narrow_search.why_not(default_pass) or "")
-    assert narrow_search.why_not(plain_pass) is None
+    assert "leaves no room" in (narrow_trials.why_not(default_pass) or "")
+    assert narrow_trials.why_not(plain_pass) is None
 
 
 def test_auto_chooses_by_drawn_texts() -> None:

@@ -20,11 +20,11 @@ from st_reba import Filter, Method
 from st_reba.cli.app import main
 from st_reba.encode import Task as Role
 from st_reba.encode import encode_texts
-from st_reba.evaluation import search, tune_plan
-from st_reba.evaluation.passes import default_on, search_passes
+from st_reba.evaluation import trials, tune_plan
 from st_reba.evaluation.readouts import build_on, encode_methods, load_base
 from st_reba.evaluation.retrieval_items import RetrievalItems, read_rankings, retrieval_views
-from st_reba.evaluation.search import Candidate, Search
+from st_reba.evaluation.trials import Candidate, Trials
+from st_reba.evaluation.tried_passes import default_on, search_passes
 from st_reba.evaluation.tune import tune
 from st_reba.evaluation.tune_plan import (
     Purpose,
@@ -128,7 +128,7 @@ def test_candidates_have_the_scores_of_their_models(base_folder: str) -> None:
     text_views = retrieval_views(DOCUMENTS, 0)
     filter_kinds = RetrievalPlan(text_views, text_views, DOCUMENTS).filter_kinds(base_model)
     assert filter_kinds == [None, "center", "whiten"]
-    candidates = Search(
+    candidates = Trials(
         base_model,
         text_views,
         filter_kinds,
@@ -297,7 +297,7 @@ def test_finished_passes_do_not_run_again(
     base_folder: str, report: TuneReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        search,
+        trials,
         "run_pass",
         lambda *arguments, **options: pytest.fail("a pass ran again"),
     )

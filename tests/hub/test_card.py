@@ -28,7 +28,7 @@ from st_reba.hub.card_base import Licence
 from st_reba.hub.card_method import describe_method
 from st_reba.methods import Method
 from st_reba.modules.transformer import CARD_MARKS
-from st_reba.recipe import recipe
+from st_reba.recipe import zoo_recipe
 
 RECORDED = Path(st_reba.__file__).parents[1] / "model_cards"
 # Options of build, and what the card of such a model says.
@@ -223,7 +223,7 @@ def described_sink(model: SentenceTransformer) -> str | None:
 def test_recorded_cards_are_those_of_today(name: str, tmp_path: Path) -> None:
     """But for versions and digests."""
     model = st_reba.build(f"zoo:{name}", device="cpu")
-    card = saved_card(model, tmp_path / "m", golden=True, name=name, about=recipe(name).about)
+    card = saved_card(model, tmp_path / "m", golden=True, name=name, about=zoo_recipe(name).about)
     recorded_card = (RECORDED / f"{name}.md").read_text(encoding="utf-8")
     assert without_versions(card) == without_versions(recorded_card)
 
@@ -303,7 +303,7 @@ def strict_template(cls: type, text: str) -> jinja2.Template:
 @pytest.fixture(scope="module")
 def card_with_facts(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A card with all facts of a recipe, and a licence that goes before that of the recipe."""
-    facts = dict(recipe("mini-reba").about)
+    facts = dict(zoo_recipe("mini-reba").about)
     facts["licence"] = "llama3.2"
     facts["note"] = "A note."
     facts["language"] = ["de"]

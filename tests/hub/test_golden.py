@@ -27,7 +27,7 @@ def reba_model() -> Any:
 def golden_file(reba_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("golden")
     write_golden(reba_model, folder)
-    return folder / golden.FILE
+    return folder / golden.GOLDEN_FILE
 
 
 def test_golden_vectors_are_those_of_all_texts(golden_file: Path) -> None:
@@ -68,7 +68,7 @@ def test_texts_that_take_for_ever_to_encode_are_refused(
 ) -> None:
     stored = read_golden(golden_file)
     stored["texts"] = [{"text": text, "vector": [0.0]}] * count
-    file = tmp_path / golden.FILE
+    file = tmp_path / golden.GOLDEN_FILE
     file.write_text(json.dumps(stored), encoding="utf-8")
     with pytest.raises(ValueError, match="more than 1,000 texts of 100,000 letters"):
         read_golden(file)
@@ -148,7 +148,7 @@ def model_with_fields() -> Any:
 
 def test_fields_of_a_template_are_stored(model_with_fields: Any, tmp_path: Path) -> None:
     write_golden(model_with_fields, tmp_path)
-    stored = read_golden(tmp_path / golden.FILE)
+    stored = read_golden(tmp_path / golden.GOLDEN_FILE)
     assert stored["fields"] == {"aim": "Find its meaning."}
     with pytest.raises(ValueError, match="golden vectors"):
         compare(model_with_fields, {**stored, "fields": {"device": "meta"}})
@@ -165,7 +165,7 @@ def test_vectors_are_whole_whatever_the_user_truncates_to(
     model_with_fields: Any, tmp_path: Path
 ) -> None:
     write_golden(model_with_fields, tmp_path)
-    stored = read_golden(tmp_path / golden.FILE)
+    stored = read_golden(tmp_path / golden.GOLDEN_FILE)
     assert len(stored["texts"][0]["vector"]) == 192
     assert model_with_fields.truncate_dim == 8
     assert compare(model_with_fields, stored).ok
@@ -177,7 +177,7 @@ def test_the_empty_text_is_left_out_where_no_token_can_stand_for_it(
     for name in ("bos", "eos", "unk", "pad"):
         setattr(model_with_fields.tokenizer, f"{name}_token", None)
     write_golden(model_with_fields, tmp_path)
-    stored = read_golden(tmp_path / golden.FILE)
+    stored = read_golden(tmp_path / golden.GOLDEN_FILE)
     assert [text["text"] for text in stored["texts"]] == list(GOLDEN_TEXTS[1:])
 
 
@@ -195,9 +195,9 @@ DAMAGES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_refused(saved_folder: Path, tmp_path: Path, damage: str) -> None:
-    stored = json.loads((saved_folder / golden.FILE).read_text(encoding="utf-8"))
+    stored = json.loads((saved_folder / golden.GOLDEN_FILE).read_text(encoding="utf-8"))
     DAMAGES[damage](stored)
-    damaged_file = tmp_path / golden.FILE
+    damaged_file = tmp_path / golden.GOLDEN_FILE
     damaged_file.write_text(json.dumps(stored), encoding="utf-8")
     with pytest.raises(ValueError):
         read_golden(damaged_file)
@@ -227,7 +227,7 @@ def search_model() -> Any:
 def search_file(search_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("searches")
     write_golden(search_model, folder)
-    return folder / golden.FILE
+    return folder / golden.GOLDEN_FILE
 
 
 def test_queries_have_golden_vectors_where_they_differ(
@@ -246,7 +246,7 @@ def test_queries_have_golden_vectors_where_they_differ(
 
 def test_documents_have_golden_vectors_too(tmp_path: Path) -> None:
     write_golden(st_reba.build("mini", device="cpu"), tmp_path)
-    tasks = [entry["task"] for entry in read_golden(tmp_path / golden.FILE)["searches"]]
+    tasks = [entry["task"] for entry in read_golden(tmp_path / golden.GOLDEN_FILE)["searches"]]
     assert tasks == ["query"] * 5 + ["document"] * 5
 
 
@@ -287,7 +287,7 @@ def test_damaged_searches_are_refused(
 ) -> None:
     stored = read_golden(search_file)
     damage(stored["searches"][2])
-    damaged_file = tmp_path / golden.FILE
+    damaged_file = tmp_path / golden.GOLDEN_FILE
     damaged_file.write_text(json.dumps(stored), encoding="utf-8")
     with pytest.raises(ValueError, match="is damaged"):
         read_golden(damaged_file)

@@ -158,10 +158,10 @@ def test_the_later_of_two_builds_does_not_replace_the_first(
 ) -> None:
     build_index = index_module.build_index
 
-    def build_later(*arguments: Any) -> Any:
+    def build_later(*arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(index_module, "build_index", build_index)
         build(index_path, ["cat"])
-        return build_index(*arguments)
+        return build_index(*arguments, **options)
 
     monkeypatch.setattr(index_module, "build_index", build_later)
     with pytest.raises(FileExistsError):

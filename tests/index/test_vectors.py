@@ -142,7 +142,7 @@ def test_keys_are_removed_without_altering_others(
 ) -> None:
     kept_keys = KEYS[1::2]
     expected_vectors = write_and_open(tmp_path, factory).vectors(kept_keys)
-    index = write_and_open(tmp_path, factory, mmap=False).without(KEYS[::2])
+    index = write_and_open(tmp_path, factory, mmap=False).remove(KEYS[::2])
     vector_file = save_and_open(tmp_path / "b.faiss", index)
     assert sorted(vector_file.search(QUERIES[:1], COUNT).keys[0].tolist()) == kept_keys.tolist()
     assert np.array_equal(vector_file.vectors(kept_keys), expected_vectors)

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from st_reba.cli.models import describe_model
 from st_reba.encode import (
-    batch_lengths,
     computed_positions,
     encode_texts,
+    input_lengths,
     prefix_of,
     token_batches,
 )
@@ -234,10 +234,12 @@ def test_positions_are_counted_as_they_are_computed(base: Base, template: Any) -
         encode_texts(model, texts)
     _, *passes_behind_prefix = passes
     assert sum(computed_positions(model[0], texts, {})) == sum(passes_behind_prefix)
-    assert sum(batch_lengths(model[0], texts, {}).positions) > sum(passes_behind_prefix)
+    assert sum(input_lengths(model[0], texts, {}, is_batched=True).positions) > sum(
+        passes_behind_prefix
+    )
     with whole_rows(), counted_positions(model) as passes:
         encode_texts(model, texts)
-    assert sum(batch_lengths(model[0], texts, {}, whole=True).positions) == sum(passes)
+    assert sum(input_lengths(model[0], texts, {}, is_batched=False).positions) == sum(passes)
 
 
 TEMPLATES: list[Any] = [
@@ -283,7 +285,9 @@ def test_passes_see_what_is_counted_a_prefix_a_batch_and_bounded_padding(
             encode_texts(model, texts, batch_tokens=600)
         lower_bound = sum(text_counts)
         upper_bound = 0
-        for batch in token_batches(batch_lengths(model[0], texts, {}).positions, 600):
+        for batch in token_batches(
+            input_lengths(model[0], texts, {}, is_batched=True).positions, 600
+        ):
             longest = max(text_counts[row] for row in batch)
             lower_bound += sum(prefix_lengths)
             upper_bound += sum(prefix_lengths) + len(batch) * (longest + question_padding)
@@ -291,7 +295,7 @@ def test_passes_see_what_is_counted_a_prefix_a_batch_and_bounded_padding(
         # Whole rows see more, where more than special tokens is shared; a count of them would be
         # too high.
         if min(prefix_lengths) > 4:
-            assert sum(passes) < sum(batch_lengths(model[0], texts, {}, whole=True).positions)
+            assert sum(passes) < sum(input_lengths(model[0], texts, {}, is_batched=False).positions)
 
 
 @pytest.mark.parametrize(

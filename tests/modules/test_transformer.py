@@ -220,7 +220,7 @@ def loaded_with_missing_keys(
     """What the load of sentence-transformers gives, when these weights were missing."""
     loaded: Any = SimpleNamespace(
         model=SimpleNamespace(_hf_peft_config_loaded=has_adapter),
-        loading={"missing_keys": list(missing_keys)},
+        loading_report={"missing_keys": list(missing_keys)},
     )
     monkeypatch.setattr(Transformer, "load", classmethod(lambda cls, path: loaded))
     return loaded

@@ -29,7 +29,7 @@ import st_reba
 import st_reba.onnx
 from st_reba.comparison import GOLDEN_TEXTS, relative_distance
 from st_reba.hub import verify
-from st_reba.hub.graph import LEAST, Runner, cosines, verify_graph
+from st_reba.hub.graph_runner import LEAST, Runner, cosines, verify_graph
 from st_reba.onnx import tracing
 from st_reba.onnx.folder import write_folder, write_tokenizer
 from st_reba.onnx.graph import EmbeddingGraph

@@ -182,7 +182,7 @@ def layer(index: int) -> Any:
 
 
 def graph_masks() -> GraphMasks:
-    transformer: Any = SimpleNamespace(layer_masks=["forward", "backward"])
+    transformer: Any = SimpleNamespace(layer_masks=["forward", "backward"], second=(), m=1)
     return GraphMasks(transformer)
 
 

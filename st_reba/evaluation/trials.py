@@ -1,4 +1,4 @@
-"""The search: passes run over the items that choose, and every readout becomes a candidate."""
+"""The trials of tune: passes run over the items that choose, and every readout becomes a candidate."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..methods import Method
 from ..modules.outputs import shows_attention
 from ..modules.version import __version__
 from .items import TuningItems
-from .passes import Pass
 from .readouts import build_on, depth_of
 from .shared_pass import run_pass, transformer_of
+from .tried_passes import Pass
 
 # By how many standard errors of its gain a method is clearly better than another.
 CLEAR_ERRORS = 3
@@ -96,7 +96,7 @@ def is_clearly_better(candidate: Candidate, standard: Candidate) -> bool:
     return float(gains.mean()) > CLEAR_ERRORS * standard_error
 
 
-class Search:
+class Trials:
     """Runs passes over the items that choose, and scores their readouts.
 
     Args:
@@ -174,8 +174,8 @@ class Search:
         candidates: list[Candidate] = []
         for start in range(0, len(readouts), step):
             start_time = time.perf_counter()
-            encode_texts = partial(run_pass, model, readouts[start : start + step])
-            encoded_items = self.items.encode(encode_texts)
+            run_texts = partial(run_pass, model, readouts[start : start + step])
+            encoded_items = self.items.encode(run_texts)
             self.pass_seconds += time.perf_counter() - start_time
             for readout, vectors_by_role in encoded_items.items():
                 method = planned_pass.method_of_readout(readout, self.depth)
@@ -193,7 +193,7 @@ class Search:
         first_weights = embeddings[:64].detach().float().cpu().numpy()
         limits = self.base_model.max_seq_length, self.plain_positions
         base_facts = model.config.to_json_string(), model.dtype, limits
-        search_facts = __version__, self.filter_kinds, planned_pass, self.items
-        digest = hashlib.sha256(repr((search_facts, base_facts)).encode())
+        facts = __version__, self.filter_kinds, planned_pass, self.items
+        digest = hashlib.sha256(repr((facts, base_facts)).encode())
         digest.update(first_weights.tobytes())
         return digest.hexdigest()[:24]

@@ -11,15 +11,15 @@ import pytest
 from st_reba import Method
 from st_reba.encode import Task as Role
 from st_reba.encode import encode_texts
-from st_reba.evaluation.passes import (
+from st_reba.evaluation.readouts import build_on, group_by_pass, load_base, readout_of
+from st_reba.evaluation.shared_pass import Readout, run_pass
+from st_reba.evaluation.tried_passes import (
     Pass,
     published_methods,
     search_passes,
     search_wordings,
     similarity_passes,
 )
-from st_reba.evaluation.readouts import build_on, group_by_pass, load_base, readout_of
-from st_reba.evaluation.shared_pass import Readout, run_pass
 from st_reba.evaluation.vectors import normalize_rows
 from st_reba.methods import DEFAULT
 from st_reba.prompts import TEMPLATES

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers.util import pairwise_cos_sim
 
-from ..bases import HUB
 from ..optional import required
-from ..safety import panics_as_errors
-from .golden import Report, report
+from ..safety import Repository, panics_as_errors
+from .golden import Report, compare_vectors
 
 if TYPE_CHECKING:
     import torch
@@ -130,23 +129,23 @@ def verify_graph(
     texts = [text["text"] for text in stored["texts"]]
     environment = {"dtype": "float32", "device": "cpu", **versions()}
     graph_vectors = Runner(folder).encode(texts)
-    graph_report = report(stored, graph_vectors, stored["tolerance"], environment)
+    report = compare_vectors(stored, graph_vectors, stored["tolerance"], environment)
     rounded = None
     if (Path(folder) / QUANTIZED).is_file():
         golden_vectors = np.array([text["vector"] for text in stored["texts"]])
         quantized_vectors = Runner(folder, QUANTIZED).encode(texts)
         quantized_cosines = cosines(quantized_vectors, golden_vectors)
         rounded = {"graph": QUANTIZED, "least": LEAST, **quantized_cosines}
-    return replace(graph_report, graph=GRAPH, rounded=rounded)
+    return replace(report, graph=GRAPH, rounded=rounded)
 
 
 def _download_graphs(repository: str, hub: Mapping[str, Any]) -> str:
     from huggingface_hub import snapshot_download
 
-    hub_options = {HUB[name]: value for name, value in hub.items()}
     file_names = ["tokenizer.json"]
     for graph in (GRAPH, QUANTIZED):
         file_names += [graph, f"{graph}_data"]
+    hub_options = Repository(repository, hub).transformers_options
     return str(snapshot_download(repository, allow_patterns=file_names, **hub_options))
 
 
