@@ -68,8 +68,8 @@ def main() -> None:
             f"{unknown_types}: no model types that transformers {transformers.__version__} lists"
         )
     logging.disable(logging.WARNING)
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
     if requested_types:
         print(json.dumps(try_types(requested_types), indent=1))

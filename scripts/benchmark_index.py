@@ -95,11 +95,15 @@ class StReba(Tool):
         from sentence_transformers import SentenceTransformer
         from torch.nn import Identity
 
-        class ReadyVectors(SentenceTransformer):  # type: ignore[misc]
-            def preprocess(self, texts: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        class ReadyVectors(SentenceTransformer):
+            def preprocess(  # type: ignore[override]
+                self, texts: Any, *args: Any, **options: Any
+            ) -> dict[str, Any]:
                 return {}
 
-            def encode_document(self, texts: Any, *args: Any, **options: Any) -> Any:
+            def encode_document(  # type: ignore[override]
+                self, texts: Any, *args: Any, **options: Any
+            ) -> Any:
                 rows: list[int] = []
                 for text in texts:
                     first_word = text.partition(" ")[0]

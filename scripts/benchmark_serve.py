@@ -228,7 +228,7 @@ def server_commands(rivals: list[str]) -> dict[str, list[str]]:
 
 
 def median_of(rounds: list[Figures], name: str) -> float:
-    return statistics.median(getattr(figures, name) for figures in rounds)
+    return float(statistics.median(getattr(figures, name) for figures in rounds))
 
 
 def print_table(

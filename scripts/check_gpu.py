@@ -26,7 +26,7 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 
 import st_reba
 
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "classical": {"pooling": "mean"},
     "echo": {"pooling": "mean"},
     "prompteol": {},

@@ -22,6 +22,8 @@ from st_reba import progress
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from st_reba.index.queries import Mode
+
 ROOT = Path(__file__).parents[1]
 SENTENCES = ROOT / "examples" / "sentences.jsonl"
 DOCUMENTS = ROOT / "docs" / "how-to"
@@ -35,7 +37,7 @@ PAGE_NAMES = (
     "tune.md",
     "words.md",
 )
-MODES = ("vectors", "words", "hybrid")
+MODES: tuple[Mode, ...] = ("vectors", "words", "hybrid")
 OWN_QUESTION = "scripts/demo 'Is it going to rain?'"
 # Of a result on one line.
 SHOWN_CHARACTERS = 88
@@ -298,7 +300,7 @@ def ask_everywhere(texts: Sequence[str], index_names: Iterable[str]) -> list[Que
     return questions
 
 
-def find_first(index: st_reba.Index, query: str, mode: str) -> str:
+def find_first(index: st_reba.Index, query: str, mode: Mode) -> str:
     """The first result of a search on one line."""
     results = index.search(query, 1, mode=mode)
     if not results:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel  # type: ignore[attr-defined]
 
 # On a CPU, larger tensors are given back to the system at once, so that the peak is that of
 # tensors.
@@ -84,14 +84,14 @@ def count_weights(config: Any, number_type: str) -> float:
             linear_count += module.weight.numel()
     other_count = sum(weight.numel() for weight in model.parameters()) - linear_count
     total_bytes = linear_count * LINEAR_BYTES[number_type] + other_count * dense_bytes(number_type)
-    return total_bytes / 1e9
+    return float(total_bytes) / 1e9
 
 
 def count_activations(config: Any, positions: int, number_type: str = "bfloat16") -> float:
     """GB that a pass of so many positions holds beside the weights."""
     text_config = config.get_text_config()
     numbers_a_position = 4 * text_config.hidden_size + 3 * text_config.intermediate_size
-    return dense_bytes(number_type) * positions * numbers_a_position / 1e9
+    return float(dense_bytes(number_type) * positions * numbers_a_position) / 1e9
 
 
 def held_gigabytes() -> float:
@@ -151,7 +151,7 @@ def tensor_gigabytes(model: Any) -> float:
     total_bytes = 0
     for tensor in model.state_dict().values():
         total_bytes += tensor.numel() * tensor.element_size()
-    return total_bytes / 1e9
+    return float(total_bytes) / 1e9
 
 
 def measure(base: str, number_type: str, methods: list[str]) -> None:

@@ -154,7 +154,7 @@ def without_special_bytes(tokenizer: Any) -> Any:
 
 
 def save_tokenizer(tokenizer: Any, out_folder: Path) -> None:
-    fast_tokenizer = PreTrainedTokenizerFast(
+    fast_tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token="<s>",
         eos_token="</s>",

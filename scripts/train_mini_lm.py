@@ -20,7 +20,11 @@ import torch
 from mini_corpus import prepare
 from torch.nn import functional
 from tqdm import trange
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import (  # type: ignore[attr-defined]
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ def run_phase(model: Any, tokens: Any, phase_index: int) -> None:
         batch = batch_at(phase, step, tokens, window_order)
         loss = next_token_loss(model, batch.to(model.device))
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         mean_loss = loss.item() if mean_loss is None else 0.98 * mean_loss + 0.02 * loss.item()

@@ -18,7 +18,7 @@ from typing import Any
 
 from st_reba import build
 from st_reba.hub import save
-from st_reba.recipe import Recipe, recipe, zoo
+from st_reba.recipe import Recipe, zoo, zoo_recipe
 
 FOLDER = Path(__file__).resolve().parents[1] / "model_cards"
 BUILT_HERE = ("mini-reba", "mini-echo", "mini-nosink")
@@ -43,22 +43,22 @@ pass of 4,096 positions, and about 1 GB for a GPU's context; 4 bits take a third
 """
 
 
-def table_row(zoo_recipe: Recipe) -> str:
+def table_row(named_recipe: Recipe) -> str:
     """A model's line of the table."""
-    facts = zoo_recipe.about
-    name = zoo_recipe.name
+    facts = named_recipe.about
+    name = named_recipe.name
     if (FOLDER / f"{name}.md").is_file():
         name = f"[{name}]({name}.md)"
     cells = [
         name,
-        zoo_recipe.base,
-        f"`{describe_method(zoo_recipe)}`",
+        named_recipe.base,
+        f"`{describe_method(named_recipe)}`",
         facts["parameters"],
         f"{weight_gigabytes(facts['parameters']):.2g}",
         " ".join(facts.get("language", ())),
         str(facts.get("licence")),
         describe_score(facts),
-        zoo_recipe.status,
+        named_recipe.status,
     ]
     return f"| {' | '.join(cells)} |\n"
 
@@ -73,14 +73,14 @@ def describe_score(facts: Mapping[str, Any]) -> str:
     return "-"
 
 
-def method_options(zoo_recipe: Recipe) -> dict[str, Any]:
-    return {name: value for name, value in zoo_recipe.method.items() if name != "name"}
+def method_options(named_recipe: Recipe) -> dict[str, Any]:
+    return {name: value for name, value in named_recipe.method.items() if name != "name"}
 
 
-def describe_method(zoo_recipe: Recipe) -> str:
+def describe_method(named_recipe: Recipe) -> str:
     """In the short form."""
-    method_name = str(zoo_recipe.method["name"])
-    options = ",".join(f"{name}={value}" for name, value in method_options(zoo_recipe).items())
+    method_name = str(named_recipe.method["name"])
+    options = ",".join(f"{name}={value}" for name, value in method_options(named_recipe).items())
     return f"{method_name}:{options}" if options else method_name
 
 
@@ -94,15 +94,15 @@ def weight_gigabytes(parameters: str) -> float:
 
 def build_card(name: str, local_base: str | None = None) -> str:
     """The card of a recipe's model, built from its base or from the same base in a local folder or GGUF file."""
-    zoo_recipe = recipe(name)
+    named_recipe = zoo_recipe(name)
     if local_base is None:
         model = build(f"zoo:{name}", device="cpu")
     else:
-        method_name = zoo_recipe.method["name"]
-        model = build(local_base, method_name, device="cpu", **method_options(zoo_recipe))
+        method_name = named_recipe.method["name"]
+        model = build(local_base, method_name, device="cpu", **method_options(named_recipe))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, name)
-        save(model, folder, name=name, about=zoo_recipe.about)
+        save(model, folder, name=name, about=named_recipe.about)
         return (folder / "README.md").read_text(encoding="utf-8")
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     for argument in sys.argv[1:]:
         name, local_base = argument.split("=", 1)
         write_card(name, local_base)
-    rows = [table_row(recipe(name)) for name in zoo()]
+    rows = [table_row(zoo_recipe(name)) for name in zoo()]
     (FOLDER / "README.md").write_text(HEAD + "".join(rows), encoding="utf-8")
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import st_reba
 from st_reba.encode import encode_texts
+from st_reba.evaluation.beir import read_beir
 from st_reba.sentences import QUERY_SAMPLE, sample_sentences
 
 ROOT = Path(__file__).parents[1]
@@ -84,3 +85,21 @@ def test_prompts_are_judged_by_what_an_index_compares(
         scores = {result.text: result.score for result in index.search(query, 120, mode="vectors")}
         expected_cosines = [scores[text] for text in texts]
         assert query_cosines == pytest.approx(expected_cosines, abs=2e-5)
+
+
+def test_pairs_become_a_collection_whose_queries_are_no_documents(
+    import_script: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    judgements = [
+        ("cats", "Cats sleep.", 2),
+        ("cats", "A cat.", 1),
+        ("cats", "Ships.", 0),
+        ("A cat.", "cats", 1),
+        ("Rain.", "Rain.", 1),
+        ("sea", "The sea.", 0),
+    ]
+    import_script("short_collections").write_collection(tmp_path, judgements)
+    collection = read_beir(tmp_path)
+    # "A cat." and "cats" are queries, and "Rain." finds nothing but itself.
+    assert collection.grades == {"cats": {"Cats sleep.": 2.0}}
+    assert set(collection.documents) == {"Cats sleep.", "Ships.", "Rain.", "The sea."}

@@ -206,10 +206,11 @@ class Base:
         if is_skipped(methods[1]):
             return 1
         scores = self.scores(methods, read_stsb(data_folder, "dev", CHOOSING_PAIRS))
-        return max(
+        best_count: int = max(
             scores,
             key=lambda layer_count: (round(scores[layer_count], 4), -layer_count),
         )
+        return best_count
 
     def all_methods(self, data_folder: Path, skipped_pattern: str | None) -> Methods:
         """PAPERS, NoSink with the k that is best on labelled pairs, and READINGS, without those that are skipped."""

@@ -77,7 +77,7 @@ def english_choices(folder: Path) -> list[Choice]:
     development_path = folder / "sts" / "sts-dev.csv"
     development_pairs = read_pairs(development_path, 4)
     unseen_pairs: list[Pair] = []
-    for pairs in development_sets(folder, size=sys.maxsize).values():
+    for pairs in development_sets(folder, "en", sys.maxsize):
         unseen_pairs += pairs
     wording_pairs = development_pairs + read_years(folder, [2014, 2016])
     nosink_sentences = read_task(development_path, limit=NOSINK_PAIRS).texts

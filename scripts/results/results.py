@@ -286,7 +286,8 @@ def rank_first_right(method_vectors: Vectors, is_right: np.ndarray) -> np.ndarra
     unit_vectors = normalize_rows(method_vectors)
     similarities = unit_vectors[caption_count:] @ unit_vectors[:caption_count].T
     order = similarities.argsort(axis=1)[:, ::-1]
-    return np.take_along_axis(is_right, order, axis=1).argmax(axis=1) + 1
+    ranks: np.ndarray = np.take_along_axis(is_right, order, axis=1).argmax(axis=1) + 1
+    return ranks
 
 
 def captions(base: Base, page_options: argparse.Namespace) -> None:

@@ -51,6 +51,7 @@ from st_reba.prompts import ENSEMBLES
 ROW_SCRIPT = Path(__file__).with_name("speed_row.py")
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "speed.md"
 REFERENCE = "classical"
+Options = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -59,20 +60,20 @@ class Case:
 
     label: str
     runner_name: str = "st_reba"
-    options: dict[str, object] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     model: str = "base"
     needs_bfloat16: bool = False
 
 
-MEAN = {"method": "classical", "pooling": "mean"}
+MEAN: Options = {"method": "classical", "pooling": "mean"}
 # The default's prompt for what `encode` takes: as it is, and without its examples.
-DEFAULT_PROMPT = {"method": "prompteol", "template": "prompteol-topic-4"}
-NO_EXAMPLES = {"method": "prompteol", "template": "prompteol-topic", "read": "attention"}
-ONE_QUESTION = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:1]}
-THREE_QUESTIONS = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:3]}
-FIVE_QUESTIONS = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:5]}
-WHOLE = {"shares_prefix": False}
-BFLOAT16 = {"dtype": "bfloat16"}
+DEFAULT_PROMPT: Options = {"method": "prompteol", "template": "prompteol-topic-4"}
+NO_EXAMPLES: Options = {"method": "prompteol", "template": "prompteol-topic", "read": "attention"}
+ONE_QUESTION: Options = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:1]}
+THREE_QUESTIONS: Options = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:3]}
+FIVE_QUESTIONS: Options = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:5]}
+WHOLE: Options = {"shares_prefix": False}
+BFLOAT16: Options = {"dtype": "bfloat16"}
 CASES = {
     REFERENCE: Case("classical, mean", options=MEAN),
     "stock": Case(

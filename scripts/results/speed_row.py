@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -60,7 +60,9 @@ class Pipeline:
     def __init__(self, pipeline_model: SentenceTransformer) -> None:
         self.pipeline_model = pipeline_model
         self.position_count = 0
-        token_embeddings = pipeline_model[0].model.get_input_embeddings()
+        input_module: Any = pipeline_model[0]
+        self.input_module = input_module
+        token_embeddings = input_module.model.get_input_embeddings()
         token_embeddings.register_forward_hook(self.count_positions)
 
     def count_positions(
@@ -81,7 +83,7 @@ class Pipeline:
 
     def prompt_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text's row."""
-        batch_features = self.pipeline_model[0].preprocess(list(texts))
+        batch_features = self.input_module.preprocess(list(texts))
         row_lengths = batch_features["attention_mask"].sum(dim=1).tolist()
         padded_rows = batch_features["input_ids"].tolist()
         row_ids: list[list[int]] = []
@@ -101,7 +103,8 @@ def build_ours(
 
     embedder = st_reba.build(base_path, device="cpu", **build_options)  # type: ignore[arg-type]
     if not shares_prefix:
-        embedder[0].shares_prefix = False
+        input_module: Any = embedder[0]
+        input_module.shares_prefix = False
     return Pipeline(embedder)
 
 

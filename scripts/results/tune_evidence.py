@@ -346,7 +346,7 @@ def remove_luck(candidate_scores: Scores) -> float:
     )
     drawn_means = candidate_scores @ draws.T / row_count
     best_candidate = candidate_scores.mean(axis=1).argmax()
-    return drawn_means[best_candidate].mean() / drawn_means.max(axis=0).mean()
+    return float(drawn_means[best_candidate].mean() / drawn_means.max(axis=0).mean())
 
 
 def choose_line(lines: Sequence[Line]) -> Line:
