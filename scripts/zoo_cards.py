@@ -1,16 +1,15 @@
 """Write model_cards/: a table of the zoo, and the cards of models that are built here.
 
     python scripts/zoo_cards.py
-    python scripts/zoo_cards.py smollm2-135m-prompteol=FILE    the card of a base that is here as
-    well
+    python scripts/zoo_cards.py smollm2-135m-prompteol=FILE
 
-A card of a base that is not given stays as it is. ``FILE`` is a folder or a GGUF file; a card names
-no path.
+The second writes the card of a base that is here as well: ``FILE`` is a folder or a GGUF file, and
+no card names its path. A card of a base that is not given stays as it is.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,10 +110,15 @@ def write_card(name: str, local_base: str | None = None) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("bases", nargs="*", metavar="NAME=FILE", help="a recipe and its base")
+    options = parser.parse_args()
     for name in BUILT_HERE:
         write_card(name)
-    for argument in sys.argv[1:]:
-        name, local_base = argument.split("=", 1)
+    for base in options.bases:
+        name, local_base = base.split("=", 1)
         write_card(name, local_base)
     rows = [table_row(zoo_recipe(name)) for name in zoo()]
     (FOLDER / "README.md").write_text(HEAD + "".join(rows), encoding="utf-8")

@@ -41,7 +41,7 @@ READINGS = {
     "PromptEOL, attention outputs": "prompteol:read=attention",
     "PromptEOL, both word orders": "prompteol:template=reverseol",
     "both word orders, attention outputs": "prompteol:template=reverseol,read=attention",
-    "the same with an example": "prompteol:template=reverseol-example,read=attention",
+    "both word orders with an example, attention outputs": "prompteol:template=reverseol-example,read=attention",
     "three questions, attention outputs": "prompteol:template=three-questions,read=attention",
     "another wording": "prompteol:template=prompteol-says",
     "another wording, attention outputs": "prompteol:template=prompteol-says,read=attention",

@@ -163,12 +163,12 @@ def relative_work(
 CHINESE_METHODS = {
     "PromptEOL, another wording": "prompteol:template=prompteol-says",
     "PromptEOL in Chinese": "prompteol:template=prompteol-zh",
-    "the same with an example": "prompteol:template=prompteol-example-zh",
-    "the same, attention outputs": "prompteol:template=prompteol-zh,read=attention",
+    "PromptEOL in Chinese with an example": "prompteol:template=prompteol-example-zh",
+    "PromptEOL in Chinese, attention outputs": "prompteol:template=prompteol-zh,read=attention",
     "both word orders": "prompteol:template=reverseol-zh",
     "both word orders, attention outputs": "prompteol:template=reverseol-zh,read=attention",
     "a topic in Chinese, four examples": "prompteol:template=prompteol-topic-4-zh",
-    "the same, attention outputs (the Chinese default)": "prompteol:template=prompteol-topic-4-zh,read=attention",
+    "the same topic, attention outputs (the Chinese default)": "prompteol:template=prompteol-topic-4-zh,read=attention",
     "the English default": "prompteol:template=prompteol-topic-4,read=attention",
 }
 

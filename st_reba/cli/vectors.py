@@ -377,7 +377,7 @@ def search(
     ] = None,
     mode: Annotated[
         Literal["hybrid", "vectors", "words"] | None,
-        Option(help="What is compared. [default: hybrid, if it has words]"),
+        Option(help="What is compared. [default: hybrid]"),
     ] = None,
     explains_scores: Annotated[
         bool, Option("--explain", help="Also show the scores of vectors and of words.")

@@ -85,7 +85,7 @@ class TuneReport:
         kind: ``"Views"``, ``"SearchViews"``, or the kind of the labelled items.
         counts: Items that chose, and that report.
         tried: Number of methods and layers that were scored.
-        seconds, passes: Seconds in all, and in the search's forward passes alone.
+        seconds, passes: Seconds in all, and in the forward passes that were tried alone.
         folder: Where recipe, filter, model and this report are.
         notes: How to read the scores, and reasons to doubt the choice.
     """
