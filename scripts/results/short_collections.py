@@ -7,8 +7,8 @@ DATA is a folder of public sets, as for results.py; FOLDER gets a folder in BEIR
 
 sts-b, sts-b-zh  STS-B's test part (sts/sts-test.csv, sts/cnsd-sts-test.txt): the first sentence of
                  a pair with a score of 4 or more looks for the second one among all second ones
-afqmc            questions to a bank in Chinese (sts/afqmc-dev.jsonl): one looks for another that
-                 was labelled as the same question
+afqmc            questions to a payment service in Chinese (sts/afqmc-dev.jsonl): one looks for
+                 another that was labelled as the same question
 qbqtc            Chinese web searches (ranking/qbqtc-dev.json): a search looks for titles, of grade
                  1 and 2
 """
