@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from .modules.transformer import RepeatTransformer
 
 logger = logging.getLogger(__name__)
-Task = Literal["query", "document"]
+# What a text is encoded as; the argument is called task, as it is in sentence-transformers.
+Role = Literal["query", "document"]
 
 # Where encode_query and encode_document look for their prompt.
 PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -39,7 +40,7 @@ def encode_texts(
     model: SentenceTransformer,
     texts: Sequence[str],
     *,
-    task: Task | None = None,
+    task: Role | None = None,
     batch_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
     on_truncated: Callable[[list[int]], object] | None = None,
@@ -97,7 +98,7 @@ def encode_texts(
     return in_order(encoded_batches, batches)
 
 
-def _check_options(task: Task | None, options: Options) -> None:
+def _check_options(task: Role | None, options: Options) -> None:
     if task not in (None, "query", "document"):
         raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     for name in ("output_value", "pool", "precision"):
@@ -194,7 +195,7 @@ def unreported_cuts(model: SentenceTransformer) -> Iterator[None]:
 def measure_lengths(
     model: SentenceTransformer,
     texts: Sequence[str],
-    task: Task | None = None,
+    task: Role | None = None,
     *,
     is_batched: bool = False,
     **options: Any,
@@ -244,7 +245,7 @@ def _input_options(model: SentenceTransformer, options: Options) -> dict[str, An
     return {name: value for name, value in options.items() if name in names}
 
 
-def saved_prompt(model: SentenceTransformer, task: Task | None = None) -> str | None:
+def saved_prompt(model: SentenceTransformer, task: Role | None = None) -> str | None:
     """The prompt that a model puts in front of a task's texts; None: it has none."""
     for name in (*PROMPT_NAMES.get(task or "", ()), model.default_prompt_name):
         if name in model.prompts:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 
-from .encode import Task, encode_texts
+from .encode import Role, encode_texts
 from .filter_options import FEWEST_FOR_MEAN, FilterOptions, Kind
 from .linear_filter import Filter as Filter
 from .methods import Options, Template
@@ -233,7 +233,7 @@ def _distinct_texts(texts: Iterable[str]) -> list[str]:
 def _encode_as(
     model: SentenceTransformer,
     texts: Sequence[str],
-    task: Task,
+    task: Role,
     encoding: Options,
 ) -> NDArray[np.float32]:
     """Vectors [N, d] of texts as queries or documents, with those fields that this task's template has."""

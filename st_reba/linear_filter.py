@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
-from .encode import Task
+from .encode import Role
 from .files import whole_file
 from .filter_options import (
     FEWEST_FOR_DIRECTIONS,
@@ -165,7 +165,7 @@ class Filter:
             model=model,
         )
 
-    def apply(self, vectors: Vectors, task: Task | None = None) -> Array:
+    def apply(self, vectors: Vectors, task: Role | None = None) -> Array:
         """Filter vectors.
 
         Args:

@@ -28,7 +28,7 @@ from .modules.token_part import append_tokens, mean_embeddings
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from .encode import Task
+    from .encode import Role
 
 _TEXTS_AT_A_TIME = 256
 
@@ -98,7 +98,7 @@ class TokenMeans:
         vectors: Matrix,
         model: SentenceTransformer,
         texts: Sequence[str],
-        task: Task,
+        task: Role,
     ) -> Matrix:
         """Vectors [n, d] with those of the tokens of their texts, [n, d + k], as a :class:`TokenPart` joins them."""
         reader = _TokenReader(model)

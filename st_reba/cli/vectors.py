@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..corpus import Document, Source
     from ..corpus.records import Reject
-    from ..encode import Task as EncodeTask
+    from ..encode import Role
     from ..index import Index, SearchResult
     from ..index.changes import Change
 
@@ -190,7 +190,7 @@ def _write_vectors(
     model: SentenceTransformer,
     texts: Sequence[str],
     file: Path | None,
-    task: EncodeTask | None,
+    task: Role | None,
     batch_tokens: int | None,
 ) -> None:
     from ..encode import encode_texts
@@ -212,7 +212,7 @@ def _print_word_vectors(
     model: SentenceTransformer,
     texts: Sequence[str],
     word: str,
-    task: EncodeTask | None,
+    task: Role | None,
     batch_tokens: int | None,
 ) -> None:
     from ..words import encode_words, words_of

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from ..encode import Task as Role
-from ..encode import computed_positions, encode_texts
+from ..encode import Role, encode_texts
 from ..methods import Method
 from ..progress import progress_bar
 from ..words import encode_words, tokens_of_span
 from .instructions import Instructions
-from .readouts import build_on, depth_of, encode_methods, group_by_pass, readout_of
+from .readouts import MethodGroup, build_on, depth_of, group_by_pass, readout_of
 from .shared_pass import TokenRange, transformer_of
 from .statistics import Evidence
 from .task import Task
@@ -48,28 +47,27 @@ def shared_vectors(
             model, task, instructions, batch_tokens, show_progress_bar
         )
     token_ranges = find_token_ranges(base_model, task)
+    groups = group_by_pass(list(shared_methods.values()), depth_of(base_model))
     encoders: list[partial[dict[Method, Vectors]]] = []
     total_positions = 0
-    for pass_method, method_group in group_by_pass(
-        list(shared_methods.values()), depth_of(base_model)
-    ).items():
-        model = build_on(base_model, replace(pass_method, filter=None), check=False)
+    for methods_of_pass in groups.values():
+        method_group = MethodGroup(base_model, methods_of_pass)
         for texts, role in _texts_by_role(task):
             input_options: dict[str, Any] = {
                 "task": role,
-                "prompt": instructions.before(task.name, role, has_instruction_field(model, role)),
+                "prompt": instructions.before(
+                    task.name, role, has_instruction_field(method_group.model, role)
+                ),
             }
             encode_group = partial(
-                encode_methods,
-                base_model,
-                method_group,
+                method_group.encode,
                 texts,
                 token_ranges=token_ranges,
                 batch_tokens=batch_tokens,
                 **input_options,
             )
             encoders.append(encode_group)
-            total_positions += sum(computed_positions(model[0], texts, input_options))
+            total_positions += method_group.count_positions(texts, input_options)
     rows_by_method = defaultdict[Method, list[Vectors]](list)
     with plain_average_bar(total_positions, show_progress_bar) as bar:
         for encode_group in encoders:

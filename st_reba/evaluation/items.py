@@ -13,8 +13,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..encode import Task as Role
-from ..encode import computed_positions
+from ..encode import Role, computed_positions
 from .task import Task
 from .vectors import Vectors, remove_directions
 
@@ -72,7 +71,7 @@ class TuningItems(ABC):
 
         Args:
             run_texts: :func:`~st_reba.evaluation.shared_pass.run_pass` or
-                :func:`~st_reba.evaluation.readouts.encode_methods`, but for texts and task.
+                ``encode`` of a :class:`~st_reba.evaluation.readouts.MethodGroup`, but for texts and task.
         """
         encoded_items = defaultdict[Key, VectorsByRole](dict)
         for role, texts in self.texts_by_role.items():

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from ..assembly import build_model
 from ..encode import DEFAULT_BATCH_TOKENS, computed_positions, encode_texts
 from ..filters import Filter
-from ..methods import Method
+from ..methods import Method, Options
 from .shared_pass import Readout, TokenRange, run_pass, transformer_of
 from .vectors import Vectors, normalize_rows
 
@@ -78,38 +78,92 @@ def encode_methods(
         >>> [vectors.shape for vectors in encode_methods(load_base("mini"), methods, ["你好", "Hello"]).values()]
         [(2, 192), (2, 192)]
     """
-    depth = depth_of(base_model)
-    pooled_vectors: dict[Method, Vectors] = {}
-    for pass_method, method_group in group_by_pass(methods, depth).items():
-        readouts = [readout_of(method, depth) for method in method_group]
-        shared_readouts = [readout for readout in readouts if readout is not None]
-        if token_ranges is not None and (not shared_readouts or pass_method.templates is not None):
-            raise ValueError(f"{pass_method}: words have no vector here. Use st_reba.encode_words.")
-        model = build_on(base_model, replace(pass_method, filter=None), check=check)
-        if shared_readouts:
+    vectors_by_method: dict[Method, Vectors] = {}
+    for method_group in group_by_pass(methods, depth_of(base_model)).values():
+        group_vectors = MethodGroup(base_model, method_group, check=check).encode(
+            texts,
+            token_ranges=token_ranges,
+            batch_tokens=batch_tokens,
+            progress=progress,
+            **input_options,
+        )
+        vectors_by_method.update(group_vectors)
+    return {method: vectors_by_method[method] for method in methods}
+
+
+class MethodGroup:
+    """Methods that are read from one pass, with the model that runs it.
+
+    Args:
+        base_model: A loaded base.
+        methods: A group of :func:`group_by_pass`.
+        check: As for ``build``.
+    """
+
+    def __init__(
+        self,
+        base_model: SentenceTransformer,
+        methods: Sequence[Method],
+        *,
+        check: bool = True,
+    ) -> None:
+        self.base_model = base_model
+        self.methods = methods
+        pass_method = methods[0]  # runs the most layers
+        self.model = build_on(base_model, replace(pass_method, filter=None), check=check)
+        # Empty: the only method's model runs by itself.
+        self.readouts: dict[Method, Readout] = {}
+        for method in methods:
+            readout = readout_of(method, depth_of(base_model))
+            if readout is not None:
+                self.readouts[method] = readout
+
+    def count_positions(self, texts: Sequence[str], input_options: Options) -> int:
+        """Positions that the pass computes for texts; arguments as for :func:`encode_methods`."""
+        return sum(computed_positions(self.model[0], texts, input_options))
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        token_ranges: Sequence[TokenRange] | None = None,
+        batch_tokens: int = DEFAULT_BATCH_TOKENS,
+        progress: Callable[[int], object] | None = None,
+        **input_options: Any,
+    ) -> dict[Method, Vectors]:
+        """Vectors of texts by each method; arguments and result as for :func:`encode_methods`."""
+        if token_ranges is not None:
+            self._check_words()
+        if self.readouts:
             vectors_by_readout = run_pass(
-                model,
-                list(dict.fromkeys(shared_readouts)),
+                self.model,
+                list(dict.fromkeys(self.readouts.values())),
                 texts,
                 token_ranges=token_ranges,
                 batch_tokens=batch_tokens,
                 progress=progress,
                 **input_options,
             )
-            for method, readout in zip(method_group, shared_readouts, strict=True):
-                pooled_vectors[method] = vectors_by_readout[readout]
-            continue
-        pooled_vectors[pass_method] = encode_texts(
-            model, texts, batch_tokens=batch_tokens, **input_options
-        )
-        if progress is not None:
-            progress(sum(computed_positions(model[0], texts, input_options)))
-    vectors_by_method: dict[Method, Vectors] = {}
-    for method in methods:
-        vectors_by_method[method] = _finish_vectors(
-            base_model, method, pooled_vectors[method], input_options.get("task")
-        )
-    return vectors_by_method
+            pooled_vectors = {
+                method: vectors_by_readout[readout] for method, readout in self.readouts.items()
+            }
+        else:
+            (method,) = self.methods
+            vectors = encode_texts(self.model, texts, batch_tokens=batch_tokens, **input_options)
+            pooled_vectors = {method: vectors}
+            if progress is not None:
+                progress(self.count_positions(texts, input_options))
+        task = input_options.get("task")
+        return {
+            method: _finish_vectors(self.base_model, method, vectors, task)
+            for method, vectors in pooled_vectors.items()
+        }
+
+    def _check_words(self) -> None:
+        """Refuse methods that have no vectors of words."""
+        method = self.methods[0]
+        if not self.readouts or method.templates is not None:
+            raise ValueError(f"{method}: words have no vector here. Use st_reba.encode_words.")
 
 
 def _finish_vectors(

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..encode import Task as Role
+from ..encode import Role
 from ..sentences import QUERY_SAMPLE, as_query, sample_sentences, split_sentences
 from .items import TuningItems, VectorsByRole
 from .kinds.views import SAME_COSINE

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from ..hub.save import save
 from ..methods import Method
 from ..recipe import LOADING, save_recipe
 from .items import TuningItems, VectorsByRole
-from .readouts import build_on, depth_of, encode_methods, group_by_pass
+from .readouts import MethodGroup, build_on, depth_of, group_by_pass
 from .task import KINDS
 
 _TABLE_HEAD = (
@@ -146,15 +145,14 @@ def report_rows(
     plain_work = items.count_positions(base_model) * depth_of(base_model)
     methods = dict.fromkeys(entry.unfiltered_method for entry in entries)
     row_of_entry: dict[str, TuneRow] = {}
-    for pass_method, method_group in group_by_pass(list(methods), depth_of(base_model)).items():
+    for methods_of_pass in group_by_pass(list(methods), depth_of(base_model)).values():
+        method_group = MethodGroup(base_model, methods_of_pass, check=False)
         start_time = time.perf_counter()
-        run_texts = partial(encode_methods, base_model, method_group, check=False)
-        encoded_items = items.encode(run_texts)
+        encoded_items = items.encode(method_group.encode)
         seconds = (time.perf_counter() - start_time) * 1000 / items.text_count
-        pass_depth = depth_of(build_on(base_model, pass_method, check=False))
         for entry in entries:
             method = entry.unfiltered_method
-            if method not in method_group:
+            if method not in methods_of_pass:
                 continue
             vectors_by_role = encoded_items[method]
             if entry.fitted_filter is not None:
@@ -165,7 +163,7 @@ def report_rows(
                 entry.method,
                 items.score(vectors_by_role, None, base_model.device),
                 cost=items.count_positions(model) * depth_of(model) / plain_work,
-                seconds=seconds * depth_of(model) / pass_depth,
+                seconds=seconds * depth_of(model) / depth_of(method_group.model),
                 megabytes=sum(weight.nbytes for weight in model.parameters()) / 1e6,
             )
     return tuple(row_of_entry[entry.name] for entry in entries)

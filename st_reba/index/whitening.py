@@ -29,7 +29,7 @@ from .state import IndexState
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from ..encode import Task
+    from ..encode import Role
     from ..linear_filter import Filter
     from ..token_means import TokenMeans
 
@@ -121,7 +121,7 @@ class Whitening:
     def convert(
         self,
         raw_vectors: NDArray[np.floating],
-        task: Task,
+        task: Role,
         model: SentenceTransformer | None,
         texts: Sequence[str] | None,
     ) -> Matrix:
@@ -150,7 +150,7 @@ class Whitening:
         width = len(self.linear_filter.mean)
         return prepare_vectors(joined_vectors[:, :width], self._metric)
 
-    def apply(self, raw_vectors: NDArray[np.floating], task: Task = "document") -> Matrix:
+    def apply(self, raw_vectors: NDArray[np.floating], task: Role = "document") -> Matrix:
         """Whiten vectors [n, d] of documents, or of queries; for cosines, to length one."""
         whitened_vectors = np.empty(raw_vectors.shape, np.float32)
         for start in range(0, len(raw_vectors), _ROWS_AT_A_TIME):

@@ -13,7 +13,7 @@ from sentence_transformers.base.modules import Dense, Normalize
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from ..encode import Task, saved_prompt
+from ..encode import Role, saved_prompt
 from ..modules.layout import (
     decoder_of,
     empty_text_token,
@@ -32,7 +32,7 @@ from .attention import GraphCapture, GraphMasks
 
 # The first part of the names of weights behind the pooling: those of a filter.
 FILTER_PREFIX = "filter_modules."
-GraphTask = Task | Literal["similarity"] | None
+GraphTask = Role | Literal["similarity"] | None
 
 
 class EmbeddingGraph(nn.Module):
@@ -61,7 +61,7 @@ class EmbeddingGraph(nn.Module):
         assert isinstance(transformer, RepeatTransformer)
         self.__dict__["transformer"] = transformer  # not as a submodule, as its model is one
         self.requested_task = task
-        self.task: Task | None = None if task == "similarity" else task
+        self.task: Role | None = None if task == "similarity" else task
         self.prompt = saved_prompt(model, self.task)
         self.layout = transformer.row_layouts(self.prompt, self.task)[0]
         # The rows of A^new that a pooling by backward attention needs.
@@ -271,7 +271,7 @@ def _reasons_against(
 def _depends_on_task(model: SentenceTransformer, transformer: RepeatTransformer) -> bool:
     if any(isinstance(module, (QueryShift, TokenPart)) for module in model):
         return True
-    tasks: tuple[Task | None, ...] = (None, *get_args(Task))
+    tasks: tuple[Role | None, ...] = (None, *get_args(Role))
     layouts = {transformer.row_layouts(saved_prompt(model, task), task) for task in tasks}
     return len(layouts) > 1
 

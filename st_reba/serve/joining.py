@@ -13,7 +13,7 @@ from batched.aio import AsyncBatchProcessor  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from ..encode import Task, TextLengths, encode_texts, measure_lengths
+from ..encode import Role, TextLengths, encode_texts, measure_lengths
 from .requests import Refusal
 
 Vectors = NDArray[np.float32]
@@ -63,8 +63,8 @@ class RequestJoiner:
         self.waiting_texts = 0  # accepted and not answered
         # A separate thread never waits for those that tokenize and write answers.
         self._encoding_thread = ThreadPoolExecutor(1, "st_reba")
-        self._processors: dict[Task | None, AsyncBatchProcessor] = {}
-        tasks: tuple[Task | None, ...] = (None, "query", "document")
+        self._processors: dict[Role | None, AsyncBatchProcessor] = {}
+        tasks: tuple[Role | None, ...] = (None, "query", "document")
         for task in tasks:
             run_batch = partial(self._run_batch, task)
             self._processors[task] = AsyncBatchProcessor(
@@ -74,7 +74,7 @@ class RequestJoiner:
     async def encode(
         self,
         texts: list[str],
-        task: Task | None,
+        task: Role | None,
         is_disconnected: Callable[[], Awaitable[bool]],
         *,
         may_truncate: bool = True,
@@ -116,7 +116,7 @@ class RequestJoiner:
     async def _encode(
         self,
         texts: list[str],
-        task: Task | None,
+        task: Role | None,
         text_lengths: list[int],
         is_disconnected: Callable[[], Awaitable[bool]],
     ) -> Vectors:
@@ -135,14 +135,14 @@ class RequestJoiner:
                 vector_of_text[text_index] = outcome
         return np.stack([vector_of_text[text_index] for text_index in range(len(texts))])
 
-    async def _run_batch(self, task: Task | None, texts: list[str]) -> list[Vectors | Exception]:
+    async def _run_batch(self, task: Role | None, texts: list[str]) -> list[Vectors | Exception]:
         self.report_batch(len(texts))
         event_loop = asyncio.get_running_loop()
         return await event_loop.run_in_executor(
             self._encoding_thread, self._try_encode, texts, task
         )
 
-    def _try_encode(self, texts: list[str], task: Task | None) -> list[Vectors | Exception]:
+    def _try_encode(self, texts: list[str], task: Role | None) -> list[Vectors | Exception]:
         """A vector for each text, or its exception: it never fails another caller's request."""
         try:
             # Cut texts are counted for each request; indices into joined texts mean nothing to one.

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..encode import Task
+from ..encode import Role
 
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -104,7 +104,7 @@ class _Body(BaseModel):
 
 # A query and a document in the words of NVIDIA's, Voyage's, Cohere's, Nomic's, Google's and Jina's
 # clients. None of the other purposes has a prompt of its own.
-_INPUT_TYPES: dict[str, Task | None] = {
+_INPUT_TYPES: dict[str, Role | None] = {
     "query": "query",
     "search_query": "query",
     "retrieval_query": "query",
@@ -175,7 +175,7 @@ class EmbeddingRequest(_Body):
     user: str | None = None
     drop_params: bool | None = None
 
-    def task(self, served_name: str) -> Task | None:
+    def task(self, served_name: str) -> Role | None:
         """The prompt that the model's name or ``input_type`` asks for.
 
         Raises:
@@ -202,7 +202,7 @@ class EmbeddingRequest(_Body):
         return self.truncate is not False and self.truncation is not False
 
 
-def model_names(served_name: str) -> dict[str, Task | None]:
+def model_names(served_name: str) -> dict[str, Role | None]:
     """The names of the served model, and the prompt that each chooses."""
     return {
         served_name: None,

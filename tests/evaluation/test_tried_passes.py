@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from st_reba import Method
-from st_reba.encode import Task as Role
-from st_reba.encode import encode_texts
+from st_reba.encode import Role, encode_texts
 from st_reba.evaluation.readouts import build_on, group_by_pass, load_base, readout_of
 from st_reba.evaluation.shared_pass import Readout, run_pass
 from st_reba.evaluation.tried_passes import (

@@ -18,8 +18,7 @@ import torch
 import st_reba
 from st_reba import Filter, Method
 from st_reba.cli.app import main
-from st_reba.encode import Task as Role
-from st_reba.encode import encode_texts
+from st_reba.encode import Role, encode_texts
 from st_reba.evaluation import trials, tune_plan
 from st_reba.evaluation.readouts import build_on, encode_methods, load_base
 from st_reba.evaluation.retrieval_items import RetrievalItems, read_rankings, retrieval_views
