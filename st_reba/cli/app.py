@@ -199,7 +199,7 @@ def _report(error: Exception, command_line: list[str]) -> int:
 
 
 def in_options(message: str, command_name: str) -> str:
-    """A message of the package in the words of a command."""
+    """A message of the package, reworded for the command line."""
     commands: Any = getattr(typer.main.get_command(app), "commands", {})
     if command_name not in commands:
         return message

@@ -70,7 +70,7 @@ def compare(
     ],
     varied_option: Annotated[
         str | None,
-        Option("--vary", metavar="X=VALUES", help="Score several values, as layer=1,2,3."),
+        Option("--vary", metavar="X=VALUES", help="Score several values, such as layer=1,2,3."),
     ] = None,
     metric: Annotated[
         str | None, Option(metavar="NAME", help="paper: that of the papers. [default: by kind]")
@@ -238,9 +238,9 @@ def tune(
         options["labels"] = _read_labels(labels_path, purpose, task_kind, columns, label_values)
     elif task_kind or columns or label_pairs:
         raise ValueError(
-            "--kind, --label and --column (but text=…) are about the table of --labels."
+            "--kind, --label and --column (except text=…) describe the table given as --labels."
         )
-    kept_passes = f"Passes that were finished are kept in {out}; the same command goes on."
+    kept_passes = f"Finished passes are kept in {out}; run the same command to resume."
     with describing_stops(lambda: kept_passes), progress.step(f"Tuning {base}"):
         report = tune_model(
             base,

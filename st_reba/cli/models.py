@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _INDEX_FILE = "index.sqlite"
 _LOADING_OPTIONS = {"dtype", "device", "trust_remote_code"}
-# Bookkeeping of an index, which only its JSON shows.
+# Internal facts about an index, shown only with --json.
 _HIDDEN_INDEX_FACTS = (
     "next_key",
     "next_number",
@@ -125,7 +125,7 @@ def build(
     method = options.pop("method", method)
     recipe = recipe_for(base, options | drop_unset(method=method))
     card_facts: dict[str, Any] = {"license": card_license}
-    # Another method than the recipe's has other facts.
+    # The recipe's facts hold only for its own method and options.
     if recipe is not None and method is None and options.keys() <= _LOADING_OPTIONS:
         card_facts.update(about=recipe.about, name=recipe.name)
     check_free(out, overwrite=overwrite)
@@ -177,7 +177,7 @@ def _facts_of(
                 index_facts.pop(name, None)
         return index_facts
     silence_loading()
-    # It warns that 16 bits are slow on a CPU, but nothing is encoded here.
+    # sentence-transformers warns that 16 bits are slow on a CPU, but nothing is encoded here.
     logging.getLogger("sentence_transformers.base.model").setLevel(logging.ERROR)
     loaded_model = load(
         model, device="cpu", dtype="auto", revision=revision, trust_remote_code=trust_remote_code
@@ -321,7 +321,7 @@ def onnx(
 def _refuse_useless_revision(model: str, revision: str | None) -> None:
     if revision is not None and (model.startswith("zoo:") or Path(model).exists()):
         raise ValueError(
-            f"--revision {revision}: {model} is no repository on the Hub, and has no revisions. Drop it."
+            f"--revision {revision}: {model} is not a repository on the Hub, and has no revisions. Drop it."
         )
 
 

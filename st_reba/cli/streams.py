@@ -29,8 +29,8 @@ class ClosedOutput(io.TextIOBase):
 class WatchedOutput:
     """Standard output that remembers why it could not be written to.
 
-    An OSError at the end of a command may concern any file, and typer turns that of a closed pipe
-    into an exit.
+    An OSError at the end of a command may concern any file, and typer turns the one from a closed
+    pipe into an exit.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -83,7 +83,7 @@ def prepare() -> WatchedOutput:
 
 
 def _occupy(descriptor: int) -> None:
-    """Fill the place of a closed stream, which the next opened file would take."""
+    """Occupy the descriptor of a closed stream, which the next opened file would otherwise get."""
     try:
         os.fstat(descriptor)
     except OSError:
@@ -115,7 +115,7 @@ def print_error(message: str) -> None:
 
 @contextmanager
 def announced_step(description: str, *, is_announced: bool = True) -> Iterator[None]:
-    """Print to standard error what the ``with`` block does; while it does, lines say how long."""
+    """Print to standard error what the ``with`` block does, and while it runs, for how long."""
     if is_announced:
         print_error(f"{description} ...")
     with progress.step(description):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _FILE_TYPES = ".txt (one text a line), .jsonl, .json, .csv, .tsv, .parquet, .md (one document)"
 _INPUT_HELP = f"Texts: {_FILE_TYPES}, or a folder; -: lines of stdin"
 _STANDARD_INPUT = "standard input"
-# Characters of a text in a line of results; --json has all.
+# Characters of a text shown in a line of results; --json has the whole text.
 MAX_RESULT_LENGTH = 300
 Input = Annotated[str, Argument(metavar="INPUT", help=f"{_INPUT_HELP}.")]
 IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="Folder of the index.")]
@@ -119,7 +119,7 @@ def encode(
         _refuse("a corpus", {"--word": word, "--task": task})
         if corpus_folder.exists() and not corpus_folder.is_dir():
             raise FileExistsError(
-                f"{corpus_folder}: already there, and no folder; give another path"
+                f"{corpus_folder}: already there, and not a folder; give another path"
             )
     with progress.step(STARTING):
         from ..corpus.source import open_source
@@ -152,7 +152,7 @@ def encode(
 
 
 def _check_file(out: Path, overwrite: bool) -> None:
-    """Refuse a file that cannot be written before a model is loaded."""
+    """Before a model is loaded, refuse an output file that cannot be written."""
     if out.is_dir() or (out.exists() and not overwrite):
         raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
     if not out.parent.is_dir():
@@ -286,7 +286,7 @@ def index(
 ) -> int:
     """Build an index, or add to one. If it is stopped, the same command resumes it.
 
-    Long texts, such as whole .md files, need --passages, for a model ignores what is beyond its
+    Long texts, such as whole .md files, need --passages: a model ignores whatever exceeds its
     longest input.
     Examples: st-reba index corpus.jsonl my_index --model my_model; st-reba index more.jsonl
     my_index --upsert; st-reba index notes notes_index --model my_model --passages 256:32
@@ -301,10 +301,10 @@ def index(
             "--parameters": parameters,
             "--passages": passages,
         }
-        _refuse("an index that is there, which has its own", settings)
+        _refuse("an existing index, which has its own", settings)
         if whiten is not None or without_tokens:
             raise ValueError(
-                "--whiten, --no-whiten and --no-tokens do not go with an index that is there: st-reba prune --compact"
+                "--whiten, --no-whiten and --no-tokens do not go with an existing index: use st-reba prune --compact"
             )
     elif model is None:
         raise ValueError(
@@ -373,7 +373,7 @@ def search(
         int, Option("--top", "-k", metavar="N", min=1, help="Results per query.")
     ] = 10,
     where: Annotated[
-        list[str] | None, Option(metavar="C", help="Condition, as 'year>=2020'. Repeatable.")
+        list[str] | None, Option(metavar="C", help="Condition, such as 'year>=2020'. Repeatable.")
     ] = None,
     mode: Annotated[
         Literal["hybrid", "vectors", "words"] | None,
@@ -391,8 +391,8 @@ def search(
 ) -> None:
     """Search an index by words, by vectors, or by both, which is the default.
 
-    A query is words: quotes and operators mean nothing. Hybrid scores go from 0 to 1, and rank the
-    results of one query. Examples: st-reba search my_index 'why do stocks fall' --where
+    A query is just words: quotes and operators mean nothing. Hybrid scores go from 0 to 1, and rank
+    the results of one query. Examples: st-reba search my_index 'why do stocks fall' --where
     'year>=2020'; st-reba search my_index --mode words --explain < queries.txt
     """
     from ..index import Index
@@ -426,11 +426,14 @@ def search(
 
 
 def parse_where(condition_texts: Iterable[str]) -> dict[str, Any]:
-    """Conditions of a command line, as ``lang=zh`` and ``year>=2020``; values are JSON, or strings."""
+    """Conditions of a command line, such as ``lang=zh``, ``year>=2020`` and ``tags={"has": "new"}``.
+
+    Values are JSON, or else strings.
+    """
     conditions: dict[str, Any] = {}
     for condition_text in condition_texts:
         match = re.fullmatch(
-            r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", condition_text, re.DOTALL
+            r"\s*([^=<>!]+?)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*", condition_text, re.DOTALL
         )
         if match is None:
             raise ValueError(
@@ -438,12 +441,20 @@ def parse_where(condition_texts: Iterable[str]) -> dict[str, Any]:
             )
         field_name, operator, field_value = match.groups()
         with contextlib.suppress(ValueError):
-            field_value = json.loads(field_value)
+            field_value = json.loads(field_value, parse_constant=_refuse_constant)
+        new_conditions = {operator.replace("==", "="): field_value}
+        if operator == "=" and isinstance(field_value, dict):
+            new_conditions = field_value
         conditions_of_name = conditions.setdefault(field_name, {})
-        if operator in conditions_of_name:
-            raise ValueError(f"--where {condition_text!r}: {field_name}{operator} is given twice")
-        conditions_of_name[operator] = field_value
+        for name in new_conditions.keys() & conditions_of_name.keys():
+            raise ValueError(f"--where {condition_text!r}: {field_name}{name} is given twice")
+        conditions_of_name.update(new_conditions)
     return conditions
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and Infinity, which are not JSON, so that they stay texts."""
+    raise ValueError(name)
 
 
 def _describe_result(result: SearchResult) -> str:
@@ -475,12 +486,12 @@ def prune(
         list[str] | None, Argument(metavar="ID", help="Ids of documents to delete.")
     ] = None,
     compact: Annotated[
-        bool, Option("--compact", help="Also write all anew without what was deleted.")
+        bool, Option("--compact", help="Also rewrite the index without deleted documents.")
     ] = False,
     whiten: Annotated[
         bool | None,
         Option(
-            "--whiten/--no-whiten", help="With --compact: fit the whitening anew, or take it away."
+            "--whiten/--no-whiten", help="With --compact: fit the whitening again, or remove it."
         ),
     ] = None,
     without_tokens: WithoutTokens = False,
@@ -496,9 +507,9 @@ def prune(
     if not ids and not compact:
         raise ValueError("nothing to do: give an id, or --compact")
     if whiten is not None and not compact:
-        raise ValueError("--whiten and --no-whiten write all vectors anew: give --compact too")
+        raise ValueError("--whiten and --no-whiten rewrite all vectors: give --compact too")
     if without_tokens and not whiten:
-        raise ValueError("--no-tokens goes with --compact --whiten, which fits all of it anew")
+        raise ValueError("--no-tokens needs --compact --whiten, which fits everything again")
     from ..index import Index
 
     silence_loading()
@@ -548,7 +559,7 @@ def _read_input(
     from ..corpus.source import read_stream
 
     records = read_stream(standard_input(), _STANDARD_INPUT, text_encoding)
-    # What is wrong with the first line is said before any work.
+    # A fault in the first line is reported before any work is done.
     return chain([next(records)], records)
 
 
@@ -568,13 +579,13 @@ def _read_queries(text_encoding: str | None) -> Iterator[str]:
 
 
 def _describe_progress(folder: Path) -> str:
-    """What a stopped command leaves in the folder of an encoded corpus, and how it is resumed."""
+    """How far a stopped command encoded the corpus in a folder, and how to resume it."""
     from ..corpus.folder import read_progress
 
     progress = read_progress(folder)
     if progress is None:
-        return "Nothing was encoded yet; the same command begins again."
-    return f"{progress}; the same command goes on from there."
+        return "Nothing was encoded yet; run the same command to start again."
+    return f"{progress}; run the same command to resume."
 
 
 def _report_rejects(rejects: Sequence[Reject], remedy: str, command_name: str) -> None:

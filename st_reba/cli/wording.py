@@ -1,4 +1,4 @@
-"""Messages of the package name arguments of Python; here they get the options' names."""
+"""The package's messages name Python arguments; here these become command-line options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-# Arguments of Python, and the options that they are on the command line.
+# Python arguments, and the command-line options that they correspond to.
 _OPTIONS_OF_ARGUMENTS = {
     "path": ("index_folder", "out"),
     "columns": ("column",),
@@ -51,7 +51,7 @@ class CommandWords:
     """How one command writes its options and arguments.
 
     Args:
-        spellings: By the argument of Python: {"batch_tokens": "--batch-tokens", "input": "INPUT"}.
+        spellings: By Python argument: {"batch_tokens": "--batch-tokens", "input": "INPUT"}.
         flags: Names of the options that take no value.
     """
 
@@ -80,7 +80,7 @@ class CommandWords:
         return cls(spellings, frozenset(flags))
 
     def translate(self, message: str) -> str:
-        """A message with options in place of arguments of Python.
+        """A message with command-line options in place of Python arguments.
 
         Example:
             >>> words = CommandWords({"overwrite": "--overwrite", "id_column": "--id-column"}, frozenset({"overwrite"}))
@@ -96,7 +96,7 @@ class CommandWords:
         if "encoding" not in self.spellings:
             message = _NAME_ENCODING.sub("", message)
         any_name = _any_of(self.spellings)
-        # A remedy that is given for Python and for the command line.
+        # Of a remedy given for both Python and the command line, keep the latter.
         message = re.sub(
             rf"(?<![\w.:/-])({any_name})=({{[^{{}}]*}}|…) \((--[a-z-]+ [^()]*)\)", r"\3", message
         )
@@ -107,7 +107,7 @@ class CommandWords:
             self._spell_assignment,
             message,
         )
-        # A name of one word may be a word of the message, unless "=" or "with" shows what it is.
+        # A one-word name may be an ordinary word, unless "=" or "with" marks it as an argument.
         long_names = [name for name in self.spellings if "_" in name]
         if long_names:
             message = re.sub(
@@ -178,8 +178,8 @@ def _begins_with(message: str, value: str) -> bool:
         return True
     if not value:
         return False
-    # A message names a file as the user did, or by its absolute path. The words after it tell a
-    # value from a word that happens to stand there.
+    # A message names a file as the user did, or by its absolute path. What follows shows whether
+    # it is that value, or a word that happens to be the same.
     file_names = _any_of([value, os.path.abspath(value)])
     return re.match(rf"({file_names})(:|/| is (no|a) )", message) is not None
 

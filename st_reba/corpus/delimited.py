@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, TextIO
@@ -15,11 +15,11 @@ from .text_files import TableRow, decoding_fault, read_lines
 
 DEFAULT_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SEPARATORS = (",", ";", "\t", "|")
-# The first line by which Excel knows the separator.
+# An optional first line, "sep=;", that tells Excel the separator.
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*')
 _SAMPLE_LINES = 50
-# Lines of one record times their separators. So many agree with the first line only rarely by
-# chance.
+# Lines of a record times the separators in each. From this number on, they rarely match the first
+# line by chance.
 _MAX_CHANCE_AGREEMENT = 12
 _QUOTE_REMEDY = "close it, and write quotes inside quotes twice"
 
@@ -43,7 +43,7 @@ class _LineFeed:
         return line
 
     def put_back(self, kept_count: int) -> None:
-        """Put back the lines of the record but the first ``kept_count``, to be read again."""
+        """Put back all but the first ``kept_count`` lines of the record, to be read again."""
         returned = self.record_lines[kept_count:]
         self._returned.extendleft(reversed(returned))
         self.next_number -= len(returned)
@@ -114,14 +114,14 @@ class DelimitedRows:
         return header
 
     def _fault_of(self, fields: list[str], header: list[str], line_number: int) -> str | None:
-        """Why a record is no row; of several lines, those that are rows are put back."""
+        """Why a record is not a row; None: it is. Lines of it that are rows are put back."""
         record_lines = self._feed.record_lines
         column_count = len(header)
         is_whole = len(fields) == column_count
-        if self._joins_rows(record_lines, column_count, is_whole=is_whole):
+        if self._joins_rows(record_lines, header, is_whole=is_whole):
             last_line_number = line_number + len(record_lines) - 1
             return self._give_up_first_line(
-                f"lines {line_number + 1} to {last_line_number} would be in it, which are rows by themselves"
+                f"it would swallow lines {line_number + 1} to {last_line_number}, which are rows by themselves"
             )
         if is_whole:
             return None
@@ -134,15 +134,18 @@ class DelimitedRows:
             "columns"
         )
 
-    def _joins_rows(self, lines: list[str], column_count: int, *, is_whole: bool) -> bool:
-        """True if a quote joins lines which, by all that can be seen, are rows by themselves."""
+    def _joins_rows(self, lines: list[str], header: list[str], *, is_whole: bool) -> bool:
+        """True if a quote joins lines that appear to be rows by themselves."""
+        column_count = len(header)
         if len(lines) == 1 or column_count == 1:
             return False
-        # Where the record is a row, the quotes at both its ends must be text too.
+        # If the record is a valid row, its first line must look like a row by itself too.
         joined_lines = lines if is_whole else lines[1:]
         rows = [line.rstrip("\r\n").split(self.separator) for line in joined_lines]
         if any(len(row) != column_count for row in rows):
             return False
+        if is_whole and _has_spaced_cells(rows) and not _has_spaced_cells([header]):
+            return False  # commas of a text
         agreement = len(rows) * (column_count - 1)
         if not is_whole or agreement >= _MAX_CHANCE_AGREEMENT:
             return True
@@ -157,7 +160,7 @@ class DelimitedRows:
         return f"wrong type: {detail}; close every quote, and write quotes inside quotes twice"
 
     def _recognize_separator(self, default: str) -> str:
-        """The separator that splits the first line, and most lines after it into as many fields."""
+        """The separator that splits the first line and most others into equally many fields."""
         sample = list(islice(self._feed, _SAMPLE_LINES))
         separator_line = _SEPARATOR_LINE.fullmatch("".join(sample[:1]).lstrip("\ufeff"))
         if separator_line is not None:
@@ -176,9 +179,9 @@ class DelimitedRows:
         return likeliest_separator
 
     def _agreement(self, sample: list[str], separator: str) -> float:
-        """Share of lines that a separator splits as it splits the first, if it splits it at all."""
+        """Share of later lines with as many fields as the first; 0 if the first is not split."""
         counts = list[int]()
-        with suppress(csv.Error):  # a quote: the rows before it tell enough
+        with suppress(csv.Error):  # a stray quote: the rows before it suffice
             counts.extend(len(fields) for fields in self._parse(iter(sample), separator) if fields)
         if not counts or counts[0] < 2:
             return 0.0
@@ -189,7 +192,7 @@ class DelimitedRows:
 
 
 def encloses_fields(stream: TextIO, second_stream: TextIO) -> bool:
-    """True if quotes in a .tsv enclose fields: so read, all its rows have as many fields.
+    """True if quotes in a .tsv enclose fields: read that way, all its rows have equally many.
 
     Args:
         stream, second_stream: The file, opened twice.
@@ -203,14 +206,25 @@ def encloses_fields(stream: TextIO, second_stream: TextIO) -> bool:
     separator_counts = [line.count(rows.separator) for line in filled_lines]
     if len(set(field_counts)) > 1:
         return False
-    # Quotes that join lines which are whole rows by themselves are marks of the texts.
+    # Quotes that join lines which are complete rows by themselves belong to the texts.
     if len(separator_counts) == len(field_counts) or len(set(separator_counts)) > 1:
         return True
     return not any(separator_counts)
 
 
+def _has_spaced_cells(rows: Iterable[Sequence[str]]) -> bool:
+    """True if a space follows a separator, as it does after a comma in a text."""
+    return any(cell.startswith(" ") for _, *later_cells in rows for cell in later_cells)
+
+
 def _are_alike(cells: Sequence[str]) -> bool:
-    """True if cells look like keys of one kind, as d5 and d6, or are equal, as en and en."""
+    """True if cells look like keys of one kind, such as d5 and d6, or are equal, such as en and en.
+
+    Numbers are alike if they count up by one.
+    """
+    if all(cell.isdecimal() for cell in cells):
+        numbers = list(map(int, cells))
+        return len(set(cells)) == 1 or numbers == list(range(numbers[0], numbers[0] + len(cells)))
     cell_kinds = set()
     for cell in cells:
         if not cell or re.search(r'[\s"]', cell):

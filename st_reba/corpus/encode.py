@@ -1,4 +1,4 @@
-"""Encode a corpus into a folder, part by part; a run that was stopped goes on."""
+"""Encode a corpus into a folder, part by part; a stopped run can be resumed."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 PART_SECONDS = 20
 MIN_PART_SIZE = 64
 MAX_PART_SIZE = 16_384
-# A part is in memory as a whole, so long records end it earlier.
+# A whole part is held in memory, so long records end it earlier.
 MAX_PART_CHARACTERS = 2**22
-# The mean length of so many texts stands for that of all.
+# The mean length of this many texts is taken as that of all.
 SAMPLE_SIZE = 64
 
 
@@ -51,13 +51,13 @@ def encode_corpus(
     overwrite: bool = False,
     show_progress_bar: bool | None = None,
 ) -> Corpus:
-    """Encode documents into a folder. After a kill, the same call goes on where it was.
+    """Encode documents into a folder. If it is killed, the same call resumes the work.
 
     Args:
         model: Any SentenceTransformer, or its folder or Hub id; documents are encoded by its
             ``encode_document``.
-        input: A file, a folder, a table, or an iterable, which a repeated call must give again; or,
-            where columns or an encoding must be named, a :class:`~st_reba.corpus.Source`.
+        input: A file, a folder, a table, or an iterable, which must be the same when a call is
+            repeated; or, if columns or an encoding need names, a :class:`~st_reba.corpus.Source`.
         path: The folder. One that holds anything else is refused.
         passages: Cut long texts into passages, each with a vector of its own. ``"256:32"``: of 256
             tokens, of which 32 are shared with the passage before.
@@ -66,9 +66,9 @@ def encode_corpus(
         batch_tokens: Positions of a forward pass; None: ``st_reba.encode.DEFAULT_BATCH_TOKENS``.
         part_size: Records of a part, which is the most that a kill costs; None: about a minute's
             work.
-        workers: Number of Ray Data workers, one a GPU if there are any, on the cluster of
+        workers: Number of Ray Data workers, one per GPU if there are any, on the cluster of
             RAY_ADDRESS or on this machine; None: encode in this process.
-        overwrite: Replace a corpus of another model, settings or input; equal parts stay.
+        overwrite: Replace a corpus of another model, settings or input; identical parts are kept.
         show_progress_bar: Show bars; None: on a terminal.
 
     Returns:
@@ -113,7 +113,7 @@ def encode_documents(
     corpus: Corpus,
     options: EncodeOptions,
 ) -> None:
-    """Encode a corpus but for its totals and digests; to be called by the one writer."""
+    """Encode a corpus, except for its totals and digests; only the sole writer may call this."""
     cutter = make_cutter(model, options.passages)
     for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):
         make_folder(folder)
@@ -132,7 +132,7 @@ def encode_documents(
 
 
 def _open_target(path: Path) -> Corpus:
-    """The corpus in a folder, or to be put there; a FileExistsError if it holds anything else."""
+    """The corpus in a folder, or a new one; a FileExistsError if the folder holds anything else."""
     corpus = Corpus(path)
     if is_corpus(path) or not path.exists():
         return corpus
@@ -149,10 +149,10 @@ def _open_target(path: Path) -> Corpus:
 
 
 def _begin_corpus(corpus: Corpus, model: SentenceTransformer, options: EncodeOptions) -> int:
-    """Go on with the corpus that is there, or begin one.
+    """Resume the corpus that is there, or begin one.
 
     Returns:
-        Records of a part.
+        The number of records in a part.
     """
     model_probe = take_probe(model)
     settings = {
@@ -199,7 +199,11 @@ def longest_input(model: SentenceTransformer) -> int | None:
 
 
 def _resume(corpus: Corpus, model_probe: Probe, settings: dict[str, Any]) -> int:
-    """Make ready to go on, and give the records of a part; a ValueError for another model or other settings."""
+    """Prepare to resume a corpus; a ValueError if model or settings differ.
+
+    Returns:
+        The number of records in a part.
+    """
     header = corpus.header()
     Probe.from_json(header["model"]).check_same(model_probe, f"the corpus {corpus.path}")
     stored_settings = header["settings"]
@@ -210,7 +214,7 @@ def _resume(corpus: Corpus, model_probe: Probe, settings: dict[str, Any]) -> int
         if stored_value != value:
             raise ValueError(
                 f"{corpus.path}: {name}={value!r}, but it was begun with {stored_value!r}; "
-                "give that to go on, another path, or overwrite=True to begin anew"
+                "give that to resume, another path, or overwrite=True to start over"
             )
     corpus.remove_damaged_vectors()
     return int(stored_settings["part_size"])
@@ -242,7 +246,7 @@ def _read_parts(source: Source, part_size: int, shows_bar: bool | None) -> Itera
 class _PartsWriter:
     """Writes the documents of an input, part by part.
 
-    Parts that are there already with the same records stay, with their vectors.
+    Existing parts with the same records are kept, with their vectors.
     """
 
     def __init__(self, corpus: Corpus, source_name: str, overwrite: bool) -> None:
@@ -282,7 +286,7 @@ class _PartsWriter:
     def _refuse(self, difference: str) -> None:
         if not self._overwrite:
             raise ValueError(
-                f"{self._source_name}: {difference}; give the same input to go on, "
+                f"{self._source_name}: {difference}; give the same input to resume, "
                 "or overwrite=True to encode this one in its place"
             )
 
@@ -296,7 +300,7 @@ def _encode_pending(
     vector_counts = [part_info.vector_count for part_info in corpus.part_infos()]
     total_count = sum(vector_counts)
     remaining_count = sum(vector_counts[part_number] for part_number in pending_parts)
-    # A corpus that is begun goes on in its number type.
+    # A corpus that was begun must be continued in its number type.
     if options.workers is None and remaining_count == total_count:
         position_count = _estimate_positions(model, corpus, pending_parts[0], total_count)
         hint_at_bfloat16(model, position_count)
@@ -322,7 +326,7 @@ def _estimate_positions(
     part_number: int,
     text_count: int,
 ) -> int:
-    """Positions that texts of a corpus take, by the mean of the first ones of a part."""
+    """Estimate the positions that a corpus's texts take, from the first texts of one part."""
     sample: list[str] = []
     for row in corpus.part(part_number).rows:
         sample += row.passages
@@ -341,7 +345,7 @@ def warn_of_truncation(
     document_count: int,
     max_seq_length: int | None,
 ) -> None:
-    """Tell at the end how many documents are longer than the model reads."""
+    """Warn at the end about documents that are longer than the model reads."""
     if truncated_count:
         logger.warning(
             "%s: %s of %s documents are longer than the model reads (max_seq_length %s): "

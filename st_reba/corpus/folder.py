@@ -72,7 +72,7 @@ class Row(DocumentColumns):
 
     @property
     def character_count(self) -> int:
-        """Characters of what the user gave, which limit a part."""
+        """Number of characters that the user gave for it, which limits the size of a part."""
         return sum(len(value or "") for value in self.columns().values())
 
     @property
@@ -94,7 +94,7 @@ class Row(DocumentColumns):
 
 @dataclass(frozen=True)
 class PartInfo:
-    """What is known of a part without its documents."""
+    """Facts about a part that can be read without its documents."""
 
     start: int  # number of its first record
     end: int  # number of the record after its last
@@ -112,7 +112,7 @@ class PartInfo:
 
 @dataclass
 class Part:
-    """Documents of a part, of the records from start to end (excluded), and its rejects."""
+    """A part: the documents and the rejects of the records from start to end (excluded)."""
 
     start: int
     end: int
@@ -196,7 +196,7 @@ class Corpus:
             corpus_format = header.get("format")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(
-                f"{path}: no header of a corpus, or damaged ({error}); encode the corpus again"
+                f"{path}: not the header of a corpus, or damaged ({error}); encode the corpus again"
             ) from None
         if corpus_format != CORPUS_FORMAT:
             raise ValueError(
@@ -285,12 +285,12 @@ class Corpus:
             raise ValueError(f"{path}: damaged ({error}); encode again") from None
 
     def write_part(self, part_number: int, corpus_part: Part) -> None:
-        """Write the documents of a part, in place of those that were there, and their vectors."""
+        """Write the documents of a part; this replaces the old ones and removes their vectors."""
         info = corpus_part.info
         schema = pyarrow.schema(_COLUMN_TYPES, {"st_reba": json.dumps(asdict(info))})
         rows = [vars(row) for row in corpus_part.rows]
         self.remove_vectors(part_number)
-        sync(self.path / "vectors")  # after a power cut they must not lie beside new documents
+        sync(self.path / "vectors")  # a power cut must not leave them beside new documents
         with whole_path(self.documents_path(part_number)) as temporary:
             table = pyarrow.Table.from_pylist(rows, schema)
             parquet.write_table(table, temporary, compression="zstd")
@@ -321,7 +321,7 @@ class Corpus:
             return
         summary = self._summary(part_number)
         if sha256(self.vectors_path(part_number)) != summary["sha256"]:
-            raise ValueError("its SHA-256 is not that of what was written")
+            raise ValueError("its SHA-256 is not that of the file that was written")
         documents_digest = self.part_info(part_number).digest
         # Earlier versions wrote none.
         if summary.get("documents", documents_digest) != documents_digest:
@@ -334,7 +334,7 @@ class Corpus:
             summary: JsonObject = json.loads(path.read_bytes())
             summary["sha256"]
             if not all(type(row) is int for row in summary["truncated"]):
-                raise ValueError("its rows are no numbers")
+                raise ValueError("its rows are not numbers")
             return summary
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}: missing or damaged ({error}); encode again") from None
@@ -391,14 +391,14 @@ class Corpus:
             start = end
 
     def rejects(self) -> Iterator[Reject]:
-        """All rejects, part by part: records that are no documents, then unusable vectors."""
+        """All rejects, part by part: records that are not documents, then unusable vectors."""
         for part_number, part_info in enumerate(self.part_infos()):
             yield from part_info.rejects
             if self.is_encoded(part_number):
                 yield from self.unusable(part_number).values()
 
     def unusable(self, part_number: int) -> dict[int, Reject]:
-        """Documents of a part with a vector that is NaN, infinite or zero: by row, the reject."""
+        """Rejects, by row, for documents of a part whose vector is NaN, infinite or zero."""
         vectors = self.vectors(part_number)
         rejects: dict[int, Reject] = {}
         if _vector_fault(vectors) is None:
@@ -432,7 +432,7 @@ class Corpus:
         """
         expected_digests = self.header().get("files")
         if expected_digests is None:
-            raise ValueError(f"{self.path}: not encoded to its end; encode it again to go on")
+            raise ValueError(f"{self.path}: not encoded to its end; encode it again to finish")
         digests = self.files()
         for name in {**expected_digests, **digests}:
             if expected_digests.get(name) != digests.get(name):
@@ -442,7 +442,7 @@ class Corpus:
 
 
 def _vector_fault(vectors: Vectors) -> str | None:
-    """What is wrong with one of some vectors [n, d]; None: nothing."""
+    """What is wrong with any of the vectors [n, d]; None: nothing."""
     if not np.isfinite(vectors).all():
         return f"NaN or infinite in {vectors.dtype}"
     if not vectors.any(axis=1).all():
@@ -451,7 +451,7 @@ def _vector_fault(vectors: Vectors) -> str | None:
 
 
 def read_progress(folder: str | PathLike[str]) -> Progress | None:
-    """How much of a corpus a stopped run has encoded; None if there is nothing to go on with."""
+    """How much of a corpus a stopped run has encoded; None if there is nothing to resume."""
     if not is_corpus(folder):
         return None
     try:

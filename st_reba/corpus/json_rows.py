@@ -13,7 +13,7 @@ from . import text_files
 from .text_files import Cells, TableRow, decoding_fault, read_lines
 
 _CHUNK = 2**16
-# Stands for an integer of more digits than Python converts; `plain` refuses it with its record.
+# Stands for an integer with more digits than Python converts; `to_json_value` refuses its record.
 _TOO_LARGE = 10**4300
 
 
@@ -30,7 +30,7 @@ _DECODER = json.JSONDecoder(parse_int=_parse_integer)
 def has_value_per_line(stream: TextIO, suffix: str) -> bool:
     """True if each line of a file is a value.
 
-    Its first line then does not begin an array and, in a .json, is a whole value.
+    Judged by the first line: it does not begin an array and, in a .json, is a complete value.
     """
     first_line = _first_filled_line(stream)
     if first_line.lstrip().startswith("["):
@@ -74,7 +74,7 @@ def read_json_values(stream: TextIO) -> Iterator[TableRow]:
     """The items of an array, or values that follow one another.
 
     Raises:
-        ValueError: It is no JSON from a line on; what comes after it cannot be told apart.
+        ValueError: From some line on it is not JSON, so later values cannot be separated.
     """
     scanner = _Scanner(stream)
     is_array = scanner.next_character() == "["
@@ -90,16 +90,16 @@ def read_json_values(stream: TextIO) -> Iterator[TableRow]:
         if is_array and scanner.next_character() == ",":
             scanner.skip()
         elif is_array and scanner.next_character() != "]":
-            raise scanner.error("no comma and no end of the array")
+            raise scanner.error("neither a comma nor the end of the array")
     if not is_array:
         if scanner.next_character():
-            raise scanner.error("a bracket that nothing opened")
+            raise scanner.error("a closing bracket without an opening one")
         return
     if not scanner.next_character():
         raise scanner.error("the array does not end")
     scanner.skip()
     if scanner.next_character():
-        raise scanner.error("more after the end of the array")
+        raise scanner.error("something follows the end of the array")
 
 
 def _row_of(json_value: Any) -> Cells:
@@ -133,7 +133,7 @@ class _Scanner:
         )
 
     def next_character(self) -> str:
-        """The next character that is not white space, which stays; "": there is none."""
+        """The next character that is not white space, not consumed; "": there is none."""
         while True:
             while self._position < len(self._buffer):
                 character = self._buffer[self._position]
@@ -150,7 +150,7 @@ class _Scanner:
         self._position = value_end
 
     def take_value(self) -> tuple[str, Any]:
-        """The source of a value and the value."""
+        """Read the next value; returns its source text and the value."""
         while True:
             try:
                 json_value, value_end = _DECODER.raw_decode(self._buffer, self._position)
@@ -163,7 +163,7 @@ class _Scanner:
                     value_source = self._buffer[self._position : value_end]
                     self.skip(value_end - self._position)
                     return value_source, json_value
-            # Twice as much each time, so that a long value is not decoded again and again.
+            # The buffer doubles each time, so that a long value is decoded only a few times.
             self._refill(len(self._buffer))
 
     def _refuse_unless_more_comes(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Options of encoding a corpus, which travel together."""
+"""Options for encoding a corpus, passed around as one object."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class EncodeOptions:
             if type(value) is not int or not 1 <= value < 2**31:
                 shown_value = preview(value)
                 raise ValueError(
-                    f"{name}={shown_value} must be a whole number from 1 on, below 2³¹"
+                    f"{name}={shown_value} must be a whole number of at least 1, below 2³¹"
                 )

@@ -1,4 +1,4 @@
-"""One part of a corpus encoded: what this process and every worker of Ray do."""
+"""Encode one part of a corpus, in this process or in a Ray worker."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Cutter = Callable[[Sequence[str]], list[Spans]]
 
 
 def cut_text(text: str, spans: Spans) -> list[str]:
-    """The passages of a text; of one that is not cut, itself.
+    """The passages of a text, or the text itself if it is not cut.
 
     Example:
         >>> cut_text("Cats sleep.", [0, 5, 5, 11]), cut_text("Cats sleep.", [])
@@ -79,7 +79,7 @@ class PassageSize:
 
 
 def make_cutter(model: SentenceTransformer, passages: str | None) -> Cutter:
-    """A function that finds the passages of texts, by a setting as ``"256:32"``; None: none."""
+    """A function that finds the passages of texts; None as the setting: no text is cut."""
     if passages is None:
         return lambda texts: [[]] * len(texts)
     passage_size = PassageSize.parse(passages)

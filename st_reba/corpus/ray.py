@@ -19,7 +19,7 @@ from .parts import encode_part
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-# Workers that may die over one part before the run stops: it may need more memory than there is.
+# The run stops after this many workers have died on one part, which may need too much memory.
 ATTEMPTS = 4
 
 
@@ -30,7 +30,7 @@ def encode_on_ray(
     progress: Callable[[int], object],
     workers: int,
 ) -> None:
-    """Encode parts on the cluster that this process has joined, of RAY_ADDRESS, or this machine.
+    """Encode parts on a Ray cluster: one already joined, that of RAY_ADDRESS, or a local one.
 
     The corpus must be on storage that every node has at the same path, and st_reba on every node.
     A worker that dies is replaced, and its part encoded again.
@@ -48,7 +48,7 @@ def encode_on_ray(
             lines = str(error).strip().splitlines() or [type(error).__name__]
             summary = lines[0].rstrip(".")
             raise RuntimeError(
-                f"Ray failed: {summary}; run the same again to go on, finished parts stay"
+                f"Ray failed: {summary}; run the same again to resume; finished parts are kept"
             ) from error
     remove_leftovers(corpus.path / "vectors")
 
@@ -147,7 +147,7 @@ class _Encoder:
 
     @cached_property
     def _model(self) -> SentenceTransformer:
-        """Taken with the first part, so that an error is reported as all others are."""
+        """The model, fetched with the first part, so that an error is reported like any other."""
         import ray
 
         model = ray.get(self._shared_model).to(self._device)
@@ -159,19 +159,19 @@ class _Encoder:
         pickled_error = b""
         try:
             text_count = self._encode(int(batch["part"][0]))
-        except Exception as error:  # sent as a result, for Ray would wrap it in errors of its own
+        except Exception as error:  # sent as a result, as Ray would wrap it in its own errors
             pickled_error = _pickle_error(error)
         return {"texts": [text_count], "error": [pickled_error]}
 
     def _encode(self, part_number: int) -> int:
-        # Ray restarts a part forever, and one that is too much for every worker would never end.
+        # Ray restarts a failed part forever; one that is too large for any worker would never end.
         attempts = self._corpus.path / "vectors" / f".{part_number:05d}.tries.tmp"
         with attempts.open("ab") as stream:
             stream.write(b".")
         if attempts.stat().st_size > ATTEMPTS:
             attempts.unlink()
             raise RuntimeError(
-                f"part {part_number}: {ATTEMPTS} workers died over it, as happens when memory runs "
+                f"part {part_number}: {ATTEMPTS} workers died on it, as happens when memory runs "
                 "out; run the same again with fewer workers, or with overwrite=True and fewer "
                 "batch_tokens"
             )
@@ -181,7 +181,7 @@ class _Encoder:
 
 
 def _pickle_error(error: Exception) -> bytes:
-    """An error as bytes; as a RuntimeError if it cannot be pickled, or not be read again."""
+    """An error as bytes; turned into a RuntimeError if it cannot be pickled and unpickled."""
     try:
         pickled_error = pickle.dumps(error)
         pickle.loads(pickled_error)

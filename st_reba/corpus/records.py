@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
-# Raised where what is stored changes, as the fields of `DocumentColumns`: older folders are refused.
-CORPUS_FORMAT = 2
-INDEX_FORMAT = 9
+import numpy as np
+
+# Increased when the stored form changes, such as `DocumentColumns`: older folders are then refused.
+CORPUS_FORMAT = 3
+INDEX_FORMAT = 10
 
 # Longer than any text that a model reads whole: such a record comes from a broken file.
 MAX_CHARACTERS = 1_000_000
@@ -25,10 +27,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_IN_IDS = re.compile("[\0\ud800-\udfff]")  # SQLite's functions end a text at NUL
 _PREVIEW_LENGTH = 80
 _REJECTS_IN_MESSAGE = 3
+_FINE_TIME_UNITS = ("ns", "ps", "fs", "as")
 _MISSING_TYPES = ("NoneType", "NAType", "NaTType")
 
 to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 """JSON on one line, letters of every script as they are."""
+_to_sorted_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True).encode
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,14 @@ class Document:
         return {**self.to_json(), "metadata": to_json(self.metadata)}
 
     @property
+    def content(self) -> str:
+        """Its fields as JSON, by which it is compared: keys may come in any order, but 1 is not 1.0."""
+        return _to_sorted_json(self.to_json())
+
+    @property
     def content_hash(self) -> int:
         """A number by which a document without an id is recognized."""
-        columns = self._without_position().columns()
-        del columns["id"]
-        content = "\0".join(value or "" for value in columns.values()).encode()
+        content = replace(self._without_position(), id=None).content.encode()
         digest = hashlib.blake2b(content, digest_size=8).digest()
         return int.from_bytes(digest, "big", signed=True)
 
@@ -81,9 +88,9 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentColumns:
-    """What the user gave of a document, as it is stored: a column of strings for each field.
+    """A document as stored: what the user gave, in one column of strings for each field.
 
-    The rows of an encoded corpus and those of an index have these columns and some of their own.
+    The rows of an encoded corpus and of an index have these columns, and others of their own.
     """
 
     id: str | None
@@ -107,7 +114,7 @@ DOCUMENT_COLUMNS = tuple(column.name for column in fields(DocumentColumns))
 
 @dataclass(frozen=True)
 class Reject:
-    """One record that is rejected: it is no document, or its vector cannot be used."""
+    """One record that is rejected: it is not a document, or its vector cannot be used."""
 
     place: str  # file and line, or number of the record
     reason: str  # "kind: detail; remedy"
@@ -141,7 +148,9 @@ def validate(document: Document, place: str) -> Document | Reject:
     reason = _text_fault(document.text)
     if reason is None and document.id is not None and not has_valid_id:
         shown_id = preview(document.id)
-        reason = f"wrong type: the id {shown_id!r} is no valid string; correct it, or leave it out"
+        reason = (
+            f"wrong type: the id {shown_id!r} is not a valid string; correct it, or leave it out"
+        )
     if reason is None:
         try:
             metadata = to_json_value(dict(document.metadata or {}))
@@ -206,9 +215,18 @@ def to_json_value(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, (Decimal, timedelta)):
         return str(value)
-    if hasattr(value, "tolist"):  # of NumPy
-        return to_json_value(value.tolist())
+    if isinstance(value, (np.ndarray, np.generic)):
+        return to_json_value(_without_nanoseconds(value).tolist())
     raise ValueError(f"{preview(value)} is a {type(value).__name__}")
+
+
+def _without_nanoseconds(value: np.ndarray[Any, Any] | np.generic) -> Any:
+    """NumPy's times to microseconds: Python has none that are finer, and NumPy would give integers."""
+    kind = value.dtype.kind
+    if kind not in "mM":
+        return value
+    unit, _ = np.datetime_data(cast(Any, value.dtype))
+    return value.astype(f"{kind}8[us]") if unit in _FINE_TIME_UNITS else value
 
 
 def _to_json_object(mapping: Mapping[object, object]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ TEXT_NAMES = ("text", "content", "body", "document", "sentence", "passage", "con
 ID_NAMES = ("id", "_id", "doc_id", "docid", "document_id", "pid", "uuid")
 
 _EMPTY = "{}: no documents: it is empty"
-# The end of a row's place. A value of JSON that takes several lines is found by its first.
+# The end of a row's place. A JSON value of several lines is located by its first.
 _POSITION = re.compile(r"\b(line|row) (\d+)\)?$")
 _PLACE_COLUMNS = frozenset({"file", "line", "row"})
 _SHOWN_COLUMNS = 20
@@ -99,7 +99,7 @@ class Source:
             yield record
 
     def unique(self, numbers: bool = True) -> Source:
-        """The same records, but those whose id another has are rejected.
+        """The same records, except that a record whose id occurred before is rejected.
 
         Args:
             numbers: A record without an id has its number as id; False: such records are not
@@ -149,6 +149,7 @@ def open_source(
     text_column: str | None = None,
     id_column: str | None = None,
     encoding: str | None = None,
+    remembered_columns: Mapping[str, str | None] | None = None,
 ) -> Source:
     """Open an input and read its first record: a wrong path or column is reported at once.
 
@@ -156,7 +157,7 @@ def open_source(
         input: A file: a .txt, with a text on each line; a .jsonl, .ndjson, .json, .csv, .tsv or
             .parquet, with a document in each row; or a .md, .markdown, .rst, .adoc or .org, which
             is one document, its name the id (all but .parquet also with .gz). Or a folder that
-            ``datasets.save_to_disk`` wrote; any other folder: all such files in it and below but
+            ``datasets.save_to_disk`` wrote; any other folder: all such files in it and below except
             .json, by name; a table of pandas, polars, Arrow or datasets; or an iterable of texts,
             Documents or dicts. A string is a path. Values of bytes, such as images, are left out of
             tables, with a warning; the levels of a pandas index that have a name are columns.
@@ -164,7 +165,10 @@ def open_source(
         id_column: Column or key of the id in tables; None: "id", another usual name, or none; "":
             none.
         encoding: Of text files; None: UTF-8.
+        remembered_columns: Names to look for before the usual ones, such as those of an earlier
+            input; an id column "" means none.
     """
+    remembered = remembered_columns or {}
     columns: Columns = {"text_column": text_column, "id_column": id_column}
     name = f"the {type(input).__name__}"
     if isinstance(input, (str, PathLike)):
@@ -179,7 +183,7 @@ def open_source(
         raise TypeError(f"the input is a {type_name}; give a file, a table, or a list of texts")
     else:
         tables = iter([_Table(table_rows(input) or _item_rows(input))])
-    records = _read_tables(tables, columns)
+    records = _read_tables(tables, columns, remembered)
     first_record = next(records, None)
     if first_record is None:
         raise ValueError(_EMPTY.format(name))
@@ -187,7 +191,9 @@ def open_source(
 
     def read() -> Iterator[Record]:
         if not unread:
-            raise ValueError(f"{name}: it was read already, and can be read once; open it again")
+            raise ValueError(
+                f"{name}: it has been read already, and can be read only once; open it again"
+            )
         return unread.pop()
 
     return Source(name, read, columns)
@@ -257,7 +263,7 @@ def _file_tables(path: Path, encoding: str | None) -> Iterator[_Table]:
 
 
 def _reject_unreadable_file(rows: Iterator[PlacedRow], name: str) -> Iterator[PlacedRow]:
-    """Rows of a file of a folder; an unreadable file is one reject, and ends no lenient build."""
+    """Rows of one file in a folder; if it is unreadable, it becomes one reject."""
     try:
         yield from rows
     except ValueError as error:
@@ -273,7 +279,7 @@ def _whole_documents(rows: Iterator[PlacedRow], name: str) -> Iterator[PlacedRow
 
 
 def _line_documents(rows: Iterator[PlacedRow], name: str) -> Iterator[PlacedRow]:
-    """Lines with their file and number: a search in many files is for the place of a text."""
+    """Lines with their file and number: a search in many files should show where a text is."""
     for row_place, row in rows:
         if isinstance(row, dict):
             row = _with_place(Document(row["text"]), name, row_place)
@@ -281,7 +287,7 @@ def _line_documents(rows: Iterator[PlacedRow], name: str) -> Iterator[PlacedRow]
 
 
 def _with_place(document: Document, file_name: str, row_place: str) -> Document:
-    """A document with its file and line: a search finds it, and its number says nothing in many files."""
+    """Add a document's file and line, as its record number says little among many files."""
     position = _position_of(row_place)
     metadata = {"file": file_name, **document.metadata, **position}
     return replace(document, metadata=metadata, position_keys=tuple(position))
@@ -303,7 +309,7 @@ def _position_of(row_place: str) -> dict[str, int]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The readable files of a folder, by name: no hidden ones, encoded corpora and saved models."""
+    """The readable files of a folder, by name, without hidden ones, corpora and saved models."""
     readable_files = []
     other_suffixes = Counter[str]()
     for file in sorted(folder.rglob("*")):
@@ -351,9 +357,11 @@ def _item_rows(items: Input) -> Iterator[PlacedRow]:
         yield f"record {record_number}", row
 
 
-def _read_tables(tables: Iterator[_Table], columns: Columns) -> Iterator[Record]:
+def _read_tables(
+    tables: Iterator[_Table], columns: Columns, remembered_columns: Mapping[str, str | None]
+) -> Iterator[Record]:
     for table in tables:
-        reader = _TableReader(table.file_name, columns)
+        reader = _TableReader(table.file_name, columns, remembered_columns)
         for row_place, row in table.rows:
             yield reader.read(row_place, row)
 
@@ -363,13 +371,22 @@ class _TableReader:
 
     Args:
         file_name: The name of the table within a folder.
-        columns: As they are asked for; those of a table by itself are entered as they are found.
+        columns: The requested names; for a table that is not in a folder, the names found are
+            entered here.
+        remembered_columns: As for `open_source`.
     """
 
-    def __init__(self, file_name: str | None, columns: Columns) -> None:
+    def __init__(
+        self,
+        file_name: str | None,
+        columns: Columns,
+        remembered_columns: Mapping[str, str | None],
+    ) -> None:
         self._file_name = file_name
         self._columns = columns
-        self._byte_columns: set[str] = set()  # whose warning was given
+        self._remembered_text_column = remembered_columns.get("text_column")
+        self._remembered_id_column = remembered_columns.get("id_column")
+        self._byte_columns: set[str] = set()  # already warned about
         self._text_column = ""  # "": not found yet
         self._id_column = ""  # "": none
 
@@ -394,9 +411,11 @@ class _TableReader:
         for option, column in self._columns.items():
             if column and column not in row:
                 raise ValueError(
-                    f"{option}={column!r} is no column; {row_place} has: {there}; name one of these"
+                    f"{option}={column!r} is not a column; {row_place} has: {there}; name one of these"
                 )
-        text_column = self._columns["text_column"] or _usual_name(TEXT_NAMES, row)
+        text_column = self._columns["text_column"] or _first_column(
+            (self._remembered_text_column, *TEXT_NAMES), row
+        )
         if text_column is None:
             hint = ""
             if _is_unsplit(row):
@@ -422,14 +441,18 @@ class _TableReader:
             )
         if id_column is not None:
             return id_column
+        if self._remembered_id_column == "":
+            return ""
         other_columns = {column: row[column] for column in row if column != self._text_column}
-        id_column = _usual_name(ID_NAMES, other_columns)
-        if id_column is None and self._text_column != "id":
-            return "id"  # records may have different keys: the first id may be in a later one
-        return id_column or ""
+        id_column = _first_column((self._remembered_id_column, *ID_NAMES), other_columns)
+        if id_column is not None:
+            return id_column
+        # Records may have different keys: the first id may be in a later one.
+        later_column = self._remembered_id_column or "id"
+        return "" if later_column == self._text_column else later_column
 
     def _without_bytes(self, row: Cells, row_place: str) -> Cells:
-        """A row without images and other bytes, of which the first row's warning tells."""
+        """A row without images and other bytes; the first time for a column, a warning names it."""
         used_columns = (self._text_column, self._id_column)
         columns = set()
         for column, value in row.items():
@@ -456,7 +479,7 @@ class _TableReader:
 
 
 def _is_unsplit(row: Cells) -> bool:
-    """True if a row's only cell, or its name, looks like several: below a title, or with an unknown separator."""
+    """True if a row's only cell, or its name, looks unsplit: a title line, or another separator."""
     if len(row) != 1:
         return False
     ((column, value),) = row.items()
@@ -466,13 +489,13 @@ def _is_unsplit(row: Cells) -> bool:
     )
 
 
-def _usual_name(usual_names: Iterable[str], row: Cells) -> str | None:
+def _first_column(names: Iterable[str | None], row: Cells) -> str | None:
     """The first of some names that a row has."""
-    return next((name for name in usual_names if name in row), None)
+    return next((name for name in names if name is not None and name in row), None)
 
 
 def _to_id(value: Any) -> Any:
-    """An id as a string, if it is a whole number; None of an empty string."""
+    """An id, with whole numbers as strings; None for an empty string."""
     if isinstance(value, str):
         return value or None
     if isinstance(value, float) and value.is_integer():

@@ -41,7 +41,7 @@ def read_table(path: str | PathLike[str]) -> DataFrame:
             a line of a .txt, and all of a .md.
 
     Returns:
-        The table; cells that a row does not have are NaN.
+        The table; cells that a row lacks are NaN.
 
     Raises:
         ValueError: The suffix is not supported, or a row cannot be read; the message has its line.
@@ -107,7 +107,7 @@ def _read_dataset(dataset: Any, name: str) -> Iterator[TableRow]:
 
 
 def suffix_of(path: Path) -> str | None:
-    """The suffix by which a file is read; None: it is not."""
+    """The suffix that determines how a file is read; None: it cannot be read."""
     name = path.name.lower()
     if name.endswith(".parquet"):
         return ".parquet"

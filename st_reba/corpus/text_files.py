@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 # Longest line or field, in characters: an unclosed quote must not pull a file into memory.
 MOST_CHARS = 2**24
-# So much of a file is looked at before it is read.
+# How many bytes of a file are examined before it is read.
 SAMPLE_BYTES = 2**16
 
 # The marks of UTF-32 come first, for one of them begins as a mark of UTF-16 does.
@@ -27,7 +27,7 @@ _BYTE_ORDER_MARKS = {
 _GZIP_MAGIC = b"\x1f\x8b"
 _UNDECODED = re.compile("[\udc80-\udcff]")
 _ENCODING_REMEDY = "save it as UTF-8, or name its encoding, as encoding='{}'"
-# A wrong one of these would decode most bytes of the other: whoever reads the message must choose.
+# Each of these decodes most bytes written in the other, so the user has to choose.
 _BYTE_ENCODING_REMEDY = (
     f"{_ENCODING_REMEDY.format('gb18030')} (Chinese) or encoding='cp1252' (Western Europe)"
 )
@@ -42,10 +42,10 @@ TableRow = tuple[str, Cells | str]
 
 
 def open_text(path: Path, encoding: str | None = None) -> TextIO:
-    """Open a text file, or one that gzip compressed, whose name then ends in .gz.
+    """Open a text file, or a file compressed by gzip, whose name must end in .gz.
 
     Raises:
-        ValueError: It is no regular file or no text; or the encoding is not known.
+        ValueError: It is not a regular file, or not text; or the encoding is not known.
     """
     check_encoding(encoding)
     if not path.is_file():
@@ -69,13 +69,13 @@ def decode_stream(
 ) -> TextIO:
     """Decode a stream of bytes.
 
-    A byte that is not of the encoding becomes a lone surrogate, see `decoding_fault`.
+    A byte that is invalid in the encoding becomes a lone surrogate, see `decoding_fault`.
 
     Args:
         binary: The stream.
         name: Its name in messages.
         encoding: None: by the mark of UTF-16 or UTF-32, else UTF-8, with or without a mark.
-        is_interactive: Take no more than the first line before a line is asked for.
+        is_interactive: Read no more than the first line until a line is asked for.
     """
     sample = binary.readline(SAMPLE_BYTES) if is_interactive else binary.read(SAMPLE_BYTES)
     encoding = encoding or _encoding_by_mark(sample) or "utf-8"
@@ -115,7 +115,7 @@ def _remedy_of(error: UnicodeError) -> str:
 
 
 def check_encoding(encoding: str | None) -> None:
-    """Raise a ValueError for an encoding that Python does not know, or that is none of text."""
+    """Raise a ValueError for an encoding that Python does not know, or that is not for text."""
     if encoding is None:
         return
     try:
@@ -131,7 +131,7 @@ def is_utf8(encoding: str) -> bool:
 
 
 def decoding_fault(text: str, encoding: str) -> str | None:
-    """Why a text cannot be in a file's encoding, with a remedy; None: it can."""
+    """Why a decoded text shows that its encoding is wrong, with a remedy; None: it does not."""
     shown_encoding = "utf-8" if is_utf8(encoding) else encoding
     if "\0" in text:
         return f"not {shown_encoding}: a NUL, as UTF-16 has; {_WIDE_ENCODING_REMEDY}"
@@ -145,7 +145,7 @@ def decoding_fault(text: str, encoding: str) -> str | None:
 
 
 def read_lines(stream: TextIO) -> Iterator[str]:
-    """The lines; a ValueError of one that is too long, which must not pull the file into memory."""
+    """The lines; a ValueError if one is so long that it would pull the file into memory."""
     line_number = 0
     while text_line := stream.readline(MOST_CHARS):
         line_number += 1
@@ -172,7 +172,7 @@ def describe_gzip_error(error: Exception) -> str:
 
 
 def _refuse_other_formats(sample: bytes, name: str) -> None:
-    """Raise for what would be read as UTF-8 and is not text in it, whole."""
+    """Raise for a gzip file, UTF-16 or binary data that would otherwise be read as UTF-8."""
     if sample.startswith(_GZIP_MAGIC):
         raise ValueError(f"{name}: compressed by gzip; let its name end in .gz, or unpack it")
     if b"\0" not in sample:
@@ -192,7 +192,7 @@ def _guess_wide_encoding(sample: bytes) -> str:
 
 
 class _Rejoined(io.RawIOBase):
-    """A stream from its start again, after some of its bytes were read."""
+    """A stream that starts again from its first byte, after some bytes were read."""
 
     def __init__(self, sample: bytes, remainder: BinaryIO) -> None:
         self._sample = sample

@@ -28,16 +28,16 @@ def resolve_folder(path: str | PathLike[str]) -> Path:
 
 
 def parse_count(value: SupportsIndex, option: str) -> int:
-    """A whole number from 1 on; numbers of NumPy count, True does not.
+    """A whole number of at least 1; numbers of NumPy count, True does not.
 
     Example:
         >>> parse_count(np.int64(3), "k")
         3
         >>> parse_count(0, "k")
         Traceback (most recent call last):
-        ValueError: k=0 must be a whole number from 1 on
+        ValueError: k=0 must be a whole number of at least 1
     """
-    message = f"{option}={preview(value)} must be a whole number from 1 on"
+    message = f"{option}={preview(value)} must be a whole number of at least 1"
     is_truth_value = isinstance(value, (bool, np.bool_))
     if is_truth_value or not hasattr(value, "__index__"):
         raise TypeError(message)

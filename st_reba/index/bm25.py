@@ -1,4 +1,4 @@
-"""BM25: the scores that the documents of an index have for the words of a query."""
+"""BM25: scores of an index's documents for the words of a query."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .scoring import Keys
 # The usual values: how soon a repeated word stops counting, and how much a document's length does.
 SATURATION = 1.2
 LENGTH_SHARE = 0.75
-# Words that more documents have than this share tell nothing, and cost most.
+# Words in more than this share of the documents say nothing, and cost the most time.
 COMMON_SHARE = 0.5
 # Weights that are kept in memory for further queries; 16 bytes each.
 MAX_CACHED_WEIGHTS = 4_000_000
@@ -50,7 +50,7 @@ class WordScores:
 
     Args:
         connection: A transaction that reads that state; `score` needs it again.
-        key_count: All keys are smaller.
+        key_count: A number above all keys.
     """
 
     def __init__(self, connection: Connection, key_count: int) -> None:
@@ -85,7 +85,7 @@ class WordScores:
         return scores
 
     def _rare_terms(self, connection: Connection, terms: Iterable[str]) -> list[str]:
-        """Terms that a document has, but not too many."""
+        """Terms that occur in some document, but not in too many."""
         largest_frequency = COMMON_SHARE * self.document_count
         rare_terms = []
         for term in terms:

@@ -1,6 +1,6 @@
 """Changes of an index, each in one transaction: documents inserted and deleted, vectors rewritten.
 
-What is encoded for a change lies in ``.building``, a corpus, until the change took effect.
+What is encoded for a change is kept in ``.building``, a corpus, until the change has taken effect.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 BUILDING = ".building"
 _ENCODED_FILES = "vectors/*.npy"
 _VECTOR_FILES = re.compile(r"vectors-\d+\.faiss|\.vectors-.*\.tmp")
-# A new FAISS file is written beyond 1,000 pending vectors, or 10 % of the file if that is more; at
-# 20,000 at the latest.
+# A new FAISS file is written when pending vectors exceed 1,000 or, if that is more, 10 % of the
+# file; but always when they exceed 20,000.
 MIN_PENDING = 1_000
 PENDING_SHARE = 0.1
 MAX_PENDING = 20_000
@@ -62,7 +62,7 @@ class Change:
 
 
 def stopped_progress(folder: Path) -> Progress | None:
-    """What a stopped build or addition left in an index folder, for the same call to go on with.
+    """How far a stopped build or addition got in an index folder, for the same call to resume.
 
     Returns:
         How many documents are encoded, and how many there are; None if no document is encoded.
@@ -85,7 +85,7 @@ def sole_encoder(folder: Path, *, patience: float | None = None) -> Iterator[Pat
     building = folder / BUILDING
     is_kept = False
     with sole_writer(folder, f"{BUILDING}/{_ENCODED_FILES}", patience=patience):
-        if not is_corpus(building):  # a writer was killed while it removed it
+        if not is_corpus(building):  # a writer was killed while removing it
             shutil.rmtree(building, ignore_errors=True)
         try:
             yield building
@@ -93,7 +93,7 @@ def sole_encoder(folder: Path, *, patience: float | None = None) -> Iterator[Pat
             is_kept = any(building.glob(_ENCODED_FILES))
             progress = stopped_progress(folder)
             if progress is not None:
-                error.add_note(f"{folder}: {progress}; the same call goes on")
+                error.add_note(f"{folder}: {progress}; repeat the call to resume")
             raise
         finally:
             if not is_kept:
@@ -131,7 +131,7 @@ class IndexWriter:
         Returns:
             The vectors of documents that were inserted.
         """
-        # Another model's index may have taken the place of this one meanwhile.
+        # Meanwhile, an index of another model may have replaced this one.
         corpus_probe = Probe.from_json(corpus.header()["model"])
         corpus_probe.check_same(Probe.from_json(self.state.model), f"the corpus {corpus.path}")
         whitening = read_whitening(self.connection, self.state)
@@ -269,7 +269,7 @@ class IndexWriter:
         self.state.words = write_words(self.connection)
 
     def whiten(self, whitening: Whitening | None, model: SentenceTransformer | None) -> None:
-        """Change the whitening: of new vectors at once, and of others when they are rewritten."""
+        """Change the whitening: for new vectors at once, for the others when they are rewritten."""
         if not self._is_empty:
             old_whitening = read_whitening(self.connection, self.state)
             self._convert = partial(self._rewhiten, old_whitening, whitening, model)
@@ -284,7 +284,7 @@ class IndexWriter:
         keys: Keys,
         vectors: Matrix,
     ) -> Matrix:
-        """Vectors [n, d] of documents, whitened otherwise than they were; None: they are raw."""
+        """Replace the old whitening of vectors [n, d] by the new one; None: the vectors are raw."""
         raw_vectors = vectors
         if old_whitening is not None:
             raw_vectors = old_whitening.invert(vectors)
@@ -295,7 +295,7 @@ class IndexWriter:
         return new_whitening.convert(raw_vectors, "document", model, texts)
 
     def store_vectors(self, segments: Sequence[Segment]) -> None:
-        """Put new vectors among the pending, or all into a new FAISS file if those are too many."""
+        """Add new vectors to the pending ones; if these are too many, write a new FAISS file."""
         limit = max(MIN_PENDING, min(PENDING_SHARE * self.state.indexed_count, MAX_PENDING))
         new_count = sum(len(segment.keys) for segment in segments)
         if self.state.pending + new_count > limit:
@@ -417,7 +417,7 @@ def changing(store: Store, new_state: IndexState | None = None) -> Iterator[Inde
 
     Args:
         store: The store of the index.
-        new_state: State of an index that is built; None: the index that is there changes.
+        new_state: State of an index that is being built; None: the existing index is changed.
     """
     refuse_links(store.folder)
     with store.writing(create=new_state is not None) as connection:
@@ -444,5 +444,5 @@ def changing(store: Store, new_state: IndexState | None = None) -> Iterator[Inde
             _remove_other_files(store.folder, old_file)
             raise
     if old_file is not None and old_file != state.vector_file:
-        # This one alone: other files may be of a writer that has the lock by now.
+        # Only this file: others may belong to a writer that has the lock by now.
         _remove_if_possible(store.folder / old_file)

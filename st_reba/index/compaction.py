@@ -27,10 +27,12 @@ def compact(
 ) -> Change:
     """Write an index anew; arguments as for ``Index.compact``."""
     if factory is None and parameters is not None:
-        raise ValueError(f"parameters={parameters!r}: of another index; name its factory")
+        raise ValueError(
+            f"parameters={parameters!r}: these are for another index; name its factory"
+        )
     check_whiten(whiten, tokens)
     if not tokens and not whiten:
-        raise ValueError("tokens=False: give whiten=True too, which fits all of it anew")
+        raise ValueError("tokens=False: give whiten=True too, which fits everything again")
     fitted_whitening = None
     fitted_state = None
     if whiten:
@@ -49,11 +51,11 @@ def compact(
         writer.rewrite_vectors((), factory, parameters)
     if not store.clear_log():
         logger.warning(
-            "%s: being read, so what was deleted is on the disk until the next compact",
+            "%s: being read, so deleted data stays on the disk until the next compact",
             store.folder,
         )
     with suppress(BlockingIOError), sole_encoder(store.folder, patience=0):
-        pass  # the texts of an addition that failed leave the disk too
+        pass  # this also removes the texts of an addition that failed
     return Change(writer.state.documents, deleted=deleted_count)
 
 
@@ -64,7 +66,7 @@ def _fit_whitening(
     *,
     with_tokens: bool,
 ) -> tuple[IndexState, Whitening | None]:
-    """Fit on the documents of the index, before the change: 200 sentences must be encoded."""
+    """Fit on the index's documents before the change, as up to 200 sentences must be encoded."""
     with store.reading() as connection:
         snapshot = snapshots.read(connection, check_digest=True)
         index_model.check(snapshot.state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,9 @@ from .whitening import read_contents
 from .words import create_words, verify_words
 
 _SEARCHED_VECTORS = 8  # by verify
+_Row = tuple[object, ...]
+# Characters of the rows that are written at once: each passage has its whole document.
+_ROW_CHARACTERS = 1 << 26
 
 
 def export(snapshot: Snapshot, connection: Connection, out: Path, *, overwrite: bool) -> int:
@@ -54,7 +57,7 @@ def export(snapshot: Snapshot, connection: Connection, out: Path, *, overwrite: 
             add_vectors(flat.index, segments)
             write_index_into(stream, flat.index)
         stream.flush()
-        # Last, so that an earlier export keeps its own after an error.
+        # Written last, so that after an error an earlier export still has its own whitening.
         _write_whitening(whitening_path, connection, state)
     return len(keys)
 
@@ -80,7 +83,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _write_whitening(whitening_path: Path, connection: Connection, state: IndexState) -> None:
-    """Write the whitening of exported vectors; of raw ones, remove that of an earlier export."""
+    """Write the whitening of exported vectors; if they are raw, remove an earlier export's."""
     if state.whitening is None:
         whitening_path.unlink(missing_ok=True)
         return
@@ -115,15 +118,33 @@ def _write_parquet(
         for segment in segments:
             if not len(segment.keys):
                 continue
-            segment_rows = islice(rows, len(segment.keys))
-            column_values = zip(*segment_rows, strict=True)
-            arrays = list(map(pyarrow.array, column_values, schema.types))
-            values = pyarrow.array(segment.load().ravel())
-            arrays.append(pyarrow.FixedSizeListArray.from_arrays(values, state.dimension))
-            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+            vectors = segment.load()
+            for segment_rows in _bounded_groups(islice(rows, len(segment.keys))):
+                column_values = zip(*segment_rows, strict=True)
+                arrays = list(map(pyarrow.array, column_values, schema.types))
+                values = pyarrow.array(vectors[: len(segment_rows)].ravel())
+                vectors = vectors[len(segment_rows) :]
+                arrays.append(pyarrow.FixedSizeListArray.from_arrays(values, state.dimension))
+                writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
 
 
-def _read_rows(connection: Connection) -> Iterator[tuple[object, ...]]:
+def _bounded_groups(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
+    """Rows in groups of so many characters at most, or of one row."""
+    group: list[_Row] = []
+    character_count = 0
+    for row in rows:
+        row_characters = sum(len(cell) for cell in row if isinstance(cell, str))
+        if group and character_count + row_characters > _ROW_CHARACTERS:
+            yield group
+            group = []
+            character_count = 0
+        group.append(row)
+        character_count += row_characters
+    if group:
+        yield group
+
+
+def _read_rows(connection: Connection) -> Iterator[_Row]:
     """Key, columns of the document, and passage of every vector."""
     for document in read_documents(connection):
         document_cells = document.columns().values()

@@ -26,7 +26,7 @@ MIN_PROBED = 8
 # FAISS uses at most 256 training vectors a centroid.
 _SAMPLES_PER_LIST = 64
 _MIN_SAMPLES = 2**16
-# FAISS reserves memory for all lists at once: some hundred megabytes for this number, which is
+# FAISS reserves memory for all lists at once: a few hundred megabytes for this number, which is
 # enough for 10⁹ vectors.
 _MAX_LISTS = 2**22
 _LIST_UNITS = {"": 1, "k": 2**10, "M": 2**20}
@@ -90,7 +90,7 @@ def set_parameters(index: FaissIndex, parameters: str | None) -> None:
             minimum = 1  # a search of no list finds nothing
         if not re.fullmatch(r"\d{1,9}", value) or int(value) < minimum:
             raise ValueError(
-                f"{name}={value} must be a whole number from {minimum} on, of at most nine digits"
+                f"{name}={value} must be a whole number of at least {minimum}, with at most nine digits"
             )
     try:
         faiss.ParameterSpace().set_index_parameters(index, parameters)
@@ -126,7 +126,7 @@ def try_factory(factory: str, dimension: int, parameters: str | None = None) -> 
 def try_factory_with_tokens(
     factory: str, dimension: int, token_dimension: int, parameters: str | None
 ) -> None:
-    """As `try_factory`, for vectors with a part for tokens too; of these the error says how to do without."""
+    """As `try_factory`, also for vectors with a part for tokens; the error says how to omit it."""
     try_factory(factory, dimension, parameters)
     if token_dimension == 0:
         return
@@ -158,7 +158,7 @@ def _try_index(index: FaissIndex) -> None:
 
 
 def _hasten_training(index: FaissIndex) -> None:
-    """One round of k-means, and no warning of few vectors: the index of a trial may be poor."""
+    """Train in one round of k-means, without a warning about few vectors: a trial may be poor."""
     quantizer = getattr(index, "pq", None)
     for clustering in (index.cp, getattr(quantizer, "cp", None)):
         if clustering is not None:
@@ -186,14 +186,14 @@ def search_lists(
     bitmap: Bitmap | None,
     widening: float = 1,
 ) -> Neighbors:
-    """Search inverted lists; all of them for queries that find less than k in the nearest.
+    """Search inverted lists; all of them for queries that find fewer than k in the nearest ones.
 
     Args:
         index: An index of inverted lists.
         queries: [q, d].
         k: Keys a query.
         bitmap: Keys that are allowed, a bit each; None: all.
-        widening: Factor of the number of lists that are probed.
+        widening: Factor by which the number of probed lists is multiplied.
     """
     selector = select_ids(bitmap)
     probed_count = min(index.nlist, ceil(index.nprobe * widening))
@@ -229,7 +229,7 @@ def train_index(
             factory = f"IVF{ceil(4 * sqrt(vector_count))},Flat"
     index = make_index(factory, dimension, parameters)
     if isinstance(index, faiss.IndexFlat):
-        # Memory for all at once: the vector would double itself.
+        # Reserve all memory at once: otherwise the vector would double its size again and again.
         index.codes.resize(vector_count * dimension * 4)
         return TrainedIndex(faiss.IndexIDMap(index), factory, None)
     sample_size = max(_SAMPLES_PER_LIST * index.nlist, _MIN_SAMPLES)

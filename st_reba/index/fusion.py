@@ -1,4 +1,4 @@
-"""Hybrid search: what the words and the vectors of documents say, in one score.
+"""Hybrid search: words and vectors of documents combined in one score.
 
 Both sides list their best documents, and each document on either list gets its true score on both
 sides. The scores of a side are then scaled to 0 … 1, because BM25 and cosines cannot be compared as
@@ -18,7 +18,7 @@ from .scoring import Keys
 # XQuAD: of 0.3 to 0.5, the average of 0.35 and 0.4 is the best, and the more vectors count, the
 # more is lost where they are weak (SmolLM2 on STARD: 0.5 points at 0.35, 2.0 at 0.4).
 VECTORS_SHARE = 0.35
-# Documents on each list, if not more are asked for.
+# Documents on each list, unless more are asked for.
 LIST_LENGTH = 100
 
 
@@ -61,7 +61,7 @@ def fused_scores(word_scores: Scores, vector_scores: Scores) -> Scores:
 
 
 def _scaled(scores: Scores, floor: float) -> Scores:
-    """The best score as 1, and the floor as 0; all as 0 where they are the same."""
+    """Scores scaled so that the best is 1 and the floor 0; all are 0 if the two are equal."""
     best_score = float(scores.max(initial=-np.inf))
     score_range = best_score - floor
     if score_range <= 0:

@@ -45,8 +45,8 @@ _SHOWN_IDS = 5
 class Index:
     """Documents and their vectors in a folder, searched exactly or approximately.
 
-    Make one with `build` or `open`. Every search sees the last change that was committed, by
-    whichever process. Safe from several threads as far as the model is.
+    Make one with `build` or `open`. Every search sees the last committed change, whichever process
+    made it. An index is as thread-safe as its model.
 
     Example:
         >>> import st_reba
@@ -97,11 +97,11 @@ class Index:
     ) -> Index:
         """Encode documents and write them to an index folder.
 
-        After a kill, the same call goes on where it was.
+        If it is killed, the same call resumes it.
 
         Args:
             model: The model, or its folder or Hub id; its ``similarity_fn_name`` must be "cosine"
-                or "dot". The index remembers where it came from; a folder relative to the index.
+                or "dot". The index remembers its source; a folder as a path relative to the index.
             input: Texts, documents, a table, or a file or folder of them, as
                 ``st_reba.corpus.encode_corpus`` takes; or the folder of a corpus that it has
                 encoded.
@@ -129,8 +129,8 @@ class Index:
 
         Raises:
             FileExistsError: The path exists and ``overwrite`` is False, or it is not an index.
-            OSError: Another process is writing there, or the disk is full. An index that was there
-                still is.
+            OSError: Another process is writing there, or the disk is full. An existing index is
+                kept.
             ValueError: A record, a vector (``strict``), the model's similarity or the factory
                 cannot be used.
 
@@ -156,7 +156,9 @@ class Index:
             columns: Columns = {}
             passages = source.header()["settings"]["passages"]
         else:
-            source = open_source(input, **read_options).unique()
+            source = open_source(
+                input, text_column=text_column, id_column=id_column, encoding=encoding
+            ).unique()
             columns = source.columns
         check_whiten(whiten, tokens)
         check_target(store, overwrite=overwrite)
@@ -168,7 +170,7 @@ class Index:
             token_dimension = possible_token_dimension(loaded_model, metric, whiten, tokens)
             try_factory_with_tokens(factory, dimension, token_dimension, parameters)
         elif parameters is not None:
-            raise ValueError(f"parameters={parameters!r}: name the factory that they are of")
+            raise ValueError(f"parameters={parameters!r}: name the factory that they belong to")
         new_state = IndexState(
             model=model_probe.seen_from(store.folder, model).to_json(),
             metric=metric,
@@ -320,16 +322,17 @@ class Index:
         return self._store.state().documents
 
     def add(self, input: Input, **options: Any) -> Change:
-        """Add documents. After a kill, the same call goes on, and nothing is added twice.
+        """Add documents. If it is killed, the same call resumes it, and nothing is added twice.
 
         A document that is there already, the same in all its fields, is left as it is, and not
-        encoded. So is one without an id if the index has the same content without an id. The
-        metadata that `open_source` gives to a text of a folder count but for its line or row.
+        encoded. So is one without an id if the index has the same content without an id. Metadata
+        that `open_source` adds to texts of a folder are compared too, except for line and row.
 
         Args:
             input: As for `build`.
             **options: text_column, id_column, encoding, batch_tokens, part_size, workers, strict,
-                show_progress_bar, as for `build`; columns and passages are those of the build.
+                show_progress_bar, as for `build`; passages are those of the build, and so are the
+                columns, where the input has them.
 
         Raises:
             ValueError: With ``strict``: an id is there with another text (use `upsert`), or a
@@ -338,7 +341,7 @@ class Index:
         return self._extend(input, upsert=False, **options)
 
     def upsert(self, input: Input, **options: Any) -> Change:
-        """Add documents that have ids, in place of those with the same ids; otherwise as `add`."""
+        """Add documents with ids, replacing those that have the same ids; otherwise like `add`."""
         return self._extend(input, upsert=True, **options)
 
     def _extend(
@@ -356,12 +359,13 @@ class Index:
         show_progress_bar: bool | None = None,
     ) -> Change:
         state = self._store.state()
-        columns = dict(state.columns)
-        if text_column is not None:
-            columns["text_column"] = text_column
-        if id_column is not None:
-            columns["id_column"] = id_column
-        source = open_source(input, **columns, encoding=encoding)
+        source = open_source(
+            input,
+            text_column=text_column,
+            id_column=id_column,
+            encoding=encoding,
+            remembered_columns=state.columns,
+        )
         self._model.check(state)
         encode_options = EncodeOptions(
             batch_tokens=batch_tokens,
@@ -400,17 +404,17 @@ class Index:
         whiten: bool | None = None,
         tokens: bool = True,
     ) -> Change:
-        """Write the FAISS file and the words anew; what was deleted leaves the disk.
+        """Rewrite the FAISS file and the words; deleted data is removed from the disk.
 
-        No document is encoded again. The FAISS file is also written anew by itself when many
-        vectors were added.
+        No document is encoded again. The FAISS file is also rewritten automatically when many
+        vectors have been added.
 
         Args:
             factory, parameters: Another FAISS index, as for `build`; None: the same, with its
                 training and its codes.
-            whiten: True: fit the whitening on the documents that are there, for which the model
-                encodes some of their sentences, and apply it to all. False: give all vectors back
-                as the model made them. None: leave it.
+            whiten: True: fit the whitening on the present documents, some of whose sentences the
+                model encodes for this, and apply it to all. False: change all vectors back to what
+                the model gave. None: leave it as it is.
             tokens: With ``whiten=True``, as for `build`.
         """
         return compact(
@@ -424,7 +428,7 @@ class Index:
         )
 
     def export(self, out: str | PathLike[str], *, overwrite: bool = False) -> int:
-        """Write all vectors, as they are at one moment, for other tools; returns their number.
+        """Write a consistent copy of all vectors for other tools; returns their number.
 
         Args:
             out: ``X.parquet``: the columns key, those of the document, passage and vector.
@@ -506,7 +510,7 @@ def _metric_of(model: SentenceTransformer) -> str:
 
 
 def _open_corpus(path: Path, encode_options: EncodeOptions, read_options: Columns) -> Corpus:
-    """A corpus, compared with its digests; options of encoding, which was done, are refused."""
+    """Open and verify a corpus; options of encoding are refused, as it is encoded already."""
     options = {
         **read_options,
         "batch_tokens": encode_options.batch_tokens,

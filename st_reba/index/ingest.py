@@ -1,4 +1,4 @@
-"""Documents taken into an index: an index built, or one that is there extended."""
+"""Take documents into an index: build a new one, or extend an existing one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..corpus.encode import encode_documents, longest_input, warn_of_truncation
 from ..corpus.folder import Corpus
 from ..corpus.options import EncodeOptions
-from ..corpus.records import Document, Reject, describe_rejects, preview, to_json
+from ..corpus.records import Document, Reject, describe_rejects, preview
 from ..corpus.source import Source
 from ..files import LOCK_FILE
 from .changes import BUILDING, Change, IndexWriter, changing, sole_encoder
@@ -33,7 +33,7 @@ _Content = str | tuple[str, int | None]
 
 
 def check_target(store: Store, *, overwrite: bool) -> None:
-    """Refuse to build where anything else is than an index, or what a killed build left."""
+    """Refuse to build where there is anything but an index, or the remains of a killed build."""
     folder = store.folder
     file_names = set()
     if folder.is_dir():
@@ -75,7 +75,7 @@ def build_index(
         factory, parameters, whiten, tokens, strict: As for ``Index.build``.
     """
     with sole_encoder(store.folder) as building:
-        # Again, as another build may have ended meanwhile.
+        # Checked again, as another build may have finished meanwhile.
         check_target(store, overwrite=options.overwrite)
         if isinstance(source, Corpus):
             corpus = source
@@ -181,7 +181,7 @@ class _NewRecords:
                     yield self._reject_if_refused(record, record_number, known_ids)
 
     def _read_known(self, documents: Sequence[Document]) -> tuple[set[str], set[_Content]]:
-        """Which of the ids are in the index, and the contents there that may be theirs."""
+        """The documents' ids that are in the index, and contents there that may be the same."""
         ids = [document.id for document in documents if document.id is not None]
         content_hashes: list[int] = []
         if not self._upsert:
@@ -213,7 +213,7 @@ class _NewRecords:
 
 
 def _content_of(document: Document) -> _Content:
-    """What tells that a document is the same: JSON tells 1 from 1.0 and from True."""
+    """What identifies a document's content."""
     if document.id is None:
         return document.text, document.content_hash
-    return to_json(document.to_json())
+    return document.content

@@ -1,4 +1,4 @@
-"""The model of an index: loaded when a text needs it, and known by its probe."""
+"""The model of an index: loaded when a text needs it, and recognized by its probe."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class IndexModel:
         self._checked: tuple[int, dict[str, object]] | tuple[None, None] = (None, None)
 
     def load(self) -> SentenceTransformer:
-        """The model, loaded from where the index remembers it unless it is there."""
+        """The model; if it is not in memory, it is loaded from where the index remembers it."""
         with self._loading:
             if self.loaded is None:
                 remembered_probe = Probe.from_json(self._store.state().model)
@@ -49,7 +49,7 @@ class IndexModel:
             return self.loaded
 
     def check(self, state: IndexState, *, is_used: bool = True) -> None:
-        """Refuse a model that is not the one of a state, once for each version of both.
+        """Refuse a model that is not that of a state; checked once for each version of both.
 
         Args:
             state: The state.

@@ -25,7 +25,7 @@ from .state import IndexState
 from .store import Store, read_keys, read_pending, vector_keys
 from .vectors import VectorFile
 
-# Fetched beyond k, so that the order of equal scores at the cut is theirs.
+# How many more than k are fetched, so that equal scores at the cut are in the order of keys.
 _TIES = 32
 _AMONG = "key IN (SELECT value FROM json_each(?))"
 
@@ -65,7 +65,7 @@ class StateVectors:
         elif state.vector_file is not None:
             self.vector_file = VectorFile(store.folder, state)
         self.pending = read_pending(connection, state)
-        # Of deleted documents, pending vectors are gone, and those in the file are not alive.
+        # Deleted documents have no pending vectors; their vectors in the file are not alive.
         self._is_alive = np.ones(state.next_key, bool)
         self._is_alive[read_keys(connection, state, "tombstones")] = False
 
@@ -136,7 +136,7 @@ class StateVectors:
         return merge_neighbors(from_file, pending.search(queries, k), k)
 
     def _read_owners(self, connection: Connection, keys: Keys) -> dict[int, int]:
-        """Keys of documents by keys of vectors; of an index that is not cut, they are equal."""
+        """Keys of documents by keys of vectors; empty if texts are not cut: they are equal."""
         if self._state.passages is None:
             return {}
         distinct_keys = np.unique(keys[keys >= 0]).tolist()

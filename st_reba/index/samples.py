@@ -13,9 +13,9 @@ from ..corpus.folder import Corpus
 from .schema import documents_with, read_owners
 from .scoring import Keys, Matrix, prepare_vectors
 
-# Of more vectors, the map becomes no better.
+# More vectors than this do not improve the map.
 _SAMPLE_SIZE = 10_000
-# The beginning of a longer text is enough to draw sentences from.
+# How much of a long text is enough to draw sentences from.
 _MOST_CHARACTERS = 10_000
 
 

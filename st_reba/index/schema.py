@@ -21,7 +21,7 @@ from ..corpus.records import DOCUMENT_COLUMNS, DocumentColumns, to_json
 
 
 class DamagedError(sqlite3.DatabaseError):
-    """What is read is not what was written: the store adds its path and the remedy."""
+    """The stored data is not what was written; the store adds its path and a remedy."""
 
 
 # Columns of the table `documents`, but for the checksum. Long texts come after what is looked up.
@@ -79,7 +79,7 @@ _COLUMN_DECLARATIONS = ", ".join(f"{name} {sql_type}" for name, sql_type in _COL
 _SELECT = f"SELECT {', '.join(_COLUMN_TYPES)}, checksum FROM documents"
 _INSERT = f"INSERT OR IGNORE INTO documents VALUES ({'?, ' * len(_COLUMN_TYPES)}?)"
 
-# Emptied when another index takes the place of the one that is there.
+# Emptied when another index replaces the existing one.
 DATA_TABLES = {
     "documents": f"{_COLUMN_DECLARATIONS}, checksum INTEGER NOT NULL",
     "pending": "key INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, vector BLOB NOT NULL",

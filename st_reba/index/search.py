@@ -40,13 +40,13 @@ class SearchResult:
     """One document that was found."""
 
     rank: int  # 1 for the best document of a query
-    # Of vectors: the cosine or inner product with the query; of words: BM25; hybrid: both, from 0
-    # to 1.
+    # For vectors, the cosine or inner product with the query; for words, BM25; for hybrid, both in
+    # one, from 0 to 1.
     score: float
     document: Document
     # The passage whose vector is nearest, if the index cuts texts and searched its vectors.
     passage: str | None = None
-    # The cosine or inner product, and BM25, 0.0 without a word of the query, if they are explained.
+    # If explained: the cosine or inner product, and BM25 (0.0 without any word of the query).
     vector_score: float | None = None
     word_score: float | None = None
 
@@ -112,7 +112,7 @@ class Snapshot:
         return self._whitening
 
     def reads_tokens(self, mode: Mode, queries: Queries) -> bool:
-        """Whether the tokens of queries count: words, where they are searched, say the same."""
+        """Whether query tokens count in vectors; if words are searched, those say the same."""
         has_part = self.state.token_dimension > 0
         return has_part and mode == "vectors" and queries.texts is not None
 
@@ -150,7 +150,7 @@ class Snapshot:
             connection: The transaction.
             mode: What is searched.
             queries: What the user has given; with vectors, if they are searched.
-            model: The model, whose token embeddings `reads_tokens` says are needed.
+            model: The model, if `reads_tokens` says that its token embeddings are needed.
             k, where, explain: As for ``Index.search``.
         """
         vectors = self._query_vectors(connection, queries, model)
@@ -184,7 +184,7 @@ class Snapshot:
         queries: Queries,
         model: SentenceTransformer | None,
     ) -> Matrix | None:
-        """Vectors of queries as the index's own are; None: vectors are not searched."""
+        """Query vectors in the same form as the index's own; None: vectors are not searched."""
         if queries.vectors is None:
             return None
         vectors = prepare_queries(queries.vectors, self.state.dimension, self.state.metric)
@@ -269,7 +269,7 @@ class _DocumentSearch:
         return self._vectors.nearest_documents(self._connection, query_vectors, k, self._is_allowed)
 
     def _word_scores(self, terms: QueryTerms) -> Scores:
-        """BM25 by key, [keys]; 0 for documents that are not allowed."""
+        """BM25 by key, [keys], with 0 for documents that are not allowed."""
         scores = self._snapshot.word_scores(self._connection, terms)
         if self._is_allowed is None:
             return scores

@@ -14,7 +14,7 @@ from ..corpus.records import INDEX_FORMAT, to_json
 from .schema import has_tables
 from .terms import TOKENIZERS
 
-# A view or a trigger in a stranger's file could run in place of our tables, without an end.
+# A view or trigger in a file from a stranger could take the place of our tables and run forever.
 _FOREIGN_OBJECTS = "SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger') LIMIT 1"
 
 
@@ -107,7 +107,7 @@ def _parse_state(text: str, digest: str) -> IndexState:
     if state.vector_file is not None and Path(state.vector_file).name != state.vector_file:
         raise ValueError("its FAISS file is not in the folder")
     if state.words not in TOKENIZERS:
-        raise ValueError(f"words={state.words!r:.80} is no language")
+        raise ValueError(f"words={state.words!r:.80} is not a language")
     return state
 
 

@@ -50,14 +50,37 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """One state of the file for the time of the ``with`` block, whatever writers do."""
-        with self._translated_errors(), closing(self._connect_reader()) as connection:
-            connection.execute("BEGIN")
-            yield connection
+        """One unchanging state of the file inside the ``with`` block, whatever writers do.
+
+        Raises:
+            BlockingIOError: This user may not write into the folder, and so cannot lock the file
+                against a change that somebody else made inside the ``with`` block.
+        """
+        if self._can_lock():
+            with self._translated_errors(), closing(self._connect("rw")) as connection:
+                _begin_reading(connection)
+                yield connection
+            return
+        version = self._file_version()
+        problem: Exception | None = None
+        try:
+            # SQLite would make a log otherwise. It takes the file for one that nobody changes.
+            open_mode = "ro&immutable=1"
+            with self._translated_errors(), closing(self._connect(open_mode)) as connection:
+                _begin_reading(connection)
+                yield connection
+        except Exception as error:
+            problem = error
+        if self._file_version() != version:
+            raise BlockingIOError(
+                f"{self.folder}: another user changed the index meanwhile; run the same again"
+            ) from problem
+        if problem is not None:
+            raise problem
 
     @contextmanager
     def writing(self, *, create: bool) -> Iterator[Connection]:
-        """The one writer; the ``with`` block takes effect at its end, or not at all."""
+        """The sole writer; changes take effect at the end of the ``with`` block, or not at all."""
         open_mode = "rwc" if create else "rw"
         with (
             self._translated_errors(create=create),
@@ -70,7 +93,7 @@ class Store:
             connection.execute("COMMIT")
 
     def clear_log(self) -> bool:
-        """Move what SQLite's log holds into the file; False: another process is reading."""
+        """Move the content of SQLite's log into the file; False: another process is reading it."""
         with self._translated_errors(), closing(self._connect_writer("rw")) as connection:
             connection.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_PATIENCE}")
             is_busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -86,14 +109,17 @@ class Store:
             connection.execute(f"PRAGMA {setting}")
         return connection
 
-    def _connect_reader(self) -> Connection:
-        open_mode = "rw"
-        has_log = self.path.with_name(f"{FILE}-wal").exists()
-        if not has_log and not os.access(self.folder, os.W_OK):
-            open_mode = "ro&immutable=1"  # SQLite would make a log
-        connection = self._connect(open_mode)
-        connection.execute("PRAGMA trusted_schema = OFF")
-        return connection
+    def _can_lock(self) -> bool:
+        """True if a reader can use SQLite's log, which is there, or can be made."""
+        return self._has_log() or os.access(self.folder, os.W_OK)
+
+    def _has_log(self) -> bool:
+        return self.path.with_name(f"{FILE}-wal").exists()
+
+    def _file_version(self) -> tuple[int, ...]:
+        """What differs after a change by somebody else."""
+        status = self.path.stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns, self._has_log()
 
     def _connect(self, open_mode: str) -> Connection:
         return sqlite3.connect(
@@ -133,6 +159,11 @@ class Store:
         """True if this user may write into the folder and, where it is there, into the file."""
         is_file_writable = os.access(self.path, os.W_OK) or not self.path.exists()
         return is_file_writable and os.access(self.folder, os.W_OK)
+
+
+def _begin_reading(connection: Connection) -> None:
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("BEGIN")
 
 
 def vector_keys(
@@ -230,7 +261,7 @@ def read_keys(
 
 
 def _check_range(keys: Keys, state: IndexState, table_name: str) -> None:
-    """Raise an error unless keys ascend, and are of vectors that a state has given keys."""
+    """Raise an error unless keys ascend, and are keys that the state has given to vectors."""
     is_ascending = (keys[1:] > keys[:-1]).all()
     is_in_range = (keys[:1] >= 0).all() and (keys[-1:] < state.next_key).all()
     if not is_ascending or not is_in_range:

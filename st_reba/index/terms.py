@@ -1,4 +1,4 @@
-"""How a text becomes words: its preparation for SQLite's FTS5, and the tokenizers of that.
+"""How a text becomes words: its preparation for SQLite's FTS5, and FTS5's tokenizers.
 
 European words are read by ``unicode61``, and stemmed by ``porter`` where the texts are English.
 Scripts without spaces become overlapping pairs of characters, and single characters, here.
@@ -19,6 +19,30 @@ TOKENIZERS = {
     OTHER: _LETTERS,
 }
 
+
+def _replacements() -> dict[int, str]:
+    """What stands for a character whose mark `unicode61` keeps; "": nothing."""
+    replacements = {
+        ord("\u0640"): "",  # Arabic's tatweel, which lengthens a word
+        ord("ς"): "σ",
+        ord("ß"): "ss",
+        ord("ẞ"): "SS",
+    }
+    for letter, plain_letter in zip("łŁøØ", "lLoO", strict=True):
+        replacements[ord(letter)] = plain_letter
+    # Points and vowel marks of Hebrew and Arabic.
+    for code in range(0x590, 0x700):
+        if unicodedata.category(chr(code)) == "Mn":
+            replacements[code] = ""
+    # Letters of Greek, and of Cyrillic except those that are letters of their own, such as й.
+    for code in (*range(0x370, 0x400), *range(0x1F00, 0x2000), *map(ord, "ЁёЀѐЍѝ")):
+        base_letter = unicodedata.normalize("NFD", chr(code))[0]
+        if unicodedata.category(base_letter).startswith("L"):
+            replacements.setdefault(code, base_letter)
+    return replacements
+
+
+_REPLACEMENTS = _replacements()
 # Kana, Bopomofo, Han, Hangul; Thai, Lao, Burmese and Khmer.
 _UNSPACED_RUN = re.compile(
     "[\u3005\u3007\u3041-\u30fa\u30fc-\u312f\u31a0-\u31bf\u31f0-\u31ff"
@@ -29,7 +53,7 @@ _LATIN_WORD = re.compile("[a-z\u00df-\u024f]+")
 # Words that are frequent in English alone.
 _ENGLISH_WORD = re.compile(r"\b(?:the|of|and|to|with|from|that|this|are|which|by|or)\b")
 _ENGLISH_SHARE = 0.03
-# From fewer words nothing can be told: English, for it is the commonest.
+# With fewer words, the language cannot be told; English is assumed, as the commonest.
 _FEWEST_WORDS = 50
 
 
@@ -83,8 +107,14 @@ def separated_query(query: str) -> tuple[str, str]:
 
 
 def _normalized(text: str) -> str:
-    """One way of writing for each character, whatever its width."""
-    return _without_nul(unicodedata.normalize("NFKC", text))
+    """One way of writing for each character, whatever its width, and without marks that search ignores.
+
+    Example:
+        >>> _normalized("Ещё ἐλπίς, Łódź, Straße, שָׁלוֹם")
+        'Еще ελπισ, Lódź, Strasse, שלום'
+    """
+    normalized_text = unicodedata.normalize("NFKC", text).translate(_REPLACEMENTS)
+    return _without_nul(normalized_text)
 
 
 def _without_nul(text: str) -> str:

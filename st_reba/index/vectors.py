@@ -28,7 +28,7 @@ from .scoring import (
 from .state import IndexState, damaged
 
 METRICS = ("cosine", "dot")
-# From so many queries on, comparing them together, block by block, is faster than one by one.
+# With at least this many queries, comparing them together, block by block, is faster.
 _MIN_QUERIES_TOGETHER = 5
 _BLOCK_SIZE = 2**13
 _WRITE_SIZE = 2**24
@@ -182,7 +182,7 @@ class VectorFile:
             return no_neighbors(len(queries))
         if self.keys is None:
             self._apply_parameters()
-            # The fewer vectors are allowed, the more lists are probed.
+            # The fewer vectors are allowed, the more lists must be probed.
             widening = vector_count / allowed_count
             neighbors = search_lists(self.index, queries, k, bitmap, widening)
             self._check_found(neighbors.keys)
@@ -221,7 +221,7 @@ class VectorFile:
             yield Segment(block_keys, partial(self.vectors, block_keys))
 
     def vectors(self, keys: Keys) -> Matrix:
-        """Vectors [keys, d] of ascending keys; of a quantized index approximations."""
+        """Vectors [keys, d] of ascending keys; approximate ones if the index is quantized."""
         if self.keys is not None:
             rows = np.searchsorted(self.keys, keys)
             if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
@@ -236,7 +236,7 @@ class VectorFile:
             raise self._wrong_keys() from None
 
     def remove(self, tombstones: Keys) -> FaissIndex:
-        """Remove some keys from the index, which was read into memory; what is left.
+        """Remove keys from the index, which must have been read into memory, and return it.
 
         Codes are moved, not made again, which would alter some.
         """

@@ -15,8 +15,8 @@ from ..corpus.records import clean_text, to_json
 
 _COMPARISONS = ("=", "!=", "<", "<=", ">", ">=")
 OPERATORS = (*_COMPARISONS, "in", "has", "exists")
-# A metadata value v with the JSON type t, as a value of one kind; NULL if it is of another. Text
-# that writes a truth value or a number, as in a .csv, is one.
+# A metadata value v of JSON type t, as a value of one kind; NULL if it is of another. Text that
+# spells a truth value or a number, as in a .csv, counts as one.
 _AS_TEXT = "CASE t WHEN 'text' THEN v END"
 _AS_TRUTH = """
 CASE WHEN t IN ('true', 'false') THEN v
@@ -62,7 +62,9 @@ def parse_where(where: Where) -> Condition:
     for name, operands in where.items():
         is_name = isinstance(name, str) and '"' not in name and "\\" not in name
         if not is_name or operands == {}:
-            raise ValueError(f"where: {name!r} is no name of a metadata value, or has no condition")
+            raise ValueError(
+                f"where: {name!r} is not a name of a metadata value, or has no condition"
+            )
         if not isinstance(operands, Mapping):
             operands = {"=": operands}
         field = _Field(name)

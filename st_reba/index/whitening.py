@@ -74,15 +74,15 @@ class Whitening:
         *,
         with_tokens: bool,
     ) -> Self | None:
-        """Fit what the sample allows; None: it allows nothing.
+        """Fit as much as the sample allows; None: it allows nothing.
 
         Args:
             model: The model of the vectors; it encodes up to 200 sentences of the texts as queries.
             sample: With 100 different texts or more, the whitening is whole; with 20 or more, means
                 alone.
             metric: The metric of the index.
-            with_tokens: Let a text's tokens have a part of their own, where vectors are compared by
-                cosines and the model is of ours.
+            with_tokens: Let a text's tokens have a part of their own, if vectors are compared by
+                cosines and the model is one of ours.
         """
         distinct_sample = sample.without_repetitions()
         text_count = len(distinct_sample.texts)
@@ -91,7 +91,7 @@ class Whitening:
         query_sentences = sample_sentences(distinct_sample.texts, QUERY_SAMPLE)
         raw_query_vectors = encode_texts(model, query_sentences, task="query")
         query_vectors = prepare_vectors(raw_query_vectors, metric)
-        # Here, as they import torch, without which an index is searched by words.
+        # Imported here, as they import torch, which a search by words does without.
         from ..linear_filter import Filter
         from ..token_means import TokenMeans
 
@@ -131,13 +131,13 @@ class Whitening:
             raw_vectors: [n, d].
             task: What they are of.
             model: The model of the vectors.
-            texts: What they are of; None, of queries: scores are those of the model's part alone.
+            texts: Their texts; None, for queries: scores come from the model's part alone.
         """
         whitened_vectors = self.apply(raw_vectors, task)
         if self.token_means is None:
             return whitened_vectors
         if model is None or texts is None:
-            # Documents hold the model's part divided by this, so that scores are those of it alone.
+            # Documents hold the model's part divided by this; so scores come from that part alone.
             part_length = np.float32(np.sqrt(1 + TOKEN_SHARE))
             no_tokens = np.zeros((len(whitened_vectors), self.token_dimension), np.float32)
             return np.concatenate([whitened_vectors * part_length, no_tokens], axis=1)
@@ -162,7 +162,7 @@ class Whitening:
         return whitened_vectors
 
     def invert(self, whitened_vectors: Matrix) -> Matrix:
-        """The raw vectors [n, d] of documents that are searched so, of length one for cosines."""
+        """Recover the raw vectors [n, d] of whitened documents; for cosines, of length one."""
         whitened_vectors = self.model_part(whitened_vectors)
         inverse_weight = self._inverse_weight
         raw_vectors = np.empty_like(whitened_vectors)
@@ -185,7 +185,7 @@ def _distances_to_sphere(
     mean: NDArray[np.float64],
     directions: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Factors by which directions [n, d], added to a mean, give vectors of length one.
+    """Factors for directions [n, d] so that, added to a mean, they give vectors of length one.
 
     Cosines have lost the length of the whitened vector; that of the raw one is known.
     """
@@ -203,7 +203,7 @@ def _distances_to_sphere(
 
 
 def check_whiten(whiten: bool | None, tokens: bool) -> None:
-    """Refuse values of the options that are none of theirs."""
+    """Refuse values of the wrong type."""
     if whiten is not None and not isinstance(whiten, bool):
         raise TypeError(f"whiten={whiten!r:.80} must be True, False or None")
     if not isinstance(tokens, bool):
@@ -221,7 +221,7 @@ def is_to_be_whitened(model: SentenceTransformer, whiten: bool | None) -> bool:
 def possible_token_dimension(
     model: SentenceTransformer, metric: str, whiten: bool | None, tokens: bool
 ) -> int:
-    """Dimension of the part for tokens, if there are texts enough for it; options as for ``Index.build``."""
+    """Dimension of the part for tokens, given enough texts; options as for ``Index.build``."""
     if not tokens or metric != "cosine" or not is_to_be_whitened(model, whiten):
         return 0
     from ..token_means import TokenMeans
@@ -235,7 +235,7 @@ def tell_what_was_fitted(
     *,
     is_asked_for: bool,
 ) -> None:
-    """Log the whitening of an index; a warning if it was asked for and the texts allow less."""
+    """Log an index's whitening; warn if one was asked for, but there are too few texts for it."""
     if whitening is not None and whitening.linear_filter.kind == "whiten":
         logger.info("%s: vectors are whitened (%s)", index_folder, whitening.description)
         return

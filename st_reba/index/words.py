@@ -26,14 +26,14 @@ _TABLES = ("frequencies", "occurrences", "words")
 _INSERT = "INSERT INTO words (rowid, text) VALUES (?, ?)"
 _REMOVE = "INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)"
 _OPTIMIZE = "INSERT INTO words (words) VALUES ('optimize')"
-# By the checksum of a document's columns: as good as random, and the same each time.
+# Sampled in order of the documents' checksums: as good as random, and always the same.
 _SAMPLE = "SELECT substr(text, 1, 2000) FROM documents ORDER BY checksum, key LIMIT 500"
 
 _TERMS = "SELECT term FROM frequencies"
 _OCCURRENCES_OF = """
 SELECT group_concat(doc), group_concat(offset) FROM occurrences WHERE term = ?
 """
-# What a search reads beside the occurrences of terms, and what FTS5 itself goes by.
+# What a search reads besides the occurrences of terms, and what FTS5 itself relies on.
 _OTHER_CONTENT = (
     "SELECT term, doc, cnt FROM frequencies",
     "SELECT id, sz FROM words_docsize ORDER BY id",
@@ -89,7 +89,7 @@ def damaged_words(database_path: Path) -> ValueError:
 
 
 def verify_words(connection: Connection, language: str, database_path: Path) -> None:
-    """Compare all that a search reads with the words of the documents, or raise a ValueError."""
+    """Compare all that a search reads with the documents' words; a ValueError if it differs."""
     # A database without a name is a temporary file.
     with closing(sqlite3.connect("", isolation_level=None)) as expected:
         expected.execute("BEGIN")

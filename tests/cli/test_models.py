@@ -89,7 +89,7 @@ def test_verify_and_push_refuse_other_code(
 def test_a_folder_has_no_revisions(command: str, tmp_path: Path, capsys: Capture) -> None:
     assert main([command, str(tmp_path), "--revision", "v2"]) == 2
     assert capsys.readouterr().err.startswith(
-        f"st-reba: --revision v2: {tmp_path} is no repository"
+        f"st-reba: --revision v2: {tmp_path} is not a repository"
     )
 
 

@@ -296,20 +296,33 @@ def test_index_reads_a_folder_of_texts(
     assert main(["index", str(texts_folder), str(index_folder), "--upsert"]) == 1
 
 
-def test_index_names_the_next_command_and_search_the_file_of_a_row(
-    model_folder: Path, tmp_path: Path
-) -> None:
-    tables_folder = tmp_path / "tables"
-    tables_folder.mkdir()
+@pytest.fixture
+def tables_folder(tmp_path: Path) -> Path:
+    """Tables of two kinds."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
     table = pd.DataFrame({"text": ["Cats sleep.", "Ships sail."]})
-    table.to_parquet(tables_folder / "a.parquet")
-    write_records(tables_folder / "b.jsonl", {"text": "Bread rises."})
-    index_folder = tmp_path / "index"
-    result = invoke("index", tables_folder, index_folder, "--model", model_folder)
+    table.to_parquet(folder / "a.parquet")
+    write_records(folder / "b.jsonl", {"text": "Bread rises."})
+    return folder
+
+
+def test_index_names_the_next_command(
+    model_folder: Path, tables_folder: Path, tmp_path: Path
+) -> None:
+    new_folder = tmp_path / "new"
+    result = invoke("index", tables_folder, new_folder, "--model", model_folder)
     assert result.stderr.splitlines() == [
         f"Indexing {tables_folder} with {model_folder} ...",
-        f"Next: st-reba search {index_folder} 'a question'",
+        f"Next: st-reba search {new_folder} 'a question'",
     ]
+
+
+def test_search_names_the_file_of_a_row(
+    model_folder: Path, tables_folder: Path, tmp_path: Path
+) -> None:
+    index_folder = tmp_path / "index"
+    run("index", tables_folder, index_folder, "--model", model_folder)
     assert "a.parquet, row 1  Ships sail." in run("search", index_folder, "Ships sail.", "-k", 1)
     assert "b.jsonl, line 1  Bread rises." in run("search", index_folder, "Bread rises.", "-k", 1)
 
@@ -320,9 +333,13 @@ def test_conditions_are_parsed() -> None:
         "b": {"!=": "c=d"},
     }
     assert parse_where(["a=true", 'b = "1"']) == {"a": {"=": True}, "b": {"=": "1"}}
+    assert parse_where(["a==1", "b=NaN"]) == {"a": {"=": 1}, "b": {"=": "NaN"}}
+    assert parse_where(['a={"has": "x"}', "a!=y"]) == {"a": {"has": "x", "!=": "y"}}
 
 
-@pytest.mark.parametrize("conditions", [["lang"], ["{a"], ["=x"], ["a!=1", "a!=2"]])
+@pytest.mark.parametrize(
+    "conditions", [["lang"], ["{a"], ["=x"], ["a!=1", "a!=2"], ["a!=1", 'a={"!=": 2}']]
+)
 def test_conditions_that_are_wrong_are_refused(conditions: list[str]) -> None:
     with pytest.raises(ValueError):
         parse_where(conditions)
@@ -337,7 +354,7 @@ def test_conditions_that_are_wrong_are_refused(conditions: list[str]) -> None:
         ),
         (["search", "INDEX", "cats"], "name its folder or Hub id, as --model 'my_model'"),
         (["encode", "MODEL", "-"], "standard input: no documents: it is empty"),
-        (["encode", "MODEL", "FILE", "--word", ""], "--word '' is no word"),
+        (["encode", "MODEL", "FILE", "--word", ""], "--word '' is not a word"),
     ],
 )
 def test_messages_name_words_of_the_command_line(

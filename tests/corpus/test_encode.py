@@ -433,7 +433,7 @@ def test_sizes_of_passages_are_parsed() -> None:
 
 
 @pytest.mark.parametrize("passages", ["0", "8:8", "x"])
-def test_sizes_of_passages_that_are_refused(passages: str) -> None:
+def test_wrong_sizes_of_passages_are_refused(passages: str) -> None:
     with pytest.raises(ValueError):
         PassageSize.parse(passages)
 

@@ -92,9 +92,9 @@ def test_files_of_strings_are_read(
 
 @pytest.fixture
 def mixed_folder(tmp_path: Path) -> Path:
-    """Tables and texts, and files that are no texts."""
-    for file_name in ("more", "model", "corpus/documents", "empty"):
-        (tmp_path / file_name).mkdir(parents=True)
+    """Tables and texts, and files that are not texts."""
+    for folder_name in ("more", "model", "corpus/documents", "empty"):
+        (tmp_path / folder_name).mkdir(parents=True)
     write(tmp_path / "b.jsonl", ROWS)
     (tmp_path / "a.txt").write_text("cat\n", encoding="utf-8")
     write(tmp_path / "more" / "c.csv", [{"body": "ship", "doc_id": 7}])
@@ -123,15 +123,15 @@ def test_tables_of_a_folder_may_have_different_columns(mixed_folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("file_name", "reason"), [("empty", "no texts"), ("corpus", "an encoded corpus")]
+    ("folder_name", "reason"), [("empty", "no texts"), ("corpus", "an encoded corpus")]
 )
 def test_folders_without_texts_are_refused(
     mixed_folder: Path,
-    file_name: str,
+    folder_name: str,
     reason: str,
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        read(mixed_folder / file_name)
+        read(mixed_folder / folder_name)
 
 
 def test_rows_of_a_folder_without_an_id_name_their_file(tmp_path: Path) -> None:
@@ -172,6 +172,24 @@ def test_the_position_does_not_count_in_the_content_of_a_document() -> None:
     assert first.content_hash != in_other_file.content_hash
     with_line_of_its_own = Document("cat", None, {"file": "a.txt", "line": 1})
     assert first.content_hash != with_line_of_its_own.content_hash
+
+
+def test_the_order_of_keys_does_not_count_in_the_content_of_a_document() -> None:
+    document = Document("cat", None, {"a": 1, "b": {"c": 2, "d": 3}})
+    reordered = Document("cat", None, {"b": {"d": 3, "c": 2}, "a": 1})
+    assert reordered.content == document.content
+    assert reordered.content_hash == document.content_hash
+    other_type = Document("cat", None, {"a": 1.0, "b": {"c": 2, "d": 3}})
+    assert other_type.content != document.content
+
+
+def test_times_of_numpy_are_iso_strings() -> None:
+    moment = np.datetime64("2024-05-01T10:00:00.5", "ns")
+    row = {"text": "cat", "at": moment, "both": np.array([moment]), "took": moment - moment}
+    (document,) = open_source([row]).read()
+    assert isinstance(document, Document)
+    iso_text = "2024-05-01T10:00:00.500000"
+    assert document.metadata == {"at": iso_text, "both": [iso_text], "took": "0:00:00"}
 
 
 @pytest.fixture
@@ -224,25 +242,26 @@ def test_folders_of_datasets_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("input", "options", "error"),
+    ("input", "options", "error", "part_of_message"),
     [
-        ([], {}, ValueError),
-        ({"text": "a"}, {}, TypeError),
-        (Document("a"), {}, TypeError),
-        (7, {}, TypeError),
-        ([{"x": "a"}], {}, ValueError),
-        ([{"text": "a"}], {"text_column": "x"}, ValueError),
-        ([{"text": "a"}], {"id_column": "x"}, ValueError),
-        ([{"text": "a"}], {"id_column": "text"}, ValueError),
-        (pd.DataFrame({"text": []}), {}, ValueError),
+        ([], {}, ValueError, "the list: no documents"),
+        ({"text": "a"}, {}, TypeError, "the input is one dict"),
+        (Document("a"), {}, TypeError, "the input is a Document"),
+        (7, {}, TypeError, "the input is a int"),
+        ([{"x": "a"}], {}, ValueError, "name one with text_column"),
+        ([{"text": "a"}], {"text_column": "x"}, ValueError, "text_column='x' is not a column"),
+        ([{"text": "a"}], {"id_column": "x"}, ValueError, "id_column='x' is not a column"),
+        ([{"text": "a"}], {"id_column": "text"}, ValueError, "name another id_column"),
+        (pd.DataFrame({"text": []}), {}, ValueError, "the DataFrame: no documents"),
     ],
 )
-def test_inputs_that_are_refused(
+def test_inputs_and_columns_that_do_not_fit_are_refused(
     input: Any,
     options: dict[str, Any],
     error: type[Exception],
+    part_of_message: str,
 ) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error, match=part_of_message):
         read(input, **options)
 
 
@@ -312,9 +331,9 @@ def test_a_named_index_of_pandas_is_a_column(data_frame: pd.DataFrame) -> None:
     assert read(data_frame) == EXPECTED
 
 
-@pytest.mark.parametrize("file_name", ["text", "anything"])
-def test_a_named_index_of_a_series_is_its_id(file_name: str) -> None:
-    series = FRAME.set_index("id")["text"].rename(file_name)
+@pytest.mark.parametrize("series_name", ["text", "anything"])
+def test_a_named_index_of_a_series_is_its_id(series_name: str) -> None:
+    series = FRAME.set_index("id")["text"].rename(series_name)
     assert read(series) == [Document("猫 sleeps", "a"), Document('a "dog"', "b")]
 
 
@@ -375,7 +394,7 @@ def test_images_are_left_out_with_one_warning(
 
 
 @pytest.mark.parametrize(
-    ("fields", "input_kind"),
+    ("fields", "reject_kind"),
     [
         ((" \n",), "no text"),
         ((None,), "no text"),
@@ -390,13 +409,13 @@ def test_images_are_left_out_with_one_warning(
         (("a", "b", [1]), "wrong type"),
     ],
 )
-def test_documents_that_are_rejected(
+def test_wrong_documents_are_rejected(
     fields: Any,
-    input_kind: str,
+    reject_kind: str,
 ) -> None:
     reject = validate(Document(*fields), "here")
     assert isinstance(reject, Reject)
-    assert reject.kind == input_kind
+    assert reject.kind == reject_kind
     assert reject.place == "here"
     assert reject.id in (None, "b")
 

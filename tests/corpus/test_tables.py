@@ -142,7 +142,7 @@ def test_cells_and_names_of_another_encoding_are_unreadable(
         ("a.csv.gz", b"nonsense"),
     ],
 )
-def test_files_that_are_refused(
+def test_files_that_are_no_whole_tables_are_refused(
     tmp_path: Path,
     name: str,
     content: bytes,
@@ -223,9 +223,9 @@ def test_a_table_of_csv_has_strings(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ('[{"text": "a"},', "the array does not end"),
-        ('[{"text": "a"} {"text": "b"}]', "no comma and no end of the array"),
-        ('[{"text": "a"}] {"text": "b"}', "more after the end of the array"),
-        ('{"text": "a"} ]', "a bracket that nothing opened"),
+        ('[{"text": "a"} {"text": "b"}]', "neither a comma nor the end of the array"),
+        ('[{"text": "a"}] {"text": "b"}', "something follows the end of the array"),
+        ('{"text": "a"} ]', "a closing bracket without an opening one"),
     ],
 )
 def test_json_that_is_cut_or_goes_on_is_refused(content: str, message: str, tmp_path: Path) -> None:

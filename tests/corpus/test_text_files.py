@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -79,6 +80,23 @@ def test_texts_of_several_lines_stay_whole(tmp_path: Path) -> None:
     assert records == [Document(poem, "1"), Document("b", "2")]
     records = read(tmp_path / "a.csv", f'id,text,lang\n1,"{prose}",en\n2,"{prose}",en\n')
     assert [record.text for record in records] == [prose, prose]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Société Dupont\n12, rue de la Paix",
+        "Steps:\n8, 9 and 10 are optional",
+        "Hello\nd2, come here",
+        "Price\n12,50 euros",
+        "\n".join(f"flour{number}, 50 g" for number in range(12)),
+    ],
+)
+def test_a_text_whose_lines_look_like_rows_stays_whole(tmp_path: Path, text: str) -> None:
+    with open(tmp_path / "a.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["id", "text"], ["7", text], ["12", "A different text"]])
+    records = list(open_source(tmp_path / "a.csv").read())
+    assert records == [Document(text, "7"), Document("A different text", "12")]
 
 
 def test_an_open_quote_in_the_header_is_refused(tmp_path: Path) -> None:
@@ -189,8 +207,8 @@ def test_a_broken_line_of_json_costs_itself(
     file_name: str,
 ) -> None:
     records = read(tmp_path / file_name, '{"text": "a"}\n{"text": \n"b"\n')
-    cat, reject, dog = records
-    assert (cat, dog) == (Document("a"), Document("b"))
+    first, reject, last = records
+    assert (first, last) == (Document("a"), Document("b"))
     assert isinstance(reject, Reject)
 
 
@@ -291,7 +309,7 @@ def test_compressed_parquet_is_not_supported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["", "nonsense", "base64", "undefined", "a\0"])
-def test_encodings_that_are_none(
+def test_unknown_encodings_are_refused(
     tmp_path: Path,
     encoding: str,
 ) -> None:

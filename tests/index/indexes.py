@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ __all__ = [
     "kinds_of",
     "rank_by_brute_force",
     "rank_by_index",
+    "run_sql",
     "scores_of",
     "texts",
     "texts_of",
@@ -40,6 +43,12 @@ def build(index_folder: Path, input: Any = None, **build_options: Any) -> Index:
     if input is None:
         input = documents(40)
     return Index.build(MODEL, input, index_folder, **QUIET, **build_options)
+
+
+def run_sql(index_folder: Path, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    """Run a statement on the file of an index, as nothing in the package would."""
+    with closing(sqlite3.connect(index_folder / "index.sqlite")) as connection, connection:
+        return connection.execute(statement, values).fetchall()
 
 
 def encoded(
@@ -89,10 +98,10 @@ def rank_by_index(
     index: Index,
     query_text: str,
     k: int,
-    **build_options: Any,
+    **search_options: Any,
 ) -> list[tuple[float, str | None]]:
     """As `rank_by_brute_force`, but by the index."""
-    results = index.search(query_text, k, mode="vectors", **build_options)
+    results = index.search(query_text, k, mode="vectors", **search_options)
     return [(round(result.score, 5), result.id) for result in results]
 
 

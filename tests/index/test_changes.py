@@ -131,7 +131,7 @@ class Changes(RuleBasedStateMachine):
         changes.MIN_PENDING = 1_000
 
 
-def test_any_order_of_changes(tmp_path: Path) -> None:
+def test_an_index_agrees_with_a_dictionary_after_any_changes(tmp_path: Path) -> None:
     Changes.folder = tmp_path
     machine_settings = settings(
         max_examples=8,

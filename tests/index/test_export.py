@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from indexes import QUIET, build, documents, encoded, ids_of, texts, texts_of
+from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
 
 from st_reba.index import Index, export
 from st_reba.index.store import Store
@@ -44,6 +45,17 @@ def test_a_parquet_file_has_all_documents_and_vectors(
     assert np.abs(np.stack(exported_table["vector"]) - encoded(table_texts)).max() < 1e-6
 
 
+def test_rows_may_be_written_in_small_groups(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.export(tmp_path / "a.parquet")
+    monkeypatch.setattr(export, "_ROW_CHARACTERS", 100)
+    index.export(tmp_path / "b.parquet")
+    assert parquet.ParquetFile(tmp_path / "b.parquet").num_row_groups > 5
+    tables = [pd.read_parquet(tmp_path / name) for name in ("a.parquet", "b.parquet")]
+    pd.testing.assert_frame_equal(*tables)
+
+
 def test_a_faiss_file_finds_the_vectors_by_key(
     index: Index,
     tmp_path: Path,
@@ -63,7 +75,7 @@ def test_an_export_outlives_a_compaction(
     monkeypatch: pytest.MonkeyPatch,
     is_read_first: bool,
 ) -> None:
-    """Before or after the file is read that the compaction replaces, of the exported state."""
+    """The compaction comes before or after the export has read the vector file that it replaces."""
     # It would wait for the transaction.
     monkeypatch.setattr(Store, "clear_log", lambda store: True)
     index = build(tmp_path / "index", documents(20))

@@ -60,7 +60,7 @@ def test_compact_mends_parameters_that_no_search_can_use(index_path: Path) -> No
     with changing(index._store) as writer:
         writer.state.parameters = "nprobe=0"
     index = Index.open(index_path, MODEL)
-    with pytest.raises(ValueError, match="nprobe=0 must be a whole number from 1 on.*compact"):
+    with pytest.raises(ValueError, match="nprobe=0 must be a whole number of at least 1.*compact"):
         index.verify()
     index.compact(factory="IVF2,Flat", parameters="nprobe=2")
     assert index.verify()["parameters"] == "nprobe=2"

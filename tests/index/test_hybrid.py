@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,25 +108,29 @@ def test_words_need_no_model(index_path: Path) -> None:
     assert Index.open(index_path).search("gold", mode="words")
 
 
+VECTOR = np.ones(16, np.float32)
+
+
 @pytest.mark.parametrize(
-    ("query", "options"),
+    ("query", "options", "part_of_message"),
     [
-        ("cat", {"mode": "word"}),
-        ("cat", {"vectors": np.ones((2, 16), np.float32)}),
-        ("cat", {"mode": "words", "vectors": np.ones(16, np.float32)}),
-        (np.ones(16, np.float32), {"mode": "hybrid"}),
-        (np.ones(16, np.float32), {"mode": "words"}),
-        (np.ones(16, np.float32), {"vectors": np.ones(16, np.float32)}),
+        ("cat", {"mode": "word"}, "mode='word' is not known"),
+        ("cat", {"vectors": np.ones((2, 16), np.float32)}, "vectors: 2 for 1 texts"),
+        ("cat", {"mode": "words", "vectors": VECTOR}, "mode='words' needs no vectors"),
+        (VECTOR, {"mode": "hybrid"}, "mode='hybrid' needs texts"),
+        (VECTOR, {"mode": "words"}, "mode='words' needs texts"),
+        (VECTOR, {"vectors": VECTOR}, "vectors=… belong to texts"),
     ],
 )
-def test_modes_that_are_refused(
+def test_modes_and_vectors_that_do_not_fit_the_query_are_refused(
     index_path: Path,
-    query: str,
-    options: dict[str, object],
+    query: Any,
+    options: dict[str, Any],
+    part_of_message: str,
 ) -> None:
     index = build(index_path, ["cat", "dog"])
-    with pytest.raises(ValueError):
-        index.search(query, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=part_of_message):
+        index.search(query, **options)
 
 
 @pytest.mark.parametrize("query", ["!?", "\0", "\u200b", "😀", "zebra", '"*"'])

@@ -106,7 +106,7 @@ def test_texts_may_be_in_an_array(tmp_path: Path) -> None:
         (np.array([np.nan] + [1] * 15, np.float32), {}, ValueError),
     ],
 )
-def test_queries_that_are_refused(
+def test_queries_that_cannot_be_searched_are_refused(
     index_path: Path,
     queries: Any,
     options: Any,

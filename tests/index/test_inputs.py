@@ -36,6 +36,32 @@ def index_of_passages(index_path: Path) -> Index:
     return Index.build(model, input_texts, index_path, passages="2:0", **QUIET)
 
 
+def test_a_document_with_keys_in_another_order_is_unchanged(index_path: Path) -> None:
+    index = build(
+        index_path, [{"id": "x", "text": "cat", "a": 1, "b": 2}, {"text": "dog", "a": 1, "b": 2}]
+    )
+    rows = [{"b": 2, "a": 1, "text": "cat", "id": "x"}, {"b": 2, "a": 1, "text": "dog"}]
+    change = index.add(rows, **QUIET)
+    assert (change.added, change.unchanged) == (0, 2)
+    assert index.upsert(rows[:1], **QUIET).unchanged == 1
+
+
+def test_additions_need_not_have_the_columns_of_the_build(index_path: Path) -> None:
+    table = pd.DataFrame({"key": ["x"], "body": ["cat"]})
+    index = build(index_path, table, text_column="body", id_column="key")
+    assert index.add([{"text": "dog"}], **QUIET).added == 1
+    assert index.add([{"body": "ship", "key": "y", "id": "z"}], **QUIET).added == 1
+    assert [document.id for document in index] == ["x", "1", "y"]
+    with pytest.raises(ValueError, match="id_column='key' is not a column"):
+        index.add([{"text": "dog"}], id_column="key", **QUIET)
+
+
+def test_an_index_without_ids_takes_none_from_additions(index_path: Path) -> None:
+    index = build(index_path, pd.DataFrame({"id": ["x"], "text": ["cat"]}), id_column="")
+    index.add([{"id": "y", "text": "dog"}], **QUIET)
+    assert [document.id for document in index] == ["0", "1"]
+
+
 def test_passages_have_vectors(
     index_of_passages: Index,
     tmp_path: Path,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indexes import MODEL, QUIET, build, documents, texts
+from indexes import MODEL, QUIET, build, documents, run_sql, texts
 
 from st_reba.corpus.records import INDEX_FORMAT
 from st_reba.index import Index
@@ -107,11 +107,11 @@ def dump(path: Path) -> list[str]:
         return [line for line in connection.iterdump() if "rejects" not in line]
 
 
-def alter(
+def alter_with_digest(
     path: Path,
     statement: str,
 ) -> None:
-    """Run a statement on an index; its state gets the digest that fits."""
+    """Run a statement on an index; where it changes a digest, the state gets the one that fits."""
     with closing(sqlite3.connect(path / "index.sqlite")) as connection:
         statements_before = list(connection.iterdump())
         connection.execute("PRAGMA writable_schema = ON")
@@ -152,7 +152,7 @@ def test_altered_tables_are_refused(
     statement: str,
 ) -> None:
     index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
-    alter(index_copy, statement)
+    alter_with_digest(index_copy, statement)
     assert is_refused(index_copy)
 
 
@@ -162,7 +162,7 @@ def test_a_search_notices_that_a_document_is_missing(
 ) -> None:
     index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
     index = Index.open(index_copy, MODEL)
-    alter(index_copy, "DELETE FROM documents WHERE id = 'd3'")
+    run_sql(index_copy, "DELETE FROM documents WHERE id = 'd3'")
     with pytest.raises(ValueError):
         index.search("cat", 99)
 
@@ -173,7 +173,7 @@ def test_a_deletion_notices_that_the_state_is_missing(
 ) -> None:
     index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
     index = Index.open(index_copy, MODEL)
-    alter(index_copy, "DELETE FROM meta")
+    run_sql(index_copy, "DELETE FROM meta")
     with pytest.raises(FileNotFoundError):
         index.delete(["d5"])
 
@@ -184,12 +184,10 @@ def test_an_index_of_another_format_is_to_be_built_again(
 ) -> None:
     """Also where its tables are others, and where it is to be replaced."""
     index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
-    with closing(sqlite3.connect(index_copy / "index.sqlite")) as connection:
-        connection.execute("ALTER TABLE tombstones RENAME TO dead")
-        connection.commit()
+    run_sql(index_copy, "ALTER TABLE tombstones RENAME TO dead")
     older_format = INDEX_FORMAT - 1
     state_text = json.dumps({"format": older_format, "stamp": ""})
-    alter(index_copy, f"UPDATE meta SET sha256 = '', state = '{state_text}'")
+    alter_with_digest(index_copy, f"UPDATE meta SET sha256 = '', state = '{state_text}'")
     message = (
         rf"another version \(format {older_format}, not {INDEX_FORMAT}\); "
         "remove the folder and build the index again"
@@ -210,19 +208,8 @@ def test_a_folder_without_an_index_is_refused(
         Index.open(tmp_path / name)
 
 
-def test_a_missing_vector_file_is_refused(
-    built_index: Path,
-    tmp_path: Path,
-) -> None:
-    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
-    next(index_copy.glob("*.faiss")).unlink()
-    with pytest.raises(FileNotFoundError):
-        Index.open(index_copy)
-
-
 def test_a_database_of_others_is_refused(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as connection:
-        connection.execute("CREATE TABLE a (b)")
+    run_sql(tmp_path, "CREATE TABLE a (b)")
     with pytest.raises(ValueError, match="no such table"):
         Index.open(tmp_path)
 
@@ -248,6 +235,23 @@ def test_a_read_only_folder_can_be_searched(
                 index.delete(["d5"])
     finally:
         index_copy.chmod(stat.S_IRWXU)
+
+
+def test_a_reader_who_cannot_lock_learns_of_a_change_by_others(
+    built_index: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    index = Index.open(index_copy, MODEL)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)
+        document_iterator = iter(index)
+        next(document_iterator)
+    index.delete(["d5"])
+    index.compact()
+    with pytest.raises(BlockingIOError, match="another user changed the index meanwhile"):
+        list(document_iterator)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are not listed")
@@ -277,7 +281,7 @@ def test_words_of_an_unknown_language_are_refused(index_path: Path) -> None:
     index = build(index_path, documents(3))
     with changing(index._store) as writer:
         writer.state.words = "klingon"
-    with pytest.raises(ValueError, match="words='klingon' is no language"):
+    with pytest.raises(ValueError, match="words='klingon' is not a language"):
         Index.open(index.path)
 
 
@@ -290,9 +294,7 @@ def test_a_view_in_place_of_a_table_is_refused(
     """One that never ends would hang whoever opens the index."""
     path = Path(shutil.copytree(built_index, index_path))
     endless = "WITH RECURSIVE number(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number)"
-    with closing(sqlite3.connect(path / "index.sqlite")) as connection:
-        connection.execute(f"ALTER TABLE {table} RENAME TO hidden")
-        connection.execute(f"CREATE VIEW {table} AS {endless} SELECT hidden.* FROM hidden, number")
-        connection.commit()
+    run_sql(path, f"ALTER TABLE {table} RENAME TO hidden")
+    run_sql(path, f"CREATE VIEW {table} AS {endless} SELECT hidden.* FROM hidden, number")
     with pytest.raises(ValueError, match=f"'{table}' is a view"):
         Index.open(path)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
+import shutil
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from indexes import MODEL, QUIET, ids_of, scores_of
+from indexes import MODEL, QUIET, ids_of, run_sql, scores_of
 from numpy.typing import NDArray
 from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
 from sentence_transformers import SentenceTransformer
@@ -43,7 +42,7 @@ def mini() -> SentenceTransformer:
 
 
 @pytest.fixture(scope="module")
-def index_and_raw(
+def indexes_with_and_without_tokens(
     mini: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Index, Index]:
     """An index with tokens, and one without."""
@@ -52,7 +51,13 @@ def index_and_raw(
     return index, Index.build(mini, TEXTS, folder / "plain", tokens=False, **QUIET)
 
 
-class Reference:
+def copy_index(index: Index, folder: Path, model: SentenceTransformer) -> Index:
+    """A copy that a test may change."""
+    shutil.copytree(index.path, folder)
+    return Index.open(folder, model)
+
+
+class TokenCosinesInFloat64:
     """Vectors of tokens in float64 loops, by their formula."""
 
     def __init__(self, model: Any, fitted_texts: list[str]) -> None:
@@ -93,10 +98,10 @@ class Reference:
 
 
 def test_scores_are_means_of_both_cosines(
-    mini: SentenceTransformer, index_and_raw: tuple[Index, Index]
+    mini: SentenceTransformer, indexes_with_and_without_tokens: tuple[Index, Index]
 ) -> None:
-    index, plain_index = index_and_raw
-    reference = Reference(mini, TEXTS)
+    index, plain_index = indexes_with_and_without_tokens
+    reference = TokenCosinesInFloat64(mini, TEXTS)
     for query in QUERIES:
         model_cosines = {
             result.text: result.score for result in plain_index.search(query, 130, mode="vectors")
@@ -110,9 +115,10 @@ def test_scores_are_means_of_both_cosines(
 
 
 def test_hybrid_searches_and_ready_vectors_leave_tokens_out(
-    mini: SentenceTransformer, index_and_raw: tuple[Index, Index]
+    mini: SentenceTransformer, indexes_with_and_without_tokens: tuple[Index, Index]
 ) -> None:
-    index, plain_index = index_and_raw
+    index, plain_index = indexes_with_and_without_tokens
+    assert plain_index.info()["token_dimension"] == 0
     query_vectors = np.asarray(mini.encode_query(QUERIES, show_progress_bar=False))
     for queries, mode in ((QUERIES, "hybrid"), (QUERIES, "words"), (query_vectors, "vectors")):
         results_by_query = index.search(queries, 20, mode=mode, explain=True)
@@ -123,18 +129,23 @@ def test_hybrid_searches_and_ready_vectors_leave_tokens_out(
 
 
 def test_texts_with_ready_vectors_are_searched_as_texts(
-    mini: SentenceTransformer, index_and_raw: tuple[Index, Index]
+    mini: SentenceTransformer, indexes_with_and_without_tokens: tuple[Index, Index]
 ) -> None:
-    index, _ = index_and_raw
+    index, _ = indexes_with_and_without_tokens
     query_vectors = np.asarray(mini.encode_query(QUERIES, show_progress_bar=False))
     with_vectors = index.search(QUERIES, vectors=query_vectors, mode="vectors")
     assert with_vectors == index.search(QUERIES, mode="vectors")
 
 
 def test_what_is_added_and_folded_has_its_tokens_too(
-    mini: SentenceTransformer, tmp_path: Path
+    mini: SentenceTransformer,
+    indexes_with_and_without_tokens: tuple[Index, Index],
+    tmp_path: Path,
 ) -> None:
-    index = Index.build(mini, TEXTS, tmp_path / "index", **QUIET)
+    index, plain_index = (
+        copy_index(built_index, tmp_path / built_index.path.name, mini)
+        for built_index in indexes_with_and_without_tokens
+    )
     index.add(sentences(20, 1), **QUIET)
     index.upsert([Document("gold gold king", "7")], **QUIET)
     index.delete(["3"])
@@ -142,8 +153,7 @@ def test_what_is_added_and_folded_has_its_tokens_too(
     assert len(before[0]) == 149
     index.compact()
     after = index.search(QUERIES, 150, mode="vectors")
-    reference = Reference(mini, TEXTS)
-    plain_index = Index.build(mini, TEXTS, tmp_path / "plain", tokens=False, **QUIET)
+    reference = TokenCosinesInFloat64(mini, TEXTS)
     plain_index.add(sentences(20, 1), **QUIET)
     plain_index.upsert([Document("gold gold king", "7")], **QUIET)
     plain_index.delete(["3"])
@@ -159,9 +169,11 @@ def test_what_is_added_and_folded_has_its_tokens_too(
 
 
 def test_compact_gives_tokens_and_takes_them_away(
-    mini: SentenceTransformer, tmp_path: Path
+    mini: SentenceTransformer,
+    indexes_with_and_without_tokens: tuple[Index, Index],
+    tmp_path: Path,
 ) -> None:
-    fresh_index = Index.build(mini, TEXTS, tmp_path / "fresh", **QUIET)
+    fresh_index, _ = indexes_with_and_without_tokens
     index = Index.build(mini, TEXTS, tmp_path / "index", whiten=False, **QUIET)
     raw_results = index.search(QUERIES, mode="vectors")
     index.compact(whiten=True)
@@ -180,8 +192,12 @@ def test_compact_gives_tokens_and_takes_them_away(
         assert scores_of(results) == pytest.approx(scores_of(expected), abs=1e-5)
 
 
-def test_exports_hold_the_models_part(mini: SentenceTransformer, tmp_path: Path) -> None:
-    index = Index.build(mini, TEXTS, tmp_path / "index", **QUIET)
+def test_exports_hold_the_models_part(
+    mini: SentenceTransformer,
+    indexes_with_and_without_tokens: tuple[Index, Index],
+    tmp_path: Path,
+) -> None:
+    index, _ = indexes_with_and_without_tokens
     index.export(tmp_path / "all.parquet")
     vectors = np.array(parquet.read_table(tmp_path / "all.parquet")["vector"].to_pylist())
     assert vectors.shape == (130, mini.get_embedding_dimension())
@@ -195,13 +211,12 @@ def test_exports_hold_the_models_part(mini: SentenceTransformer, tmp_path: Path)
 @pytest.mark.parametrize(
     ("model_name", "options"),
     [
-        ("mini", {"tokens": False}),
         ("mini", {"whiten": False}),
         ("static", {"whiten": True}),
         ("few texts", {}),
     ],
 )
-def test_indexes_without_a_part_for_tokens(
+def test_tokens_are_left_out_where_they_are_not_wanted_or_cannot_be_fitted(
     mini: SentenceTransformer, tmp_path: Path, model_name: str, options: dict[str, bool]
 ) -> None:
     model = MODEL if model_name == "static" else mini
@@ -211,20 +226,17 @@ def test_indexes_without_a_part_for_tokens(
     assert len(index.search(QUERIES, 5, mode="vectors")[0]) == 5
 
 
-def test_verify_notices_altered_token_weights(mini: SentenceTransformer, tmp_path: Path) -> None:
-    index = Index.build(mini, TEXTS, tmp_path / "index", **QUIET)
+def test_verify_notices_altered_token_weights(
+    mini: SentenceTransformer,
+    indexes_with_and_without_tokens: tuple[Index, Index],
+    tmp_path: Path,
+) -> None:
+    index = copy_index(indexes_with_and_without_tokens[0], tmp_path / "index", mini)
     index.verify()
     index.close()
-    with closing(sqlite3.connect(tmp_path / "index" / "index.sqlite")) as connection:
-        (content,) = connection.execute(
-            "SELECT content FROM whitening ORDER BY rowid DESC LIMIT 1"
-        ).fetchone()
-        altered_content = content[:-1] + bytes([content[-1] ^ 1])
-        connection.execute(
-            "UPDATE whitening SET content = ? WHERE rowid = (SELECT MAX(rowid) FROM whitening)",
-            (altered_content,),
-        )
-        connection.commit()
+    ((row_id, content),) = run_sql(index.path, "SELECT MAX(rowid), content FROM whitening")
+    altered_content = content[:-1] + bytes([content[-1] ^ 1])
+    run_sql(index.path, "UPDATE whitening SET content = ? WHERE rowid = ?", altered_content, row_id)
     with pytest.raises(ValueError, match="its whitening is not what was written"):
         Index.open(tmp_path / "index").verify()
 
@@ -269,7 +281,7 @@ def test_a_model_with_the_tokens_gives_what_the_index_compares(mini: SentenceTra
         **filtered_model[0].recipe,  # type: ignore[dict-item, unused-ignore]
         "filter": "whiten:power=0.25,texts=130,queries=130,tokens=192",
     }
-    reference = Reference(mini, TEXTS)
+    reference = TokenCosinesInFloat64(mini, TEXTS)
     model_cosines = filtered_model.encode_query(QUERIES) @ filtered_model.encode_document(TEXTS).T
     cosines = joined_model.encode_query(QUERIES) @ joined_model.encode_document(TEXTS).T
     for query, query_model_cosines, query_cosines in zip(

@@ -37,7 +37,7 @@ def write_and_open(folder: Path, factory: str, **options: Any) -> VectorFile:
 
 
 def save_and_open(path: Path, index: Any, *, mmap: bool = True, **state_changes: Any) -> VectorFile:
-    """A file of an index; ``changes`` are of the state that it is opened with."""
+    """A file of an index; ``state_changes`` are of the state that it is opened with."""
     size, digest = vectors.write_index(path, index)
     state = IndexState(
         model={},

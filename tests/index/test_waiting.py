@@ -74,7 +74,7 @@ def test_an_addition_that_waited_in_vain_keeps_its_vectors(
     with index._store.writing(create=False), pytest.raises(BlockingIOError) as raised:
         index.add(texts(9), **QUIET)
     assert stopped_progress(index.path) == (9, 9)
-    note = f"{index.path}: 9 of 9 documents are encoded; the same call goes on"
+    note = f"{index.path}: 9 of 9 documents are encoded; repeat the call to resume"
     assert raised.value.__notes__ == [note]
     monkeypatch.setattr("st_reba.corpus.parts.encode_texts", None)
     assert index.add(texts(9), **QUIET).added
@@ -118,7 +118,7 @@ def test_a_stopped_command_reports_what_it_kept(
     arguments = ["index", tmp_path / "texts.txt", tmp_path / "index"]
     arguments += ["--model", tmp_path / "model"]
     assert main(list(map(str, arguments))) == status
-    message = "Stopped. 64 of 200 documents are encoded; the same command goes on"
+    message = "Stopped. 64 of 200 documents are encoded; run the same command to resume"
     assert message in capsys.readouterr().err
 
 

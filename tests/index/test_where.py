@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -127,24 +128,24 @@ def test_lone_surrogates_in_a_query_are_replaced(index_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "where",
+    ("where", "part_of_message"),
     [
-        {"n": {"~": 1}},
-        {"n": [1]},
-        {"n": {"in": "abc"}},
-        {'a"b': 1},
-        {1: 1},
-        {"n": {">": True}},
-        ["n"],
-        {"n": {"exists": "false"}},
-        {"n": {"exists": 0}},
-        {"n": {"exists": None}},
-        {"n": {}},
-        {"n": float("nan")},
-        {"n": {"has": None}},
-        {str(year): 1 for year in range(101)},
+        ({"n": {"~": 1}}, '"n" ~ 1: use one of'),
+        ({"n": [1]}, '"n" = [1]: use one of'),
+        ({"n": {"in": "abc"}}, "\"n\" in 'abc': use one of"),
+        ({'a"b': 1}, "'a\"b' is not a name"),
+        ({1: 1}, "where: 1 is not a name"),
+        ({"n": {">": True}}, '"n" > True: use one of'),
+        (["n"], "where=['n'] must be a dict"),
+        ({"n": {"exists": "false"}}, "\"n\" exists 'false': give True"),
+        ({"n": {"exists": 0}}, '"n" exists 0: give True'),
+        ({"n": {"exists": None}}, '"n" exists None: give True'),
+        ({"n": {}}, "'n' is not a name of a metadata value, or has no condition"),
+        ({"n": float("nan")}, '"n" = nan: use one of'),
+        ({"n": {"has": None}}, '"n" has None: use one of'),
+        ({str(year): 1 for year in range(101)}, "must be a dict of at most 100 names"),
     ],
 )
-def test_conditions_that_are_refused(where: Any) -> None:
-    with pytest.raises(ValueError):
+def test_wrong_conditions_are_refused(where: Any, part_of_message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(part_of_message)):
         parse_where(where)

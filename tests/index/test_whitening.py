@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,10 @@ import faiss
 import numpy as np
 import pandas as pd
 import pytest
-from indexes import QUIET, ids_of, scores_of, texts_of
+from indexes import QUIET, ids_of, run_sql, scores_of, texts_of
 from numpy.typing import NDArray
 from operations import documents, texts
+from oracle import unit_rows
 from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
 from sentence_transformers import SentenceTransformer
 from tiny import WORDS, tiny_model
@@ -38,17 +37,11 @@ def whitened(path: Path, input: Any = None, **options: Any) -> Index:
     return Index.build(MODEL, given_input, path, whiten=True, **QUIET, **options)
 
 
-def unit(vectors: Any) -> Array:
-    values = np.asarray(vectors, np.float64)
-    lengths = np.linalg.norm(values, axis=-1, keepdims=True)
-    return np.asarray(values / lengths)
-
-
 def raw_vectors_of(document_texts: list[str], model: SentenceTransformer = MODEL) -> Array:
-    return unit(model.encode_document(document_texts, show_progress_bar=False))
+    return unit_rows(model.encode_document(document_texts, show_progress_bar=False))
 
 
-class Reference:
+class WhiteningInFloat64:
     """Whitening in float64 by its formula: (½ variance + ½ mean variance) to the power −¼."""
 
     def __init__(
@@ -61,21 +54,23 @@ class Reference:
         raw_vectors = raw_vectors_of(distinct_texts, model)
         sentences = sample_sentences(distinct_texts, 200)
         self.mean = raw_vectors.mean(axis=0)
-        self.query_mean = unit(model.encode_query(sentences, show_progress_bar=False)).mean(axis=0)
+        self.query_mean = unit_rows(model.encode_query(sentences, show_progress_bar=False)).mean(
+            axis=0
+        )
         variances, directions = np.linalg.eigh(np.cov(raw_vectors.T, bias=True))
         drawn_variances = (variances + variances.mean()) / 2
         self.weight = drawn_variances**-0.25 * directions
 
     def documents(self, document_texts: list[str]) -> Array:
         raw_vectors = raw_vectors_of(document_texts, self.model)
-        return unit((raw_vectors - self.mean) @ self.weight)
+        return unit_rows((raw_vectors - self.mean) @ self.weight)
 
     def queries(self, query_texts: list[str]) -> Array:
-        raw_vectors = unit(self.model.encode_query(query_texts, show_progress_bar=False))
-        return unit((raw_vectors - self.query_mean) @ self.weight)
+        raw_vectors = unit_rows(self.model.encode_query(query_texts, show_progress_bar=False))
+        return unit_rows((raw_vectors - self.query_mean) @ self.weight)
 
 
-def check_searches(index: Index, reference: Reference) -> None:
+def check_searches(index: Index, reference: WhiteningInFloat64) -> None:
     """All scores of all documents are those of the reference."""
     document_vectors = reference.documents(texts_of(index))
     scores_by_query = reference.queries(QUERIES) @ document_vectors.T
@@ -94,14 +89,14 @@ def export_vectors(index: Index) -> Array:
 
 
 def test_vectors_are_those_of_a_float64_reference(index_path: Path) -> None:
-    reference = Reference(texts_of(documents(300)))
+    reference = WhiteningInFloat64(texts_of(documents(300)))
     index = whitened(index_path)
     check_searches(index, reference)
     assert str(index.info()["whitening"]).startswith("whiten:power=0.25,texts=")
 
 
 def test_what_is_added_is_whitened_alike(index_path: Path) -> None:
-    reference = Reference(texts_of(documents(300)))
+    reference = WhiteningInFloat64(texts_of(documents(300)))
     index = whitened(index_path)
     index.add(texts(30, 7), **QUIET)
     index.upsert([Document("gold gold king", "d7")], **QUIET)
@@ -192,7 +187,7 @@ def test_compact_fits_anew(changed_index: tuple[Index, float]) -> None:
     index.compact(whiten=True)
     assert index.info()["factory"] == factory
     remaining_texts = texts_of(index)
-    reference_vectors = Reference(remaining_texts).documents(remaining_texts)
+    reference_vectors = WhiteningInFloat64(remaining_texts).documents(remaining_texts)
     whitened_vectors = export_vectors(index)
     # The signs of directions are chosen otherwise.
     products = whitened_vectors @ whitened_vectors.T
@@ -221,7 +216,7 @@ def test_inner_products_are_whitened(index_path: Path) -> None:
 
 
 def test_hybrid_and_conditions_use_whitened_vectors(index_path: Path) -> None:
-    reference = Reference(texts_of(documents(300)))
+    reference = WhiteningInFloat64(texts_of(documents(300)))
     index = whitened(index_path)
     results = index.search("cat ship", 30, where={"n": {"<": 40}}, explain=True)
     (query_vector,) = reference.queries(["cat ship"])
@@ -243,7 +238,7 @@ def test_passages_are_whitened(
     table = pd.read_parquet(tmp_path / "vectors.parquet")
     passages = table["passage"].fillna(table["text"]).tolist()
     assert len(passages) > 100
-    expected_vectors = Reference(passages, mini).documents(passages)
+    expected_vectors = WhiteningInFloat64(passages, mini).documents(passages)
     expected_products = expected_vectors @ expected_vectors.T
     assert np.abs(vectors @ vectors.T - expected_products).max() < 1e-5
     old_results = index.search("cat ship", 5, mode="vectors")
@@ -256,7 +251,7 @@ def test_passages_are_whitened(
 def test_a_corpus_is_whitened(tmp_path: Path) -> None:
     encode_corpus(MODEL, documents(300), tmp_path / "corpus", part_size=70, **QUIET)
     index = whitened(tmp_path / "index", tmp_path / "corpus")
-    check_searches(index, Reference(texts_of(documents(300))))
+    check_searches(index, WhiteningInFloat64(texts_of(documents(300))))
 
 
 def test_exports_say_what_was_done(tmp_path: Path) -> None:
@@ -266,8 +261,8 @@ def test_exports_say_what_was_done(tmp_path: Path) -> None:
         fitted_filter = st_reba.Filter.load(tmp_path / f"{name}.whitening.safetensors")
     metadata = parquet.read_schema(tmp_path / "all.parquet").metadata[b"st_reba"]
     assert str(index.info()["whitening"]).encode() in metadata
-    query_vectors = unit(MODEL.encode_query(QUERIES, show_progress_bar=False))
-    whitened_queries = unit(fitted_filter.apply(query_vectors, "query")).astype(np.float32)
+    query_vectors = unit_rows(MODEL.encode_query(QUERIES, show_progress_bar=False))
+    whitened_queries = unit_rows(fitted_filter.apply(query_vectors, "query")).astype(np.float32)
     scores, _ = faiss.read_index(str(tmp_path / "all.faiss")).search(whitened_queries, 5)
     expected_scores = [scores_of(row) for row in index.search(QUERIES, 5, mode="vectors")]
     assert np.abs(scores - expected_scores).max() < 1e-6
@@ -303,8 +298,7 @@ def test_a_damaged_whitening_is_not_used(
     damage: str,
 ) -> None:
     index_copy = Path(shutil.copytree(built_index, index_path))
-    with closing(sqlite3.connect(index_copy / "index.sqlite")) as connection, connection:
-        connection.execute(damage)
+    run_sql(index_copy, damage)
     with pytest.raises(
         ValueError, match="whitening is (missing|not what was written).*restore a copy"
     ):
@@ -316,7 +310,7 @@ def test_an_index_without_a_whitening_gets_one(index_path: Path) -> None:
     index = Index.build(MODEL, documents(300), index_path, **QUIET)
     assert index.info()["whitening"] is None
     index.compact(whiten=True)
-    check_searches(index, Reference(texts_of(documents(300))))
+    check_searches(index, WhiteningInFloat64(texts_of(documents(300))))
     index.verify()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from indexes import QUIET, build, documents, ids_of
+from indexes import QUIET, build, documents, ids_of, run_sql
 from ranking import all_documents, word_occurrences, words_in
 
 from st_reba.evaluation.word_scores import word_scores
@@ -49,7 +49,7 @@ def test_hostile_queries_find_no_more_than_their_words(
         pieces = random.choice(
             [*SYNTAX_TEXT.split(), *CHARACTERS, *LONG], size=random.integers(1, 4)
         )
-        query = "_".join(["", *pieces])  # a query may not be blank; "_" is no part of a word
+        query = "_".join(["", *pieces])  # a query may not be blank; "_" is not a part of a word
         plain_query = query.replace("\0", " ").replace("_", " ").replace("１２３", "123")
         query_words = set(words_in(plain_query.lower()))
         expected_ids = set()
@@ -87,6 +87,29 @@ def test_english_is_stemmed_and_accents_do_not_count(index_path: Path) -> None:
     assert sorted(ids_of(index.search("cat's", mode="words"))) == ["0", "1"]
     assert ids_of(index.search("cafes", mode="words")) == ["1"]
     assert ids_of(index.search("fish", mode="words")) == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("ещё", "еще"),
+        ("Ελλάδα", "ΕΛΛΑΔΑ"),
+        ("ὁδός", "ΟΔΟΣ"),
+        ("مُحَمَّد", "محمد"),
+        ("שָׁלוֹם", "שלום"),
+        ("Łódź", "lodz"),
+        ("Straße", "STRASSE"),
+    ],
+)
+def test_accents_of_other_scripts_do_not_count(index_path: Path, text: str, query: str) -> None:
+    index = build(index_path, [f"cat {text}", f"cat {query}", "dog"])
+    for either_spelling in (text, query):
+        assert sorted(ids_of(index.search(either_spelling, mode="words"))) == ["0", "1"]
+
+
+def test_letters_of_their_own_stay(index_path: Path) -> None:
+    index = build(index_path, ["cat мой", "cat мои"])
+    assert ids_of(index.search("мой", mode="words")) == ["0"]
 
 
 def test_the_language_is_told_by_its_frequent_words() -> None:
@@ -171,10 +194,7 @@ def test_words_that_do_not_fit_their_documents_are_noticed(
     statement: str,
 ) -> None:
     index = build(tmp_path / "index", ["cat", "dog", "ship", "gold moon"])
-    connection = sqlite3.connect(tmp_path / "index" / "index.sqlite")
-    connection.execute(statement)
-    connection.commit()
-    connection.close()
+    run_sql(index.path, statement)
     with pytest.raises(ValueError, match=r"index\.sqlite: damaged"):
         index.verify()
     index.compact()
@@ -184,10 +204,7 @@ def test_words_that_do_not_fit_their_documents_are_noticed(
 
 def test_words_of_a_document_that_is_not_there_are_noticed_by_a_search(tmp_path: Path) -> None:
     index = build(tmp_path / "index", ["cat", "dog", "ship", "gold moon"])
-    connection = sqlite3.connect(tmp_path / "index" / "index.sqlite")
-    connection.execute("INSERT INTO words (rowid, text) VALUES (99, 'gold')")
-    connection.commit()
-    connection.close()
+    run_sql(index.path, "INSERT INTO words (rowid, text) VALUES (99, 'gold')")
     for mode in ("words", "hybrid"):
         with pytest.raises(ValueError, match="its words are not those of its documents"):
             index.search("gold", mode=mode)  # type: ignore[arg-type]
