@@ -25,13 +25,16 @@ from .card_base import (
     find_licence,
     training_section,
 )
+from .card_export import ExportDescription, describe_export
 from .card_files import FolderDescription, describe_folder
 from .card_method import (
     InputDescription,
     MethodDescription,
     describe_input,
     describe_method,
+    is_cut,
     saved_prompts,
+    whole_dimension,
 )
 
 TEMPLATE = Path(__file__).with_name("template.md")
@@ -41,7 +44,7 @@ PLACEHOLDER = "path/to/model"
 
 @dataclass(frozen=True)
 class CardValues:
-    """What the template of a card is filled with; the template says ``base.link``, ``folder.code``, and so on.
+    """The values that fill a card's template, which names them ``base.link``, ``folder.code``, etc.
 
     Args:
         card_data: The metadata that the Hub reads.
@@ -49,11 +52,13 @@ class CardValues:
         repository: Where the examples load the model from.
         base, input, method, folder, licence, facts: Descriptions of these.
         dimension: Of the vectors.
+        whole_dimension: Of the vectors that `truncate_dim` cuts to the dimension above; None: it cuts nothing off.
         is_normalized: Vectors have length 1.
         module_names: Class names of the pipeline.
         filter_sizes: Dimensions of each linear map of a filter.
         training: A section of its own, in Markdown; None: nothing was trained.
         needs_package: The code in the repository does not suffice.
+        export: Its graphs in ONNX; None: it cannot be exported.
     """
 
     card_data: ModelCardData
@@ -66,11 +71,13 @@ class CardValues:
     licence: Licence
     facts: CardFacts
     dimension: int
+    whole_dimension: int | None
     is_normalized: bool
     module_names: list[str]
     filter_sizes: list[str]
     training: str | None
     needs_package: bool
+    export: ExportDescription | None
 
 
 def write_card(
@@ -108,7 +115,9 @@ def card_values(
         for module in model
         if isinstance(module, Dense)
     ]
-    differences = [saved_prompts(model), training, filter_sizes]
+    differences: list[object] = [saved_prompts(model), training, filter_sizes]
+    if is_cut(model):
+        differences.append(model.truncate_dim)
     model_name = name or unique_name(base.short_name, method.method, differences)
     return CardValues(
         card_data=_metadata(
@@ -123,11 +132,13 @@ def card_values(
         licence=licence,
         facts=facts,
         dimension=int(model.get_embedding_dimension() or 0),
-        is_normalized=any(isinstance(module, Normalize) for module in model),
+        whole_dimension=whole_dimension(model) if is_cut(model) else None,
+        is_normalized=not is_cut(model) and any(isinstance(module, Normalize) for module in model),
         module_names=[type(module).__name__ for module in model],
         filter_sizes=filter_sizes,
         training=training,
         needs_package=_needs_package(transformer),
+        export=describe_export(model),
     )
 
 
@@ -165,7 +176,7 @@ def _needs_package(transformer: RepeatTransformer) -> bool:
 
 
 def unique_name(base_name: str, method: Method | None, differences: Sequence[object]) -> str:
-    """A name that differs where base, method or a further difference does: mteb keeps its results by it."""
+    """A name unique to base, method and further differences: mteb stores results under it."""
     readable_name = re.sub(r"[^\w.=]+", "-", f"{base_name}-{method or 'by-hand'}").strip("-")
     if len(readable_name) <= 80 and not any(differences):
         return readable_name

@@ -24,7 +24,7 @@ _HUB_ID = re.compile(r"^([\w.-]+/[\w.-]+)(/.*)?$")
 _TRAINING_SECTION = re.compile(
     r"^## Training(?: Details)?\n+(.*?)\n+(?=## |\Z)", re.MULTILINE | re.DOTALL
 )
-# What must be stated by whoever redistributes weights under these licences.
+# What anyone who redistributes weights under these licences must state.
 _NOTICES = {
     "llama2": "Llama 2 is licensed under the LLAMA 2 Community License, Copyright (c) Meta Platforms, Inc. All "
     "Rights Reserved.",
@@ -39,7 +39,7 @@ Score: TypeAlias = Mapping[str, object]
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a recipe knows of its model and no file holds.
+    """What a recipe knows about its model that no file holds.
 
     Args:
         note: A sentence for the limits.
@@ -78,7 +78,7 @@ class BaseDescription:
         recipe_name: The name by which a recipe asks for it.
         gguf_file: The file in a repository of the Hub, where the base is one.
         is_embedded: It comes with st_reba.
-        is_local: A folder or file that nobody else has under this name.
+        is_local: It is a folder or file, so its name means nothing to others.
         has_own_code: Its modelling code is in its repository, not in transformers.
         layer_summary: Number of layers, and the class that runs them.
         parameter_count: Number of parameters.
@@ -115,7 +115,7 @@ class Licence:
 
     @property
     def notice(self) -> str | None:
-        """What whoever redistributes the weights must state."""
+        """What anyone who redistributes the weights must state."""
         return _NOTICES.get(str(self.license))
 
 
@@ -195,7 +195,7 @@ def find_licence(model: SentenceTransformer, base: BaseDescription, facts: CardF
     for metadata_key, stated_value in stated_values.items():
         if stated_value:
             metadata[metadata_key] = stated_value
-    if metadata.get("license") == "other":  # of which the Hub asks for a name and a place
+    if metadata.get("license") == "other":  # for which the Hub wants a name and a link
         metadata["license_name"] = metadata.get("license_name") or "as-base-model"
         metadata["license_link"] = metadata.get("license_link") or _hub_page(base.hub_id)
     safe_values = {
@@ -220,7 +220,7 @@ def _is_text_or_list_of_texts(value: object) -> bool:
 
 
 def _base_metadata(transformer: RepeatTransformer, recorded_name: str) -> dict[str, object]:
-    """What the card beside the base's weights says of licence and languages."""
+    """What the card beside the base's weights says about licence and languages."""
     packaged_name = _packaged_name(recorded_name)
     if packaged_name is not None:
         packaged_base = PACKAGED[packaged_name]

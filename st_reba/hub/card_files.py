@@ -1,4 +1,4 @@
-"""What a card says of the folder that it lies in: its code, what that code touches, its weights, its golden vectors."""
+"""What a card says about its own folder: the code, what that touches, weights, golden vectors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CodeFile:
         name: Of the file.
         line_count: Its lines.
         sha256: Its digest.
-        packages: What it imports beside Python's standard library.
+        packages: What it imports besides Python's standard library.
         registers_attention: It enters an attention function in transformers' table.
         hooks_layers: It registers hooks in the model's layers.
         keeps_prefixes: It keeps keys and values of a prompt between calls.
@@ -42,7 +42,7 @@ class CodeFile:
 
 @dataclass(frozen=True)
 class FolderDescription:
-    """The folder of a saved model, as it was saved; what is said of it holds of no other copy.
+    """The folder of a saved model, as it was saved; this description fits no other copy.
 
     Args:
         code: Its files of code.

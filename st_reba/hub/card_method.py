@@ -13,23 +13,25 @@ import yaml
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 
-from ..methods import METHODS, OPTIONS, Method, method_of
+from ..encode import PROMPT_NAMES
+from ..methods import METHODS, OPTIONS, Method, MutableOptions, method_of, open_fields
 from ..modules import (
     ChunkedReBAPooling,
     PromptEnsemble,
     QueryShift,
     TokenPart,
 )
-from ..modules.layout import empty_text_token, special_tokens
+from ..modules.layout import TASKS, empty_text_token, special_tokens
 from ..modules.masks import MASKS
 from ..modules.nosink import NoSinkTransformer
 from ..modules.transformer import RepeatTransformer
 from ..poolings import POSITIONS
 from .card_base import BaseDescription
-from .golden import open_fields
+from .card_norms import norms_attention_outputs
 
 # Of a field that gets its value with the text.
 _ANY_VALUE = "…"
+_IN_FRONT = "before all else but the special tokens"
 _TASK_WORDS = {
     "document": "a document",
     "query": "a query",
@@ -45,8 +47,8 @@ class TaskLimits:
 
     Args:
         subject: The task's texts, as ``"a query"``.
-        overhead: Positions beside the text's copies.
-        longest_text: Its tokens; None: there is no limit.
+        overhead: Positions besides the text's copies.
+        longest_text: Tokens of the longest text; None: there is no limit.
     """
 
     subject: str
@@ -61,7 +63,7 @@ class InputDescription:
     Args:
         copy_count: Copies of a text, or of each of its pieces.
         row_count: Inputs that a text makes: one for each template.
-        chunk_length: Tokens of a piece at most; None: the text is not cut into pieces.
+        chunk_length: The most tokens of a piece; None: the text is not cut into pieces.
         templates: The templates of each task, with ``{names}`` where something is put in.
         is_bare: No template stands around the text.
         layout_lines: What stands before, between and behind the copies, in sentences.
@@ -103,7 +105,7 @@ class MethodDescription:
         formula: Lines, from v_t to the vector.
         masks: The masks of the layers, in runs.
         mask_descriptions: What a token sees, by the mask's name.
-        looks_ahead: A layer sees later tokens than it does in the base.
+        looks_ahead: A layer sees later tokens that it does not see in the base.
         sink: What the sink is, and whether it is pooled; None: nothing is hidden.
         options: The help of each option that is not at its default.
         recipe: YAML that builds the model.
@@ -148,6 +150,48 @@ def saved_prompts(model: SentenceTransformer) -> dict[str, str]:
     return {name: prompt for name, prompt in model.prompts.items() if prompt}
 
 
+def prompt_of_task(model: SentenceTransformer, task: str) -> str:
+    """The saved prompt that a task's texts get: of a query, a document, or a text given to `encode`."""
+    return model.prompts.get(_prompt_name(model, task) or "") or ""
+
+
+def _prompt_name(model: SentenceTransformer, task: str) -> str | None:
+    for name in (*PROMPT_NAMES.get(task, ()), model.default_prompt_name):
+        if name in model.prompts:
+            return name
+    return None
+
+
+def fields_of_texts(model: SentenceTransformer, task: str) -> list[str]:
+    """The fields of a task's templates that get their values with each text.
+
+    The others have saved values: a prompt is that of ``{instruction}``. Where ``encode`` has no
+    templates of its own, ``"similarity"`` means those that it uses.
+    """
+    template_task = task if task in cast(RepeatTransformer, model[0]).templates[0] else None
+    return open_fields(model, template_task, prompt_of_task(model, task))
+
+
+def filled_fields(model: SentenceTransformer, task: str) -> dict[str, str]:
+    """Values of the fields of a task's templates: the saved prompt, and any value for what comes with a text."""
+    values = dict.fromkeys(fields_of_texts(model, task), _ANY_VALUE)
+    prompt = prompt_of_task(model, task)
+    if prompt and "instruction" in cast(RepeatTransformer, model[0]).fields(task):
+        values["instruction"] = prompt
+    return values
+
+
+def whole_dimension(model: SentenceTransformer) -> int:
+    """The dimension of the vectors before `truncate_dim` cuts them."""
+    with model.truncate_embeddings(None):
+        return int(model.get_embedding_dimension() or 0)
+
+
+def is_cut(model: SentenceTransformer) -> bool:
+    """Whether `truncate_dim` cuts dimensions off."""
+    return model.truncate_dim is not None and model.truncate_dim < whole_dimension(model)
+
+
 def describe_input(model: SentenceTransformer) -> InputDescription:
     """Describe where a text stands in the input of a model of this package."""
     transformer = cast(RepeatTransformer, model[0])
@@ -167,9 +211,9 @@ def describe_input(model: SentenceTransformer) -> InputDescription:
         templates=templates,
         is_bare=is_bare,
         layout_lines=list(_layout_lines(model, templates, is_bare=is_bare)),
-        document_arguments=_written_arguments(transformer, "document"),
-        query_arguments=_written_arguments(transformer, "query"),
-        limits=_describe_limits(transformer, templates),
+        document_arguments=_written_arguments(model, "document"),
+        query_arguments=_written_arguments(model, "query"),
+        limits=_describe_limits(model, templates),
         max_positions=model.max_seq_length,
         empty_token=_empty_token(transformer),
     )
@@ -180,9 +224,9 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _written_arguments(transformer: RepeatTransformer, task: str) -> str:
+def _written_arguments(model: SentenceTransformer, task: str) -> str:
     written_arguments = ""
-    for field_name in open_fields(transformer, task):
+    for field_name in fields_of_texts(model, task):
         written_arguments += f", {field_name}={quoted(_ANY_VALUE)}"
     return written_arguments
 
@@ -197,14 +241,43 @@ def _layout_lines(
     yield _special_token_line(transformer)
     if not is_bare:
         yield from _template_lines(templates)
-    prompt_position = "before all else but the special tokens"
-    if "instruction" in transformer.forward_kwargs:
-        prompt_position = "where a template has `{instruction}`"
-    elif transformer.pooled != "all":
-        sentence = f"A prompt that is given to `encode` stands {prompt_position}"
+    encoder = _encoder_with_prompt_in_front(transformer)
+    if encoder is not None and transformer.pooled != "all":
+        sentence = f"A prompt that is given to `{encoder}` stands {_IN_FRONT}"
         yield f"{sentence}; it is seen, and not pooled."
     for prompt_name, prompt in saved_prompts(model).items():
+        prompt_position = _prompt_position(transformer, _tasks_of_prompt(model, prompt_name))
         yield f"Prompt `{prompt_name}`, {prompt_position}: `{quoted(prompt)}`."
+
+
+def _encoder_with_prompt_in_front(transformer: RepeatTransformer) -> str | None:
+    """What takes a prompt that stands in front of the input; None: all templates have a place for it."""
+    if "instruction" not in transformer.forward_kwargs:
+        return "encode"
+    for task in TASKS:
+        if "instruction" not in transformer.fields(task):
+            return f"encode_{task}"
+    return None
+
+
+def _tasks_of_prompt(model: SentenceTransformer, prompt_name: str) -> list[str]:
+    """The tasks whose texts get a saved prompt, as those that `encode` takes with it."""
+    transformer = cast(RepeatTransformer, model[0])
+    tasks = [task for task in TASKS if _prompt_name(model, task) == prompt_name]
+    if prompt_name == model.default_prompt_name or not tasks:
+        # As `RepeatTransformer.row_layouts` chooses the template for `encode`.
+        only_queries_have_it = "instruction" in transformer.fields("query") - transformer.fields()
+        tasks.append("query" if only_queries_have_it else transformer.default_task)
+    return tasks
+
+
+def _prompt_position(transformer: RepeatTransformer, tasks: Sequence[str]) -> str:
+    have_field = ["instruction" in transformer.fields(task) for task in tasks]
+    if all(have_field):
+        return "where the template has `{instruction}`"
+    if any(have_field):
+        return f"where a template has `{{instruction}}`, and else {_IN_FRONT}"
+    return _IN_FRONT
 
 
 def _special_token_line(transformer: RepeatTransformer) -> str:
@@ -227,19 +300,20 @@ def _template_lines(templates: Templates) -> Iterator[str]:
         yield f"{subject} is laid out, in JSON's notation, as {', and as '.join(alternatives)}."
 
 
-def _describe_limits(transformer: RepeatTransformer, templates: Templates) -> list[TaskLimits]:
+def _describe_limits(model: SentenceTransformer, templates: Templates) -> list[TaskLimits]:
     """The limits of each task, documents first; of all texts, if their templates are the same."""
     if have_one_wording(templates):
-        return [_limits_of(transformer, "document", "a text")]
+        return [_limits_of(model, "document", "a text")]
     return [
-        _limits_of(transformer, task, subject)
+        _limits_of(model, task, subject)
         for task, subject in _TASK_WORDS.items()
         if task in templates
     ]
 
 
-def _limits_of(transformer: RepeatTransformer, task: str, subject: str) -> TaskLimits:
-    field_values = open_fields(transformer, task, _ANY_VALUE)
+def _limits_of(model: SentenceTransformer, task: str, subject: str) -> TaskLimits:
+    transformer = cast(RepeatTransformer, model[0])
+    field_values = filled_fields(model, task)
     features = transformer.preprocess(["a"], task=task, **field_values)
     is_around = features["attention_mask"].bool() & (features["copy_ids"] == 0)
     overhead = int(is_around.sum(dim=1).max())
@@ -271,7 +345,7 @@ def describe_method(model: SentenceTransformer, base: BaseDescription) -> Method
     return MethodDescription(
         method=method,
         summary=METHODS[method.name] if method else "modules put together by hand",
-        states=_describe_states(transformer),
+        states=_describe_states(model),
         uses_attention=method is not None and method.name == "reba",
         formula=_formula(model, method),
         masks=_describe_masks(transformer),
@@ -279,20 +353,30 @@ def describe_method(model: SentenceTransformer, base: BaseDescription) -> Method
             name: MASKS[name].description.format(m=transformer.m) for name in mask_names
         },
         looks_ahead=not all(MASKS[name].is_causal for name in mask_names),
-        sink=_describe_sink(transformer, mask_names),
+        sink=_describe_sink(model, mask_names),
         options=_option_help(method),
         recipe=_recipe(base, method, saved_prompts(model)),
         citations=_citations(method, mask_names),
     )
 
 
+def _recipe_options(method: Method) -> MutableOptions:
+    """The name and the options of a method that a recipe can hold.
+
+    Behind a filter, ``filter`` says how it was fitted, and names no file.
+    """
+    options = method.to_dict()
+    options.pop("filter", None)
+    return options
+
+
 def _option_help(method: Method | None) -> dict[str, str]:
     if method is None:
         return {}
     option_help: dict[str, str] = {}
-    for option_name in method.to_dict():
+    for option_name in _recipe_options(method):
         if option_name in OPTIONS:
-            # Behind a colon or semicolon stands what else could be chosen.
+            # The other choices follow a colon or semicolon.
             option_help[option_name] = re.split("[:;]", OPTIONS[option_name])[0]
     return option_help
 
@@ -300,7 +384,7 @@ def _option_help(method: Method | None) -> dict[str, str]:
 def _recipe(base: BaseDescription, method: Method | None, prompts: Mapping[str, str]) -> str:
     if method is None:
         return ""
-    options = method.to_dict()
+    options = _recipe_options(method)
     values = {
         "base": base.recipe_name,
         "revision": base.base_revision,
@@ -322,13 +406,18 @@ def _citations(method: Method | None, mask_names: Sequence[str]) -> list[str]:
     return keys
 
 
-def _describe_states(transformer: RepeatTransformer) -> str:
+def _describe_states(model: SentenceTransformer) -> str:
+    transformer = cast(RepeatTransformer, model[0])
     reading = transformer.reading
     if reading is None:
         return "the model's last hidden state"
     lowest, highest = reading["first"], reading["last"]
     if reading["of"] == "attention":
-        return f"the mean of the attention outputs of layers {lowest} to {highest}"
+        mean = f"the mean of the attention outputs of layers {lowest} to {highest}"
+        if not norms_attention_outputs(transformer, filled_fields(model, "document")):
+            return mean
+        normed_mean = "their mean behind the norms that follow them"
+        return f"the sum of two unit vectors: that of {mean}, and that of {normed_mean},"
     if lowest != highest:
         combination = {"mean": "mean", "concat": "concatenation"}[reading["join"]]
         return f"the {combination} of the hidden states of layers {lowest} to {highest}, each divided by its length,"
@@ -352,7 +441,7 @@ def _formula(model: SentenceTransformer, method: Method | None) -> list[str]:
 
 
 def _pooling_formula(transformer: RepeatTransformer, method: Method) -> list[str]:
-    """Lines up to the pooled vector, which is the last of them."""
+    """Lines of the formula up to the pooled vector, which the last line gives."""
     if transformer.own_input:
         return ["what the base's own pooling makes of all v_t"]
     positions = POSITIONS[transformer.pooled][transformer.copies > 1]
@@ -362,7 +451,7 @@ def _pooling_formula(transformer: RepeatTransformer, method: Method) -> list[str
 
 
 def _later_steps(model: SentenceTransformer) -> Iterator[str]:
-    """What the modules behind the pooling make of the vector s."""
+    """What the modules after the pooling do with the vector s, and what is cut off in the end."""
     for module in model:
         if isinstance(module, PromptEnsemble):
             weights = ", ".join(f"{weight:.4g}" for weight in module.weights)
@@ -379,6 +468,8 @@ def _later_steps(model: SentenceTransformer) -> Iterator[str]:
             )
         elif isinstance(module, Normalize):
             yield "s / |s|"
+    if is_cut(model):
+        yield f"the first {model.truncate_dim} dimensions of s"
 
 
 def _mask_names(transformer: RepeatTransformer) -> list[str]:
@@ -403,8 +494,9 @@ def _describe_masks(transformer: RepeatTransformer) -> str:
     return "; ".join(runs)
 
 
-def _describe_sink(transformer: RepeatTransformer, mask_names: Sequence[str]) -> str | None:
+def _describe_sink(model: SentenceTransformer, mask_names: Sequence[str]) -> str | None:
     """What the sink is in this model's inputs, and whether it is pooled."""
+    transformer = cast(RepeatTransformer, model[0])
     hides_sink = any(MASKS[name].hides_sink for name in mask_names)
     sink_length = transformer.m
     if not hides_sink or not sink_length:
@@ -415,7 +507,7 @@ def _describe_sink(transformer: RepeatTransformer, mask_names: Sequence[str]) ->
     sink_sentence = f"The sink, on which decoders concentrate their attention, is the {sink}"
     if transformer.own_input:
         return f"{sink_sentence}. The base's own pooling takes it as it takes any token."
-    field_values = open_fields(transformer, "document", _ANY_VALUE)
+    field_values = filled_fields(model, "document")
     features = transformer.preprocess(["a"], task="document", **field_values)
     text_start = features["spans"][0].start
     if text_start < sink_length:

@@ -1,8 +1,8 @@
 """Digests of all that determines a saved model's vectors: weights, tokenizer, settings; by value, not by byte.
 
-Golden vectors show what twenty texts meet. Digests show the rest: tokens that none of them holds,
-settings that only long texts reach. The same weights in other shards, under a prefix, or in
-another number type have the same digests.
+Golden vectors cover what twenty texts touch. Digests cover the rest: tokens that none of these
+holds, settings that matter only for long texts. The same weights in other shards, under a prefix,
+or in another number type have the same digests.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..safety import Repository
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | float | bool | None"
 
 WEIGHTS = "weights"
-# It is to find damage; who can change the weights can change golden.json as well.
+# This is to detect damage only: whoever can change the weights can change golden.json too.
 _HEX_DIGITS = 16
 _CHUNK_LENGTH = 1 << 22
 _MOST_SETTINGS_BYTES = 64 << 20
-# From the narrowest on: values get the digest of the first type that holds them exactly.
+# From narrow to wide: values get the digest of the first type that holds them exactly.
 _FLOAT_TYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Files that say nothing of a vector, or are read in a way of their own.
+# Files that do not affect any vector, or that are read in a special way.
 _SKIPPED_FILES = {
     "added_tokens.json",
     "generation_config.json",
@@ -41,7 +41,7 @@ _SKIPPED_FILES = {
     "tokenizer.json",
     "vocab.json",
 }
-# What a save by another version or in another number type changes, and what is a record only.
+# Settings that change when another version or number type saves the model, and mere records.
 _SKIPPED_SETTINGS = {
     "__version__",
     "_name_or_path",
@@ -66,7 +66,7 @@ _SPECIAL_TOKENS = {
     "sep_token",
     "unk_token",
 }
-# Of these files only some settings reach a vector.
+# In these files, only some settings affect vectors.
 _COMPARED_SETTINGS = {
     "tokenizer_config.json": {
         "add_bos_token",
@@ -106,7 +106,8 @@ def digests_of(folder: Path, *, with_rounded_weights: bool = False) -> dict[str,
 
     Args:
         folder: A saved or exported model.
-        with_rounded_weights: Also of weights rounded to bfloat16 and to float16, after a space.
+        with_rounded_weights: Append, after a space, digests of the weights rounded to bfloat16 and
+            to float16.
 
     Raises:
         ValueError: A file cannot be read.
@@ -136,13 +137,13 @@ def digests_of(folder: Path, *, with_rounded_weights: bool = False) -> dict[str,
 
 
 def files_of(digests: Iterable[str]) -> list[str]:
-    """Files other than weights that digests are of."""
+    """Files other than weights that have digests."""
     files = {_file_of(name) for name in digests}
     return sorted(files - {WEIGHTS})
 
 
 def writers_of(folder: Path) -> str:
-    """Versions of the libraries that wrote a folder's configurations, as these say."""
+    """Versions of the libraries that wrote a folder's configurations, as recorded there."""
     versions: list[JsonValue] = []
     for file_name, setting in _VERSION_SETTINGS.items():
         file = folder / file_name
@@ -239,7 +240,7 @@ def _settings_digests(file: Path, prefix: str) -> dict[str, str]:
         value = settings[name]
         if name in _SPECIAL_TOKENS and isinstance(value, dict):
             value = value.get("content")
-        # What is not said may mean yes, so a no counts.
+        # A missing setting may mean yes, so an explicit no gets a digest.
         if value is False or not _is_empty(value):
             digests[f"{prefix}{file.name}: {name}"] = _json_digest(value)
     return digests
@@ -295,7 +296,7 @@ def _weights_digests(file: Path, prefix: str, with_rounded_weights: bool) -> dic
 
 
 def _read_tensor(file: Path, name: str) -> Tensor:
-    """One tensor; the file is mapped for it alone, as what was read of a mapping stays in memory."""
+    """One tensor, from a mapping of its own, as what was read from a mapping stays in memory."""
     with safe_open(str(file), framework="pt") as tensors:
         tensor: Tensor = tensors.get_tensor(name)
     return tensor
@@ -382,7 +383,7 @@ def _read_settings(file: Path) -> dict[str, JsonValue]:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         problem = type(error).__name__
-        raise ValueError(f"{file.name} is no JSON ({problem}). Copy it again.") from None
+        raise ValueError(f"{file.name} is not JSON ({problem}). Copy it again.") from None
     if isinstance(settings, dict):
         return settings
     return {"values": settings}

@@ -28,7 +28,7 @@ from ..modules.version import __version__
 from .digests import compare_digests, digests_of, writers_of
 
 GOLDEN_FILE = "golden.json"
-# Of a model with thousands of tensors, and vectors of thousands of dimensions, it is a few million.
+# Even with thousands of tensors and thousands of dimensions, a file has a few million bytes.
 _MOST_BYTES = 32 << 20
 # Each text is encoded by itself.
 _MOST_TEXTS = 1000
@@ -52,14 +52,14 @@ class Report:
         texts: Distance of each text's two vectors, relative to the length of the golden one; of a
             query and a document by ``"query: …"`` and ``"document: …"``.
         changes: What differs between then and now: (then, now) by name.
-        ran: Whose code made the vectors; None: sentence-transformers' own modules, or a graph.
+        ran: Whose code computed the vectors; None: sentence-transformers' own, or a graph.
         code: How the repository's code differs from the installed package's; None: it does not.
         foreign: The code is of another version of st_reba, so its difference says nothing.
         graph: The ONNX graph that was run; None: torch ran the model.
-        rounded: Of a graph of 8 bits beside it: ``ok`` and its cosines to float32.
+        rounded: For an 8-bit graph beside it: ``ok``, and its cosines to float32.
         damage: What differs in weights, tokenizer and settings; None: golden.json has no digests of
             them.
-        resaved: What another library version or number type changed in them, which is no damage.
+        resaved: What another library version or number type changed in them, which is not damage.
     """
 
     distance: float
@@ -147,14 +147,14 @@ def make_entries(texts: Sequence[str], vectors: NDArray[np.float32]) -> list[Ent
 
 
 def _search_entries(model: SentenceTransformer, entries: Sequence[Entry]) -> list[Entry]:
-    """The same texts as queries and as documents, where the model makes other vectors of these."""
+    """The same texts as queries and as documents, if the model encodes those differently."""
     texts = [entry["text"] for entry in entries]
     vectors = np.array([entry["vector"] for entry in entries])
     searches: list[Entry] = []
     for task in TASKS:
         try:
             task_vectors = _encode_each(model, texts, task)
-        except ValueError:  # of others: not every Router has a way for queries
+        except ValueError:  # from others' modules: not every Router has a route for queries
             continue
         if relative_distance(vectors, task_vectors) > machine_tolerance(model):
             for entry in make_entries(texts, task_vectors):
@@ -183,7 +183,7 @@ def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
     vectors = [*_encode_each(model, texts, fields=stored["fields"])]
     for entry in stored.get("searches", ()):
         vectors += [*_encode_each(model, [entry["text"]], entry["task"])]
-    # That of the coarser type: then, or now.
+    # The tolerance of the coarser type: the one then, or the one now.
     tolerance = max(machine_tolerance(model), machine_tolerance(model, stored["made"]["dtype"]))
     return compare_vectors(stored, vectors, tolerance, environment(model))
 
@@ -196,7 +196,7 @@ def compare_vectors(
 ) -> Report:
     """Compare what :func:`read_golden` read with vectors [texts, d], made in the current environment.
 
-    They are those of its texts, and then of its searches.
+    First come the vectors of its texts, then those of its queries and documents.
     """
     entries = [*stored["texts"], *stored.get("searches", ())]
     golden_vectors = np.array([entry["vector"] for entry in entries], dtype=np.float64)
@@ -242,7 +242,7 @@ def _encode_each(
 ) -> NDArray[np.float32]:
     """Vectors [texts, d] that ``encode`` gives without a prompt, or a task's method with the model's prompt.
 
-    Each text is encoded alone, so that no vector holds what a batch adds to it.
+    Each text is encoded alone, so that no vector depends on a batch.
     """
     if fields is None:
         fields = open_fields(model[0], task)
@@ -257,7 +257,7 @@ def _encode_each(
             for text in texts:
                 vectors = encode([text], show_progress_bar=False, convert_to_tensor=True, **options)
                 encoded_texts.append(vectors[0].float().cpu().numpy())
-    except Exception as error:  # of others' modules, which check little before they run
+    except Exception as error:  # from others' modules, which check little before they run
         if isinstance(error, ValueError) and hasattr(model[0], "fields"):
             raise  # ours says what is wrong
         fault = describe_pipeline_fault(model, error)
@@ -308,7 +308,7 @@ def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
         if not {entry["task"] for entry in value.get("searches", ())} <= {*TASKS}:
             raise ValueError("a task is neither query nor document")
         if not all(isinstance(digest, str) for digest in value.get("digests", {}).values()):
-            raise ValueError("a digest is no text")
+            raise ValueError("a digest is not a text")
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged ({type(error).__name__}: {error}). Save the model again."
@@ -327,7 +327,7 @@ def _check_texts(entries: Sequence[Entry]) -> None:
     letter_count = 0
     for entry in entries:
         if not isinstance(entry["text"], str):
-            raise ValueError("a text is none")
+            raise ValueError("a text is not a string")
         letter_count += len(entry["text"])
     if len(entries) > _MOST_TEXTS or letter_count > _MOST_LETTERS:
         limits = f"{_MOST_TEXTS:,} texts of {_MOST_LETTERS:,} letters in all"

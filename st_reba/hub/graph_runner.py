@@ -41,7 +41,7 @@ class Runner:
             self._session = onnxruntime.InferenceSession(
                 graph_path, settings, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # its own classes share no base but this one
+        except Exception as error:  # onnxruntime's own classes share no other base
             raise ValueError(
                 f"{str(folder)!r}: onnxruntime does not read {graph}: {error}"
             ) from error
@@ -110,9 +110,9 @@ def verify_graph(
     dtype: str | torch.dtype | None = None,
     hub: Mapping[str, Any],
 ) -> Report:
-    """Compare the vectors of an exported model's graph in onnxruntime with its golden ones, which are ``stored``.
+    """Compare vectors of an exported graph, run by onnxruntime, with the golden ones in ``stored``.
 
-    Of a graph of 8 bits beside it the report has the cosines. Arguments as for
+    For an 8-bit graph beside it, the report gives cosines. Other arguments are those of
     :func:`st_reba.hub.verify`.
 
     Raises:

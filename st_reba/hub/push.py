@@ -57,7 +57,7 @@ def push(
         private: Make a new repository private.
         revision: The branch to write to, made where it is missing; None: main.
         create_pr: Open a pull request instead of writing.
-        message: Of the commit.
+        message: The commit message.
         token: For the Hub; None: that of ``hf auth login`` or HF_TOKEN.
         dry_run: Verify and list the files, and send nothing.
         trust_remote_code: Run code of the folder while it is verified, as the base may need.
@@ -95,7 +95,7 @@ def push(
         staged = Path(temporary, "model")
         files = _stage(source, staged, repo_id)
         if dry_run:
-            print(f"Nothing was sent: a dry run does not try whether you may write to {repo_id}.")
+            print(f"Nothing was sent: a dry run does not check whether you may write to {repo_id}.")
             return Pushed(repo_id, None, None, files)
         api = HfApi(token=token, library_name="st_reba", library_version=__version__)
         with _explained_errors(repo_id):
@@ -117,7 +117,7 @@ def push(
 
 @contextmanager
 def _explained_errors(repo_id: str) -> Iterator[None]:
-    """Within the ``with`` block, errors of sending name the repository, in one line."""
+    """Inside the ``with`` block, errors while sending name the repository, in one line."""
     try:
         yield
     except Exception as error:  # of huggingface_hub's releases, with different HTTP libraries

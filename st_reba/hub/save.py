@@ -30,14 +30,14 @@ def save(
     """Save a model as ``model.save_pretrained(folder)`` does, with golden vectors and a card, whole or not at all.
 
     Args:
-        model: The model. It must not encode meanwhile: its weights get the base's number type for
-            that time.
+        model: The model. It must not encode while it is saved: for that time, its weights have the
+            base's number type.
         folder: The folder to make; an empty one may be there.
         overwrite: Replace a saved model that is there, with all its files.
         golden: Write golden.json, which ``st-reba verify`` compares with.
         name: Name of the model in its card; None: its base and method.
-        license: Of the base's weights, as the Hub spells it; None: that of ``about``, or of the
-            card beside the base.
+        license: Licence of the base's weights, as the Hub spells it; None: that in ``about``, or in
+            the card beside the base.
         about: Facts for the card, as a recipe holds them: language, licence, licence_link, note,
             scores, measured.
 
@@ -78,11 +78,11 @@ def new_folder(
 
 
 def check_free(folder: Path, *, overwrite: bool, kind: str = "saved model") -> None:
-    """Refuse a folder that holds something else than a saved model, or one that may not be replaced."""
+    """Refuse a folder that holds anything but a saved model, or that must not be replaced."""
     if folder.is_dir() and not any(folder.iterdir()) or not os.path.lexists(folder):
         return
     if not (folder / "modules.json").is_file():
-        raise FileExistsError(f"{str(folder)!r} is there, and no {kind}. Name another folder.")
+        raise FileExistsError(f"{str(folder)!r} exists, and is not a {kind}. Name another folder.")
     if not overwrite:
         raise FileExistsError(
             f"{str(folder)!r} holds a {kind}. Give overwrite=True (--overwrite), or another folder."
@@ -103,7 +103,7 @@ def _put(new: Path, target: Path) -> None:
 
 
 def _forget_machine(file: Path) -> None:
-    """Take out what transformers keeps of how the tokenizer was loaded here."""
+    """Remove what transformers records about how the tokenizer was loaded on this machine."""
     if file.is_file():
         value = json.loads(file.read_text(encoding="utf-8"))
         if value.pop("local_files_only", None) is not None:

@@ -1,4 +1,4 @@
-"""Verify a saved or exported model: its golden vectors again, and the code that it carries."""
+"""Verify a saved or exported model: recompute its golden vectors, and check its code."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _compare_code(model: SentenceTransformer, path: str | None) -> tuple[str | N
     """How a repository's code differs from what the installed package writes, and whether it is of another version."""
     if path is None:
         return f"There is no {CODE}: only readers with st_reba can load the model", True
-    # As written, whatever a checkout made of the line ends.
+    # As it was written, whatever a checkout did to the line ends.
     repository_code = Path(path).read_bytes().replace(b"\r\n", b"\n").decode("utf-8", "replace")
     package_code = extensions.code_of(model)
     if repository_code == package_code:

@@ -110,7 +110,7 @@ def _native_mask(
     attention_mask: Tensor | None,
     key_count: int,
 ) -> Tensor | None:
-    """The mask that transformers made: without an extra column, and once where it is expanded over the batch."""
+    """The mask that transformers made, without an extra column, and once if the batch shares it."""
     if attention_mask is None:
         return None
     mask = attention_mask[..., :key_count]

@@ -59,7 +59,7 @@ def _captures_both_ways(transformer: RepeatTransformer) -> bool:
     return not transformer.causal or isinstance(transformer.requested_rows, AuthorsCapture)
 
 
-# Sections that others do without, and whether the options of a transformer need them.
+# Sections that only some models need, and whether a transformer needs them.
 OPTIONAL_SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
     "reader": lambda transformer: _reads(transformer, "states"),
     "outputs": lambda transformer: _reads(transformer, "attention"),
@@ -99,7 +99,7 @@ def code_of(pipeline: Iterable[nn.Module]) -> str:
 
 
 def with_imports(sections: Iterable[str]) -> list[str]:
-    """Sections, and those that they import, each behind those that it needs."""
+    """Sections and those that they import, each after the ones it needs."""
     imported_by_section: dict[str, list[str]] = {}
     pending = sorted(sections)
     while pending:

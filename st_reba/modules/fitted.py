@@ -11,7 +11,7 @@ _SOURCE = ("subfolder", "token", "cache_folder", "revision", "local_files_only")
 
 
 class FittedModule(Module):
-    """Loads and saves a configuration and the weights that it tells the sizes of."""
+    """Loads and saves a configuration, and the weights whose sizes it gives."""
 
     @classmethod
     def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> Self:

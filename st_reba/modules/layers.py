@@ -55,7 +55,7 @@ class ModuleCall(NamedTuple):
 
 
 def first_output(module_output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """What a module returns, alone or first of several."""
+    """A module's output, or the first of several."""
     return module_output[0] if isinstance(module_output, tuple) else module_output
 
 

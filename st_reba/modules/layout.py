@@ -22,7 +22,7 @@ SIMILARITY = "similarity"
 # Fields of a template that stand for the text: as it is, or its words (in Chinese its characters)
 # in reverse order.
 SLOTS = ("text", "reversed")
-# Copies of a text in a row, and rows that a text makes: each takes its time.
+# The most copies of a text in a row, and rows per text: each takes time.
 MOST_REPEATS = 64
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.
@@ -57,7 +57,7 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def causal_flags(model: PreTrainedModel) -> list[bool]:
-    """What a decoder's modules say of themselves: whether they are causal."""
+    """Whether a decoder's modules say that they are causal."""
     modules = decoder_of(model).modules()
     return [bool(module.is_causal) for module in modules if hasattr(module, "is_causal")]
 
@@ -166,7 +166,7 @@ def pad(rows: Sequence[tuple[list[int], list[int], Span]]) -> Features:
 
 
 def check_token_ids(token_ids: Tensor, model: PreTrainedModel) -> None:
-    """Refuse a token that the tokenizer was given and the model was not: on a GPU it would end the process."""
+    """Refuse a token that the tokenizer has but the model lacks: on a GPU it ends the process."""
     count: Any = getattr(model.get_input_embeddings(), "num_embeddings", None)
     if count is None or not token_ids.numel():
         return
@@ -179,7 +179,7 @@ def check_token_ids(token_ids: Tensor, model: PreTrainedModel) -> None:
 
 
 def spans_of(features: Mapping[str, Any]) -> list[Span]:
-    """Spans found again where features lost them, as when a batch is split; the host waits for the device."""
+    """Spans, if features lost them, as when a batch was split; the host waits for the device."""
     attention_mask = features["attention_mask"].cpu()
     copy_ids = features["copy_ids"].cpu() if "copy_ids" in features else attention_mask
     starts = copy_starts(copy_ids, 1)[:, 0].tolist()

@@ -21,7 +21,7 @@ from .passes import current_pass
 from .selfcheck import EXACT_DTYPES
 from .transformer import RepeatTransformer
 
-# Masks that differ in longer texts alone are not told apart: the check runs a row for every change
+# Masks that differ only in longer texts are taken as equal: the check runs a row for each change
 # of a token.
 _MOST_TOKENS = 16
 
@@ -82,7 +82,7 @@ class MaskProbe:
         self.run_counts: Counter[tuple[int, str]] = Counter()
 
     def run(self) -> None:
-        """Run the tokens by transformers' own attention, which the masks change, and then as the transformer does."""
+        """Run the tokens with transformers' own attention, then as the transformer runs them."""
         transformer = self.transformer.eval()
         decoder = decoder_of(transformer.model)
         ones = torch.ones_like(self.token_ids)
@@ -174,14 +174,14 @@ class MaskProbe:
 
 
 def has_position_biases(mask: Tensor | None) -> bool:
-    """Whether a mask is added to the scores, and holds other numbers than 0 and those that hide."""
+    """Whether a mask is added to the scores, with numbers other than 0 and those that hide."""
     if mask is None or mask.dtype == torch.bool:
         return False
     return bool(((mask != 0) & as_booleans(mask)).any())
 
 
 def measure_visibility(module_call: ModuleCall) -> Tensor:
-    """What a module sees, by trial: [T, T], whether the output at a row changes with the input at another."""
+    """What a module sees, by trial: [T, T], whether a row's output depends on a column's input."""
     hidden_states = module_call.hidden_states
     length, width = hidden_states.shape[1:]
     generator = torch.Generator().manual_seed(0)
@@ -191,7 +191,7 @@ def measure_visibility(module_call: ModuleCall) -> Tensor:
     change = noise * input_scale * 8.0
     changed_states = hidden_states[:1].expand_as(hidden_states).clone()
     for key in range(length):
-        # A key's score rises in one of both rows: what is seen faintly as it stands is seen there.
+        # A key's score rises in one of the two rows, where even a faintly seen key shows.
         changed_states[1 + 2 * key, key] += change
         changed_states[2 + 2 * key, key] -= change
     output_states = module_call.repeat(changed_states).float()

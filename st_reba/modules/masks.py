@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class AttentionView(NamedTuple):
     """What masks are made of, for one layer; in [T, T], a row is a query and a column a key.
 
-    Padding follows the text, and is hidden whatever a mask says. A mask without the native one goes
-    past the layer's window.
+    Padding follows the text, and is always hidden. A mask that ignores the native one also ignores
+    the layer's window.
     """
 
     native_mask: Tensor  # [B or 1, 1, T, T] bool, what the layer sees by itself, within its window
@@ -43,7 +43,7 @@ MASKS: dict[str, AttentionMask] = {}
 
 
 def declare_mask(name: str, **declaration: Any) -> None:
-    """Enter a mask, by the arguments of AttentionMask: from here on models, settings and checks know it."""
+    """Register a mask, by AttentionMask's arguments; models, settings and checks then know it."""
     MASKS[name] = AttentionMask(name, **declaration)
 
 

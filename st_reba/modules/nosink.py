@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class LayerMask(NamedTuple):
-    """What one layer sees: a mask, or none and whether it is causal; and whether a token may see a later one."""
+    """What a layer sees: a mask, or whether it is causal; whether a token may see a later one."""
 
     mask: Tensor | None
     is_causal: bool
@@ -63,7 +63,7 @@ class LayerMasks:
         return hidden_states
 
     def name_of_mask(self, module: nn.Module) -> str:
-        """Name of the mask of the attention module that runs now, which knows its layer by its ``layer_idx``."""
+        """Name of the mask of the running attention module, whose ``layer_idx`` gives its layer."""
         layer_index = getattr(module, "layer_idx", None)
         if self.rerun_mask is not None:
             return self.rerun_mask
@@ -79,7 +79,7 @@ class LayerMasks:
         native_mask: Tensor | None,
         is_causal: bool,
     ) -> LayerMask:
-        """Mask of the attention module that runs now; ``native_mask`` None: by itself it sees all, or is causal."""
+        """Mask of the running attention module; no ``native_mask``: it sees all, or is causal."""
         mask_name = self.name_of_mask(module)
         self.last_attention, self.native_mask = (module, mask_name), native_mask
         looks_ahead = not (is_causal and MASKS[mask_name].is_causal)
@@ -155,7 +155,7 @@ class NoSinkTransformer(RepeatTransformer):
         m: Number of sink tokens that nosink masks hide.
         implementation: Of inter and extra: the paper's, or that of its authors' code.
         own_input: Keep the input of a sentence-transformers model as it is: no copies, no template.
-        **kwargs: As for RepeatTransformer; a text stands once where nothing else is said.
+        **kwargs: As for RepeatTransformer; by default, a text stands once.
 
     Source:
         NoSink, section 3 and appendix D.

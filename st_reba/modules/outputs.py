@@ -36,7 +36,7 @@ class AfterAttention:
 
 
 class BesideAttention:
-    """Forward hook of a module beside a layer's attention, as some layers have a norm for what it gives."""
+    """Forward hook of a module beside a layer's attention; some layers norm its output there."""
 
     def __call__(
         self,
@@ -44,7 +44,7 @@ class BesideAttention:
         arguments: tuple[object, ...],
         module_output: Tensor | tuple[Tensor, ...],
     ) -> None:
-        """Show to the running pass what the module made of what."""
+        """Show the module's input and output to the pass."""
         state = current_pass()
         if state is not None and arguments:
             for observe_module in state.beside_attention:
@@ -99,8 +99,8 @@ class OutputMeans:
         self.first_layer = first_layer
         self.last_layer = last_layer
         self._output_sum: Tensor | None = None
-        self._normed_sum: Tensor | None = None
-        # Of the attention that ran last, until a module has taken it.
+        self.normed_sum: Tensor | None = None
+        # That of the last attention, until a module takes it.
         self._newest_output: Tensor | None = None
 
     def add_output(self, layer_index: int, attention_output: Tensor) -> None:
@@ -111,18 +111,18 @@ class OutputMeans:
             self._output_sum = add_precisely(self._output_sum, attention_output)
 
     def add_normed(self, module_input: object, module_output: Tensor) -> None:
-        """Take in what a module makes of the newest output itself; what is a sum of it is another tensor."""
+        """Add a module's output if its input is the newest output itself, not a sum with it."""
         if self._newest_output is not None and module_input is self._newest_output:
             self._newest_output = None
-            self._normed_sum = add_precisely(self._normed_sum, module_output)
+            self.normed_sum = add_precisely(self.normed_sum, module_output)
 
     def joined_means(self) -> Tensor:
         """The mean, or the sum of both means as unit vectors, [B, T, d]."""
         assert self._output_sum is not None  # as all layers have run
-        if self._normed_sum is None:
+        if self.normed_sum is None:
             return self._output_sum / (self.last_layer - self.first_layer + 1)
         unit_outputs = nn.functional.normalize(self._output_sum, dim=-1)
-        return unit_outputs + nn.functional.normalize(self._normed_sum, dim=-1)
+        return unit_outputs + nn.functional.normalize(self.normed_sum, dim=-1)
 
 
 def add_precisely(layer_sum: Tensor | None, layer_states: Tensor) -> Tensor:

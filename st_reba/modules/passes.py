@@ -39,7 +39,7 @@ if TYPE_CHECKING:
             native_mask: Tensor | None,
             is_causal: bool,
         ) -> tuple[Tensor | None, bool, bool]:
-            """The mask; without one whether it is causal; and whether a token may see a later one."""
+            """The mask, or if causal without one; and whether a token may see a later one."""
 
     class AttentionReader(Protocol):
         """Computes the attention of layers, and keeps some of it."""

@@ -45,7 +45,7 @@ class ChunkPlan:
         features: Features,
         position_count: int,
     ) -> Iterator[tuple[list[Chunk], Features]]:
-        """Batches of chunks, the longest first, and their features; the model has so many positions, or any (0)."""
+        """Batches of chunks, longest first, and their features; ``position_count`` 0: no limit."""
         spans: list[Span] = features["spans"]
         chunks: list[Chunk] = []
         for row, span in enumerate(spans):
@@ -167,7 +167,7 @@ class ChunkedReBAPooling(ReBAPooling):
         features: Features,
         normalize: bool = False,
     ) -> Tensor:
-        """The e_i of every token, [B, n, d]; of the last tokens alone, [B, 1, d], where only the last chunks ran."""
+        """The e_i of every token, [B, n, d]; or of the last, [B, 1, d], if only last chunks ran."""
         text_states: Tensor = features["token_embeddings"]
         spans: list[Span] = features["spans"]
         last_only = features["captured"].pieces.last_only

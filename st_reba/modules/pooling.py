@@ -104,7 +104,7 @@ class ReBAPooling(Module):
         return rows
 
     def _check(self, features: Features) -> None:
-        """Refuse other rows than were asked for, as where two pipelines share a transformer."""
+        """Refuse rows that were not asked for, as when two pipelines share a transformer."""
         if features.get("captured") != self.capture:
             raise ValueError(
                 "ReBAPooling did not get its rows. Give each pipeline a RepeatTransformer of its own."

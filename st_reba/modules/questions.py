@@ -1,4 +1,4 @@
-"""Several questions of one text: rows that share prefix and content run these once, and each question behind them."""
+"""Several questions about one text: shared prefix and content run once, then each question."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class QuestionBatch:
         return prefix_cache
 
     def run_behind_prefix(self, rows: Sequence[int]) -> None:
-        """Run rows that have one prefix, and nothing more in common."""
+        """Run rows that share a prefix and nothing more."""
         prefix_end = self.text_start(rows[0])
         prefix_cache = self.run_prefix(rows)
         branch_cache = continue_cache(prefix_cache, [0] * len(rows), prefix_end)
@@ -163,7 +163,7 @@ class QuestionBatch:
         text_end: int,
         text_cache: Cache,
     ) -> None:
-        """Run what follows the texts that have one end."""
+        """Run what follows texts with this end."""
         question_rows: list[int] = []
         source_rows: list[int] = []
         for text_number, text_rows in enumerate(texts):
@@ -182,7 +182,7 @@ class QuestionBatch:
         end: int,
         cache: Cache | None,
     ) -> None:
-        """Run positions of some rows, and put their states where they belong; None: behind nothing, keeping nothing."""
+        """Run positions of some rows, and store their states; None: run them by themselves."""
         stage_features = select_positions(self.features, rows, start, end)
         if cache is None:
             stage_states = self.transformer.run_pass(stage_features, self.hooks, {})

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LayerReader:
-    """Reads several layers, of which a model's last is the highest, and joins them.
+    """Reads several layers, up to a model's last one, and joins them.
 
     Args:
         transformer: The module whose model is read.
@@ -46,7 +46,7 @@ class LayerReader:
         self.join = join
         self.final_norm = final_norm
         self.depth = depth
-        # How often the dimension is larger than a layer's.
+        # The output dimension, in multiples of a layer's.
         self.width_factor = 1
         if join == "concat":
             self.width_factor = last_layer - first_layer + 1

@@ -37,7 +37,7 @@ class KnownClasses(Mapping[str, object]):
 def _register(base_model: ModuleType) -> None:
     """Enter our classes, now or when sentence-transformers is imported, into the table that it consults first.
 
-    Others from outside its own package it refuses, unless remote code is trusted.
+    It refuses others from outside its package unless remote code is trusted.
     """
     known_classes = getattr(base_model.BaseModel, "_module_classes", None)
     if not isinstance(known_classes, Mapping):

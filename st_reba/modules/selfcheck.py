@@ -53,7 +53,7 @@ def check_capture(
     transformer: RepeatTransformer,
     plain_states: Tensor,
 ) -> None:
-    """Raise where hidden states are not those without capturing, or the model looks ahead unasked."""
+    """Raise if capturing changes hidden states, or the model looks ahead unasked."""
     model_name = type(transformer.model).__name__
     capture = Capture("copy")
     captured_states = hidden_states(transformer, capture=capture)
@@ -75,7 +75,7 @@ def relative_difference(
     expected: Tensor,
     dtype: torch.dtype,
 ) -> float:
-    """How far states are from what they should be; in 16 bits, by what their directions differ."""
+    """How far states are from what they should be; in 16 bits, how far directions differ."""
     if dtype in EXACT_DTYPES:
         return float((states - expected).abs().max() / expected.abs().max())
     # Rounding moves single numbers by a tenth where layers are many; another attention turns the
@@ -115,15 +115,15 @@ def states_of_text(
 
 
 def try_sharing_prefix(transformer: RepeatTransformer) -> bool:
-    """Whether rows that share what they begin with have the states of whole rows; tried on two questions of two texts.
+    """Whether rows that share a prefix get whole rows' states; tried on two questions of two texts.
 
     A model is not asked what its layers keep: one that keeps more than keys and values, or counts
-    positions by the tokens that it sees, fails here.
+    positions by the tokens it sees, fails here.
     """
     transformer.shares_prefix = True  # for the trial
     if not transformer.eval().can_share():
         return False
-    # Padding's own id is among these: models that count no position for it count otherwise behind a
+    # Padding's own id is among these: models that give it no position count differently after a
     # cache.
     prefix = (1, 2, 3, 4)
     questions = [RowLayout((prefix, None, (5, 6))), RowLayout((prefix, None, (7,)))]

@@ -201,7 +201,7 @@ def _listed_layers(
     numbers: Sequence[object],
     layer_count: int,
 ) -> list[int]:
-    """The layers of a list, from the bottom, -1 being the topmost; none where a number is no layer or there twice."""
+    """Layers of a list, counted from the bottom; -1 is the topmost. Empty if a number is wrong or repeated."""
     layers: set[int] = set()
     for layer_number in numbers:
         if type(layer_number) is not int or not -layer_count <= layer_number < layer_count:

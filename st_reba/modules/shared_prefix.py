@@ -1,4 +1,4 @@
-"""What the rows of a batch begin with runs once.
+"""A prefix that a batch's rows share runs once.
 
 A row is p · x · s: prefix (special tokens, and what a template puts before the text), content, and
 the rest. Where every layer is causal, keys and values of p depend on p alone, so p runs as one row,
@@ -51,7 +51,7 @@ class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         *args: object,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values that the stage sees, [B, H, start + T, D]; to keep those of all layers needs much memory."""
+        """Keys and values that the stage sees, [B, H, start + T, D]; not kept, to save memory."""
         joined_keys = self.join(self.source.keys, key_states)  # type: ignore[arg-type]
         return joined_keys, self.join(self.source.values, value_states)  # type: ignore[arg-type]
 
@@ -102,7 +102,7 @@ def run_stage(
     hooks: Sequence[object],
     cache: Cache,
 ) -> Tensor:
-    """Hidden states [B, T, d] of positions behind those that the cache holds, by which the model counts on."""
+    """Hidden states [B, T, d] of positions after the cached ones, where the model counts on."""
     token_ids = features["input_ids"]
     visible_length = cache.get_seq_length() + token_ids.shape[1]
     visible = token_ids.new_ones(len(token_ids), visible_length)
@@ -133,7 +133,7 @@ _memories: WeakKeyDictionary[torch.nn.Module, PrefixMemory] = WeakKeyDictionary(
 
 
 def weights_state(transformer: Any, token_ids: Tensor) -> tuple[object, ...]:
-    """What changes where keys and values of a prefix may: `encode` begins with a change of mode."""
+    """What changes whenever a prefix's states may: `encode` begins with a change of mode."""
     weights: list[tuple[int, int]] = []
     for weight in transformer.model.parameters():
         version = 0 if weight.is_inference() else weight._version
@@ -148,7 +148,7 @@ def run_prefix(
     prefix_length: int,
     hooks: Sequence[object],
 ) -> tuple[Cache, Tensor]:
-    """Keys and values, and hidden states [1, P, d], of what a row begins with."""
+    """Keys and values, and hidden states [1, P, d], of a row's prefix."""
     prefix_features = select_positions(features, [row], 0, prefix_length)
     token_ids = prefix_features["input_ids"]
     key = (token_ids.cpu().numpy().tobytes(), hooks, weights_state(transformer, token_ids))

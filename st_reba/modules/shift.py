@@ -53,7 +53,7 @@ class QueryShift(FittedModule):
 
         Args:
             features: ``sentence_embedding`` [B, d]; not changed.
-            task: ``"query"``, as ``encode_query`` says; whatever else it is, nothing is added.
+            task: ``"query"``, as ``encode_query`` says; otherwise, nothing is added.
             **kwargs: Ignored.
 
         Returns:

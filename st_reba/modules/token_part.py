@@ -64,10 +64,10 @@ def append_tokens(vectors: Tensor, token_vectors: Tensor, share: float) -> Tenso
 
 @published
 class TokenPart(FittedModule):
-    r"""Appends to a text's vector one of its tokens: the mean of their embeddings, rare ones counting more.
+    r"""Appends a vector of a text's tokens: the mean of their embeddings, rare ones counting more.
 
-    A vector s becomes (s / \|s\|, √c · t) / √(1 + c), so a cosine is the mean of two, that of tokens
-    with a share of c to 1. t is W (m − mean of such m), scaled to length one, and m the mean of the
+    A vector s becomes (s / \|s\|, √c · t) / √(1 + c), so cosines are means of those of s and t,
+    weighted 1 to c. t is W (m − mean of such m), scaled to length one, and m the mean of the
     unit embeddings of all the text's tokens, also of those beyond what the model reads, each
     times its weight, scaled to length one.
 
@@ -102,7 +102,7 @@ class TokenPart(FittedModule):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         if not 0 < share <= 1:
-            raise ValueError(f"share={share!r} must be a number above 0, and 1 at maximum.")
+            raise ValueError(f"share={share!r} must be a number above 0, and at most 1.")
         self.in_features = in_features
         self.vocabulary_size = vocabulary_size
         self.embedding_width = embedding_width
@@ -147,8 +147,8 @@ class TokenPart(FittedModule):
         Args:
             features: ``sentence_embedding`` [B, d]; ``content_ids`` [B, C] int64, the tokens of
                 each text, −1 behind them. Not changed.
-            task: ``"query"``, as ``encode_query`` says: the mean of queries is taken away; whatever
-                else it is, that of documents.
+            task: ``"query"``, as ``encode_query`` says: the mean of queries is taken away; else
+                that of documents.
             **kwargs: Ignored.
 
         Returns:

@@ -52,7 +52,7 @@ TEXT_ONLY: dict[str, Any] = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": "token_embeddings",
 }
-# What stands between them in a card is of the folder that it was published in, and of no copy of
+# What stands between them in a card describes the folder that it was published in, not copies of
 # the model.
 CARD_MARKS = ("<!-- st_reba: this folder -->", "<!-- st_reba: end of this folder -->")
 REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
@@ -88,7 +88,7 @@ class RepeatTransformer(Transformer):
             layer's states, after the final norm.
         causal: True if the base's own attention lets no token see a later one, whatever masks are
             put on it; None: as the model's modules say.
-        shares_prefix: True if rows may share what they begin with: tried when the model was built.
+        shares_prefix: True if rows may share a prefix, as tried when the model was built.
         recipe, base_model, base_revision: How the pipeline was built, for the record.
         **kwargs: As for ``Transformer``. Without a ``dtype``, weights are float32 on a machine
             without a GPU.
@@ -231,7 +231,7 @@ class RepeatTransformer(Transformer):
 
     @property
     def default_task(self) -> str:
-        """Whose templates ``encode`` uses, which names no task."""
+        """The task whose templates ``encode`` uses."""
         return SIMILARITY if SIMILARITY in self.templates[0] else "document"
 
     def fields(self, task: str | None = None) -> set[str]:
@@ -317,7 +317,7 @@ class RepeatTransformer(Transformer):
         """Token ids of texts as content, never cut; with ``offsets`` each token's characters, as ``offset_mapping``."""
         for text in texts:
             if not isinstance(text, str):
-                raise ValueError(f"An input is no text but {type(text).__name__}: {text!r:.80}.")
+                raise ValueError(f"An input is not a text but {type(text).__name__}: {text!r:.80}.")
         return tokenize(self.text_tokenizer, texts, offsets=offsets)
 
     def preprocess(  # type: ignore[override]
@@ -405,7 +405,7 @@ class RepeatTransformer(Transformer):
         return [hook for hook in (capture, self.reader) if hook is not None]
 
     def can_share(self, hooks: Sequence[PassHook] | None = None) -> bool:
-        """Whether rows may share what they begin with, as `build` tried, where ``hooks`` act in a pass."""
+        """Whether rows may share a prefix in passes with these ``hooks``, as `build` tried."""
         if hooks is None:
             hooks = self.pass_hooks(self.requested_rows)
         return (
@@ -521,8 +521,8 @@ class RepeatTransformer(Transformer):
             raise ValueError(
                 f"A text has {self.rows} templates, so PromptEnsemble must follow the pooling."
             )
-        # Private in sentence-transformers: the card of the folder, which it writes into every
-        # folder to come.
+        # Private in sentence-transformers: the folder's card, which it copies into every new
+        # folder.
         card_text = getattr(model, "_model_card_text", None) or ""
         before_folder, _, from_folder = card_text.partition(CARD_MARKS[0])
         after_folder = from_folder.partition(CARD_MARKS[1])[2]
@@ -559,7 +559,7 @@ class RepeatTransformer(Transformer):
 
     def _load_model(self, *args: Any, **kwargs: Any) -> Any:
         _, _, config, backend, *_ = args
-        # Private in sentence-transformers: the one place to hear how weights are stored, and which
+        # Private in sentence-transformers: the one place to see how weights are stored, and which
         # are missing.
         text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.stored_dtype = getattr(text_config, "dtype", None) or getattr(config, "dtype", None)
@@ -570,8 +570,7 @@ class RepeatTransformer(Transformer):
             model, self.loading_report = model
         for module in model.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):
-                # bitsandbytes packs 4-bit weights for such CPUs, and breaks them when they are
-                # saved then.
+                # bitsandbytes packs 4-bit weights for such CPUs, and saving breaks packed ones.
                 module.support_avx512bf16_for_cpu = False
         return model
 

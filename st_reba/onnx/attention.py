@@ -36,8 +36,8 @@ class GraphMasks(LayerMasks):
 
     def __init__(self, transformer: RepeatTransformer) -> None:
         super().__init__(transformer)
-        # Each mask with the native mask that it was made from, so that no other tensor gets the
-        # native mask's id.
+        # Each mask with the native mask that it was made from: while that is kept, no other tensor
+        # gets its id.
         self.additive_masks: dict[tuple[str, int, bool], tuple[Tensor | None, Tensor]] = {}
 
     def name_of_mask(self, module: nn.Module) -> str:
@@ -87,8 +87,8 @@ class GraphCapture(BackwardAttention):
         self.layer_count = 0
         self.maxima = []
         self._rows = None
-        # Two unequal values: in a graph, texts begin anywhere, so that no slice holds their
-        # anchors.
+        # Two different values stand for any: in a graph, texts may begin anywhere, so their anchors
+        # cannot be taken as a slice.
         self.first_anchors = [0, 1]
 
     def take(self, probabilities: Tensor, *, looks_ahead: bool) -> None:
@@ -131,7 +131,7 @@ def attend(
     for name in _UNSUPPORTED_TERMS:
         if terms.get(name) is not None:
             raise ValueError(
-                f"{type(module).__name__} passes {name!r} to its attention, which no graph is made for."
+                f"{type(module).__name__} passes {name!r} to its attention, which a graph cannot express."
             )
     state: Any = current_pass()
     is_causal = terms.get("is_causal")

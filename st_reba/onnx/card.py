@@ -27,7 +27,7 @@ def write_graph_card(
     Args:
         model: The model.
         graph: Its graph.
-        folder: The folder, in which all else is.
+        folder: The folder, which holds everything else already.
         int8: What the graph in 8 bits loses; None: there is no such graph.
         tolerance: Largest distance from torch's vectors.
     """

@@ -27,7 +27,7 @@ _LEGACY_POOLINGS = (
 )
 _PROBE_TEXTS = ("hello", "The bank, 1984!", "银行 的利率", " two  spaces ")
 _SPECIAL_NAMES = ("pad", "eos", "sep", "bos", "cls", "unk")
-# What names the folder that a model came from, or asks for code or weights that are not in the
+# Settings that name the folder a model came from, or ask for code or weights that are not in the
 # graph's folder.
 _DROPPED_KEYS = ("_name_or_path", "auto_map", "quantization_config")
 
@@ -68,7 +68,7 @@ def write_folder(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path
         "sentence_bert_config.json": {
             "max_seq_length": graph.max_length,
             "do_lower_case": False,
-            # A loader that knows no graphs gets arguments that it refuses.
+            # For loaders that know nothing of graphs: arguments that make them refuse the folder.
             "model_args": {"file_name": GRAPH, "export": False},
         },
         "config_sentence_transformers.json": {
@@ -176,8 +176,8 @@ def _check_tokenizer(graph: EmbeddingGraph, folder: Path, added_tokens: list[str
         expected_ids = [*prefix, *content[: graph.budget], *suffix]
         if encoding.ids != expected_ids:
             raise ValueError(
-                f"{type(transformer.text_tokenizer).__name__}: of {text!r} a tokenizer.json gives "
-                f"{encoding.ids[:8]}…, and the model {expected_ids[:8]}…. Train it with its special tokens in its "
+                f"{type(transformer.text_tokenizer).__name__}: for {text!r}, a tokenizer.json gives "
+                f"{encoding.ids[:8]}…, but the model {expected_ids[:8]}…. Train it with its special tokens in its "
                 "vocabulary."
             )
 

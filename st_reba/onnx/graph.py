@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from ..encode import Role, saved_prompt
+from ..methods import how_to_fill, open_fields
 from ..modules.layout import (
+    RowLayout,
     decoder_of,
     empty_text_token,
     pooled_positions,
@@ -59,7 +61,7 @@ class EmbeddingGraph(nn.Module):
         _check_model(model, task)
         transformer, self.pooling, *modules_behind = model
         assert isinstance(transformer, RepeatTransformer)
-        self.__dict__["transformer"] = transformer  # not as a submodule, as its model is one
+        self.__dict__["transformer"] = transformer  # not a submodule, as its model is one already
         self.requested_task = task
         self.task: Role | None = None if task == "similarity" else task
         self.prompt = saved_prompt(model, self.task)
@@ -140,9 +142,9 @@ class EmbeddingGraph(nn.Module):
         text_lengths: Tensor,
         token_weights: Tensor,
     ) -> Tensor:
-        """What TokenPart's `mean_embeddings` gives of the texts' own tokens, [B, e], by what a graph can do.
+        """TokenPart's `mean_embeddings` of the texts' own tokens, [B, e], as a graph can do it.
 
-        All tokens have a row here, not the distinct ones alone: a graph cannot count these.
+        Every token has a row here, not only the distinct ones, which a graph cannot count.
         """
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         is_text = (positions >= text_starts) & (positions < text_starts + text_lengths)
@@ -152,13 +154,13 @@ class EmbeddingGraph(nn.Module):
         return normalize(weighted_sums[:, 0], dim=-1)
 
     def _run(self, rows: PlacedRows) -> tuple[Tensor, Tensor | None]:
-        """As RepeatTransformer: hidden states [B, T, d], and of ReBA the rows of A^new [B, R, T]."""
+        """Like RepeatTransformer: hidden states [B, T, d]; for ReBA, rows of A^new [B, R, T]."""
         model_inputs: dict[str, object] = {
             "input_ids": rows.token_ids,
             "attention_mask": rows.real_tokens.long(),
         }
         if "position_ids" in self._model_arguments:
-            # Positions behind a text are masked, but must be some that the model knows.
+            # Positions after a text are masked, but must be ones that the model knows.
             model_inputs["position_ids"] = torch.minimum(rows.positions, rows.row_lengths - 1)
         if "use_cache" in self._model_arguments:
             model_inputs["use_cache"] = False
@@ -266,13 +268,28 @@ def _reasons_against(
             "treats a query otherwise than a document or than what encode takes, and a graph holds one of these. "
             "Give task='query', 'document' or 'similarity' (--task), into a folder each"
         )
+    role: Role | None = None if task == "similarity" else task
+    for field_name in open_fields(model, role, saved_prompt(model, role)):
+        yield (
+            f"has a template whose {{{field_name}}} has no value, and a graph cannot be given one. "
+            f"Build it with {how_to_fill(field_name)}"
+        )
 
 
 def _depends_on_task(model: SentenceTransformer, transformer: RepeatTransformer) -> bool:
     if any(isinstance(module, (QueryShift, TokenPart)) for module in model):
         return True
     tasks: tuple[Role | None, ...] = (None, *get_args(Role))
-    layouts = {transformer.row_layouts(saved_prompt(model, task), task) for task in tasks}
+    field_names = {
+        field_name
+        for task in tasks
+        for field_name in open_fields(model, task, saved_prompt(model, task))
+    }
+    layouts: set[tuple[RowLayout, ...]] = set()
+    for task in tasks:
+        # Here any value will do.
+        field_values = dict.fromkeys(field_names & transformer.fields(task), "-")
+        layouts.add(transformer.row_layouts(saved_prompt(model, task), task, **field_values))
     return len(layouts) > 1
 
 

@@ -17,9 +17,9 @@ _BATCH_SIZE = 16
 def quantize_graph(folder: Path, texts: Sequence[str]) -> dict[str, object]:
     """Write ``onnx/model_quantized.onnx`` beside a folder's graph, and its loss as JSON.
 
-    Weights are rounded once, activations in every batch by a scale that depends on all of it, so
-    that a vector depends on its batch mates. The loss is therefore measured with each text alone,
-    and in batches, by running both graphs.
+    Weights are rounded once, but activations are rounded in each batch by a scale that depends on
+    the whole batch, so a vector depends on the other texts. The loss is therefore measured by
+    running both graphs on each text alone, and on batches.
 
     Returns:
         Cosines between the vectors of both graphs, and the sizes of their files.

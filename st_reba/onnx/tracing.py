@@ -43,7 +43,7 @@ def export_graph(graph: EmbeddingGraph, file: Path) -> None:
     weights_file = None
     if byte_count > MAX_BYTES:
         weights_file = f"{file.name}_data"
-    # The exporter writes for each node where in the source it comes from, with this machine's paths.
+    # The exporter records each node's place in the source, with paths of this machine.
     import_module("onnx_ir.passes.common").ClearMetadataAndDocStringPass()(traced_model)
     import_module("onnx_ir").save(
         traced_model,
@@ -54,7 +54,7 @@ def export_graph(graph: EmbeddingGraph, file: Path) -> None:
 
 
 def _describe_cause(error: BaseException) -> str:
-    """The first cause of an error, which torch's exporter wraps into advice of many lines."""
+    """The root cause of an error, which torch's exporter wraps in many lines of advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     message = " ".join(str(error).split())

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from sentence_transformers import SentenceTransformer
 
+import st_reba
+from st_reba.hub import save
 from st_reba.hub.card_files import describe_code
 from st_reba.modules import MODULES, code
 
@@ -115,6 +120,52 @@ def test_only_saving_touches_files(whole_code: Path) -> None:
             attributes.add(node.attr)
     assert not functions & REACHING_FUNCTIONS
     assert not attributes & REACHING_ATTRIBUTES
+
+
+@pytest.fixture(scope="module")
+def cut_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model whose vectors are cut."""
+    folder = tmp_path_factory.mktemp("cut") / "model"
+    save(st_reba.build("mini", "echo", truncate_dim=64, device="cpu"), folder)
+    return folder
+
+
+def python_blocks(folder: Path) -> list[str]:
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+
+
+def test_each_block_of_the_card_imports_what_it_uses(saved_folder: Path) -> None:
+    blocks = python_blocks(saved_folder)
+    assert len(blocks) == 3
+    for block in blocks:
+        known_names = set(dir(builtins))
+        used_names: set[str] = set()
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.alias):
+                known_names.add(node.asname or node.name)
+            elif isinstance(node, ast.Name):
+                names = used_names if isinstance(node.ctx, ast.Load) else known_names
+                names.add(node.id)
+        assert used_names <= known_names, block
+
+
+def test_the_check_of_a_card_compares_whole_vectors(
+    cut_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the installed code here; the test below runs that of the folder."""
+    (check,) = [block for block in python_blocks(cut_folder) if block.startswith("import json")]
+    check = check.replace("trust_remote_code=True, ", "").replace("path/to/model", str(cut_folder))
+    exec(check, {})
+    distance, _, tolerance = capsys.readouterr().out.partition(" of at most ")
+    assert float(distance) < float(tolerance) < 1e-3
+    assert SentenceTransformer(str(cut_folder), device="cpu").truncate_dim == 64
+    card = (cut_folder / "README.md").read_text(encoding="utf-8")
+    assert "for 20 texts when it was saved, in all 192 dimensions\n" in card
+
+
+def test_only_a_card_of_cut_vectors_speaks_of_cuts(saved_folder: Path) -> None:
+    assert "truncate_dim" not in (saved_folder / "README.md").read_text(encoding="utf-8")
 
 
 # Runs the check that the card prints, where st_reba cannot be imported, and lists what the

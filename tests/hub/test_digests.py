@@ -1,4 +1,4 @@
-"""Digests: what changes a model is found though no golden text meets it; saved again in another way, it is the same."""
+"""Digests find a change that no golden text shows, and stay equal for a model that was only saved in another way."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_weights_in_shards_and_float32_with_a_head_are_the_same(
     assert [line for line in damage if not line.startswith("config.json")] == []
     report = verify(copied_folder, device="cpu")
     damage_of_weights = [line for line in report.damage or () if line.startswith("weights")]
-    assert report.ok or not damage_of_weights
+    assert not damage_of_weights
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -85,7 +85,7 @@ def test_the_text_that_differs_most_is_named(reba_model: Any, golden_file: Path)
     assert report.texts[furthest_text] == pytest.approx(0.01 / 1.01, abs=1e-5)
 
 
-def test_a_report_of_a_failure_in_words() -> None:
+def test_a_failing_report_names_the_furthest_text() -> None:
     report = golden.Report(
         distance=2e-3,
         tolerance=1e-3,
@@ -101,7 +101,7 @@ def test_a_report_of_a_failure_in_words() -> None:
     ]
 
 
-def test_a_report_of_success_in_words() -> None:
+def test_a_passing_report_tells_how_it_was_run() -> None:
     report = golden.Report(
         distance=0,
         tolerance=1e-3,

@@ -35,6 +35,7 @@ from st_reba.modules.training import CheckpointInPass
 
 TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
 LENGTH = 200  # positions
+STEP = 1e-6  # of a finite difference
 # The originals, before a test replaces them.
 CAPTURED_ATTENTION = BackwardAttention.attend
 FORWARD = RepeatTransformer.forward
@@ -153,25 +154,27 @@ THREE_ATTENTION_LAYERS = [*["full_attention"] * 3, "linear_attention", "mamba"]
 
 
 @pytest.mark.parametrize("pipeline", ["reba mean", "reba inter"])
+def test_layers_without_attention_show_none(base: Base, pipeline: str) -> None:
+    model: Any = build_pipeline(base("llama"), pipeline)
+    model[0].config.layer_types = THREE_ATTENTION_LAYERS
+    encoded(model)
+
+
+# A layer that runs twice shows its attention twice.
+@pytest.mark.parametrize(("pipeline", "shown_count"), [("reba mean", 3), ("reba inter", 4)])
 @pytest.mark.parametrize(
     ("settings", "attention_layers"),
     [
-        ({"layer_types": THREE_ATTENTION_LAYERS}, 3),
         ({"layers_block_type": ["hybrid", *THREE_ATTENTION_LAYERS]}, 4),
         ({"layer_types": ["mamba"], "num_hidden_layers": 4}, 4),
     ],
-    ids=["three", "hybrid too", "none named"],
+    ids=["hybrid too", "none named"],
 )
 def test_every_layer_with_attention_must_show_it(
-    base: Base, pipeline: str, settings: dict[str, Any], attention_layers: int
+    base: Base, pipeline: str, shown_count: int, settings: dict[str, Any], attention_layers: int
 ) -> None:
-    """That of a layer that runs twice, twice; not of those that have none."""
     model: Any = build_pipeline(base("llama"), pipeline)
     vars(model[0].config).update(settings)
-    if attention_layers == 3:
-        encoded(model)
-        return
-    shown_count = {"reba mean": 3, "reba inter": 4}[pipeline]
     message = f"of {attention_layers} layers, but {shown_count} showed"
     with pytest.raises(ValueError, match=message):
         encoded(model)
@@ -216,7 +219,7 @@ def random_arguments() -> tuple[torch.nn.Module, Tensor, Tensor, Tensor]:
     return torch.nn.Module(), query, key, value
 
 
-def test_without_a_scale_it_is_the_root_of_the_size() -> None:
+def test_scores_are_divided_by_the_root_of_the_head_size_by_default() -> None:
     arguments = random_arguments()
     unscaled, _ = attention(*arguments, None, softcap=2.0, scaling=None)
     scaled, _ = attention(*arguments, None, softcap=2.0, scaling=0.25)
@@ -245,7 +248,7 @@ def test_position_biases_are_added_to_scores() -> None:
         ("layer_idx=3", 3, 4, {}),
     ],
 )
-def test_what_layers_may_not_pass(
+def test_arguments_that_attention_cannot_read_are_refused(
     base: Base,
     message: str,
     layer_index: int | None,
@@ -304,7 +307,7 @@ def test_no_matrix_of_all_heads_is_made(base: Base, pipeline: str) -> None:
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_gradients_are_those_of_differences(base: Base, pipeline: str) -> None:
+def test_gradients_equal_finite_differences(base: Base, pipeline: str) -> None:
     """Along one direction; of gpt2, which computes in float64 throughout."""
     model = build_pipeline(base("gpt2"), pipeline, dtype="float64")
     features = features_of(model, TEXTS)
@@ -322,12 +325,12 @@ def test_gradients_are_those_of_differences(base: Base, pipeline: str) -> None:
             vectors = model(dict(features))["sentence_embedding"]
         return float((vectors * vector_weights).sum())
 
-    value_ahead = value_after_step(1e-6)
-    value_behind = value_after_step(-2e-6)
+    value_ahead = value_after_step(STEP)
+    value_behind = value_after_step(-2 * STEP)
     slope = sum(
         float((weight_gradients[name] * direction[name]).sum()) for name in weight_gradients
     )
-    assert slope == pytest.approx((value_ahead - value_behind) / 2e-6, rel=1e-4)
+    assert slope == pytest.approx((value_ahead - value_behind) / (2 * STEP), rel=1e-4)
 
 
 PIPELINES_WITH_A_PASS = [

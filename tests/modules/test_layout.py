@@ -51,7 +51,7 @@ def test_a_built_row_holds_its_segments_in_order(
 
 @FAST
 @given(LAYOUTS, st.integers(1, 4), st.integers(0, 2), st.integers(0, 3))
-def test_pooled_positions(
+def test_each_pooled_choice_sees_its_own_positions(
     segments: list[tuple[int, ...] | None], length: int, suffix: int, padding: int
 ) -> None:
     layout = RowLayout((*segments, (7,) * suffix))

@@ -1,4 +1,4 @@
-"""Every NoSink setting, as a table and against the float64 oracle, with ReBA too; and layers that disobey."""
+"""Every NoSink setting, by a table and by the float64 oracle, also with ReBA; and layers that ignore their mask."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import reference
 import torch
 from architectures import SLIDING
 from marks import Base, slow_but
-from oracle import TEXTS, assert_close, double, oracle
+from oracle import TEXTS, assert_close, float64_model, oracle
 from pipelines import build, encoded
 from reference import published_last, published_mean
-from reference_nosink import Plan, hooked, plan, run, visible
+from reference_nosink import Plan, hooked, plan_upper_layers, run, visible
 
 from st_reba.modules import RepeatTransformer
 from st_reba.modules.layers import ModuleCall
@@ -26,7 +26,7 @@ from st_reba.modules.mask_check import (
 from st_reba.modules.masks import MASKS, declare_mask
 from st_reba.modules.nosink import LayerMasks, NoSinkTransformer, apply_mask
 from st_reba.modules.second import RepeatedLayers
-from st_reba.modules.settings import SETTINGS, plan_layers
+from st_reba.modules.settings import SETTINGS, LayerPlan, plan_layers
 
 MASK_FOR_LAYER = LayerMasks.mask_for_layer  # the original, before a test replaces it
 FORWARD = "forward"
@@ -78,16 +78,17 @@ def test_every_setting_is_in_a_table() -> None:
     } == set(SETTINGS)
 
 
+def assert_layers_run_once(layer_plan: LayerPlan) -> None:
+    assert layer_plan.second == []
+    assert (layer_plan.architecture, layer_plan.m) == ("inplace", 1)
+
+
 @pytest.mark.parametrize("setting", UPPER_MASKS)
 def test_a_setting_converts_the_upper_layers(setting: str) -> None:
     layer_count = None if setting == "baseline" else 3
     layer_plan = plan_layers(setting, 5, k=layer_count)
     assert layer_plan.layer_masks == [FORWARD, FORWARD, *UPPER_MASKS[setting]]
-    assert (layer_plan.second, layer_plan.architecture, layer_plan.m) == (
-        [],
-        "inplace",
-        1,
-    )
+    assert_layers_run_once(layer_plan)
 
 
 @pytest.mark.parametrize(("setting", "k0"), BIDIRECTIONAL_LAYERS)
@@ -98,21 +99,13 @@ def test_k0_layers_hide_the_sink(setting: str, k0: int) -> None:
         3 - bidirectional_count
     )
     assert layer_plan.layer_masks == [FORWARD, FORWARD, *expected_upper]
-    assert (layer_plan.second, layer_plan.architecture, layer_plan.m) == (
-        [],
-        "inplace",
-        1,
-    )
+    assert_layers_run_once(layer_plan)
 
 
 def test_mask0_all_hides_the_sink_in_every_layer() -> None:
     layer_plan = plan_layers("mask0-all", 5, k=3)
     assert layer_plan.layer_masks == [NOSINK_FORWARD] * 2 + [NOSINK_BIDIRECTIONAL] * 3
-    assert (layer_plan.second, layer_plan.architecture, layer_plan.m) == (
-        [],
-        "inplace",
-        1,
-    )
+    assert_layers_run_once(layer_plan)
 
 
 @pytest.mark.parametrize("setting", SECOND_LAYERS)
@@ -193,23 +186,23 @@ CASES: list[tuple[dict[str, Any], Plan]] = [
     ),
     (
         {"setting": "extend-back", "k": 1},
-        plan(DEPTH, "extend", BACKWARD, 1),
+        plan_upper_layers(DEPTH, "extend", BACKWARD, 1),
     ),
     (
         {"setting": "mask0-for", "k": 3, "m": 3},
-        plan(DEPTH, kind=NOSINK_FORWARD, k=3, m=3),
+        plan_upper_layers(DEPTH, kind=NOSINK_FORWARD, k=3, m=3),
     ),
     (
         {"setting": "mask0-all", "k": 1},
-        plan(DEPTH, kind=NOSINK_BIDIRECTIONAL, k=1, other_kind=NOSINK_FORWARD),
+        plan_upper_layers(DEPTH, kind=NOSINK_BIDIRECTIONAL, k=1, other_kind=NOSINK_FORWARD),
     ),
     (
         {"setting": "mask0&bidir", "k": 3, "k0": 2},
-        plan(DEPTH, k=3, k0=2),
+        plan_upper_layers(DEPTH, k=3, k0=2),
     ),
     (
         {"setting": "inter-back", "k": 2},
-        plan(DEPTH, "inter", BACKWARD, 2),
+        plan_upper_layers(DEPTH, "inter", BACKWARD, 2),
     ),
     (
         {"setting": "inter-bidir", "k": [0, 2]},
@@ -217,15 +210,15 @@ CASES: list[tuple[dict[str, Any], Plan]] = [
     ),
     (
         {"setting": "inter-bidir", "k": 2, "implementation": "authors"},
-        plan(DEPTH, "inter", k=2, variant="published"),
+        plan_upper_layers(DEPTH, "inter", k=2, variant="published"),
     ),
     (
         {"setting": "extra-bidir", "k": 2, "implementation": "authors"},
-        plan(DEPTH, "extra", k=2, variant="published"),
+        plan_upper_layers(DEPTH, "extra", k=2, variant="published"),
     ),
     (
         {"setting": "extend-bidir", "k": 2},
-        plan(DEPTH, "extend", k=2),
+        plan_upper_layers(DEPTH, "extend", k=2),
     ),
     (
         {"setting": "mask0-bidir", "k": [1], "m": 2},
@@ -233,7 +226,7 @@ CASES: list[tuple[dict[str, Any], Plan]] = [
     ),
     (
         {"setting": "rerouted", "k": 2},
-        plan(DEPTH, kind="rerouted", k=2),
+        plan_upper_layers(DEPTH, kind="rerouted", k=2),
     ),
 ]
 
@@ -260,7 +253,7 @@ def test_settings_equal_layers_run_one_by_one(
     changes: list[float] = []
     for text, vector in zip(TEXTS, encoded(model), strict=True):
         text_layout, plain_states, _ = oracle(path, text, (None,))
-        converted_states, _ = run_plan(double(path), text_layout.ids, oracle_plan)
+        converted_states, _ = run_plan(float64_model(path), text_layout.ids, oracle_plan)
         expected = reference.classical(converted_states, text_layout, "mean")
         assert_close(vector, expected)
         plain_vector = reference.classical(plain_states, text_layout, "mean")
@@ -290,7 +283,9 @@ def test_nosink_with_windows_caps_and_sinks(
     for text, vector in zip(TEXTS_FOR_WINDOWS, encoded(model, TEXTS_FOR_WINDOWS), strict=True):
         text_layout, _, _ = oracle(path, text, (None,))
         assert text != "a" or len(text_layout.ids) == 1
-        hidden_states, _ = hooked(double(path), text_layout.ids, oracle_plan, windows_of(base_name))
+        hidden_states, _ = hooked(
+            float64_model(path), text_layout.ids, oracle_plan, windows_of(base_name)
+        )
         assert_close(vector, reference.classical(hidden_states, text_layout, "mean"))
 
 
@@ -310,7 +305,7 @@ def test_reba_takes_every_run_of_every_layer(
     for text, vector in zip(TEXTS_FOR_WINDOWS, encoded(model, TEXTS_FOR_WINDOWS), strict=True):
         text_layout, _, _ = oracle(path, text, (None, None))
         hidden_states, attention_maps = hooked(
-            double(path), text_layout.ids, oracle_plan, windows_of(base_name)
+            float64_model(path), text_layout.ids, oracle_plan, windows_of(base_name)
         )
         fused_attention = reference.symmetrized_max(attention_maps)
         if "implementation" in options:

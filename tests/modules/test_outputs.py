@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 from marks import Base
-from oracle import assert_close, double
+from oracle import assert_close, float64_model
 from pipelines import build, encoded, features_of
 from torch import Tensor
 
@@ -58,7 +58,7 @@ def test_outputs_are_the_mean_over_layers(
         token_ids = features["input_ids"][row][:row_length].tolist()
         layers = slice(first_layer - 1, last_layer)
         with torch.no_grad():
-            reference_model: Any = double(path)
+            reference_model: Any = float64_model(path)
             outputs = attention_outputs(reference_model, token_ids)
             expected_vector = torch.stack(outputs[layers]).mean(dim=0)[-1]
             if base_name == "gemma2":

@@ -10,7 +10,7 @@ import pytest
 import reference
 import torch
 from marks import Base
-from oracle import TEXTS, assert_close, double, oracle
+from oracle import TEXTS, Pieces, assert_close, float64_model, oracle
 from pipelines import build, encoded, features_of
 from reference import hidden_and_attention, symmetrized_max
 from reference_chunked import chunked_pooled, chunked_tokens, cut_into_pieces
@@ -19,8 +19,6 @@ from torch import Tensor
 from transformers import AutoModel
 
 from st_reba.modules import ChunkedReBAPooling, ReBAPooling, blocks, pieces
-
-Pieces = tuple[str | None, ...]
 
 TWO_COPIES: Pieces = (None, None)
 SPECIAL = {"include_special": True}
@@ -220,7 +218,7 @@ def test_pieces_equal_the_oracle(
 
     @cache
     def run_model(token_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        hidden_states, attention = hidden_and_attention(double(path), token_ids)
+        hidden_states, attention = hidden_and_attention(float64_model(path), token_ids)
         return hidden_states, symmetrized_max(attention)
 
     monkeypatch.setattr(pieces, "_POSITIONS", 64)  # several passes

@@ -11,7 +11,7 @@ import reference
 import torch
 import transformers
 from marks import Base
-from oracle import TEXTS, assert_close, double, oracle
+from oracle import TEXTS, assert_close, float64_model, oracle
 from pipelines import build, encoded
 from reference import hidden_and_attention, symmetrized_max
 from torch import Tensor
@@ -84,12 +84,14 @@ def test_inner_layers_equal_the_oracle(
     assert model.get_embedding_dimension() == model[0].get_embedding_dimension() == width
     for text, vector in zip(TEXTS, encoded(model), strict=True):
         text_layout, _, _ = oracle(path, text, (None, None))
-        layer_states = reference.layer_states(double(path), text_layout.ids, final_norm=final_norm)
+        layer_states = reference.layer_states(
+            float64_model(path), text_layout.ids, final_norm=final_norm
+        )
         states = joined_states(layer_states, first_layer, last_layer, join)
         if method == "echo":
             expected = reference.echo(states, text_layout, "mean")
         else:
-            _, attention = hidden_and_attention(double(path), text_layout.ids)
+            _, attention = hidden_and_attention(float64_model(path), text_layout.ids)
             fused_attention = symmetrized_max(attention[:left_layers])
             expected = reference.reba(states, fused_attention, text_layout, "mean")
         assert_close(vector, expected)
@@ -100,7 +102,7 @@ def test_inner_layers_equal_the_oracle(
     [
         ("gpt_neo", {"layer": 1}, "numbered layers"),
         ("bloom", {"read": "attention"}, "attention blocks"),
-        ("gemma3n_text", {"layer": 1}, "without those above"),
+        ("gemma3n_text", {"layer": 1}, "without the layers above it"),
         ("gemma3n_text", {"layer": [1, -1]}, "4-dimensional"),
         (
             "gemma3n_text",

@@ -18,6 +18,7 @@ import torch
 import transformers
 from gguf_writing import gguf_file
 from marks import Base, slow_but
+from oracle import assert_close, relative_error
 from pipelines import (
     assert_gradients,
     build,
@@ -122,12 +123,6 @@ def states(model: Any, texts: list[str] | None = None, **layout: Any) -> Tensor:
     return token_embeddings
 
 
-def difference(actual: Tensor, expected: Tensor) -> float:
-    """The largest, relative to the scale of the expected states."""
-    largest_difference = (actual - expected).abs().max()
-    return float(largest_difference / expected.abs().max())
-
-
 def assert_shares(model: Any) -> None:
     """Rows run in several stages, and have the states of rows that run whole."""
     with counted_positions(model) as passes:
@@ -135,7 +130,7 @@ def assert_shares(model: Any) -> None:
     with whole_rows():
         whole_states = states(model)
     assert len(passes) > 1
-    assert difference(shared_states, whole_states) <= TOLERANCE
+    assert_close(shared_states, whole_states, TOLERANCE)
 
 
 @pytest.mark.parametrize(("base_name", "method"), slow_but(CASES, *QUICK, rows=True))
@@ -157,7 +152,7 @@ def test_a_prefix_may_be_of_any_length(base: Base, base_name: str, prefix_length
     assert passes[0] == prefix_length
     assert len(passes) == 2
     with whole_rows():
-        assert difference(shared_states, states(model)) <= TOLERANCE
+        assert_close(shared_states, states(model), TOLERANCE)
 
 
 def test_what_is_shared_is_computed_once(base: Base) -> None:
@@ -221,8 +216,8 @@ def test_a_prefix_runs_again_where_weights_have_changed(
         changed_states = model[0](features)["token_embeddings"]
         with whole_rows():
             whole_states = model[0](features)["token_embeddings"]
-    assert difference(original_states, whole_states) > 1e-3
-    assert difference(changed_states, whole_states) <= TOLERANCE
+    assert relative_error(original_states, whole_states) > 1e-3
+    assert_close(changed_states, whole_states, TOLERANCE)
 
 
 @pytest.mark.parametrize("template", [QUESTION, QUESTIONS[:1] * 2], ids=["one question", "two"])
@@ -325,11 +320,11 @@ def test_a_prompt_and_fields_are_a_prefix_too(
     assert len(passes) == 2
     with whole_rows():
         whole_vectors = encoded(model, TEXTS, **encode_options)
-    assert difference(shared_vectors, whole_vectors) <= TOLERANCE
+    assert_close(shared_vectors, whole_vectors, TOLERANCE)
 
 
 def test_a_batch_of_other_code_may_mix_prefixes(base: Base) -> None:
-    """Its rows are looked at, whoever made them; what they do not share runs whole."""
+    """The rows themselves are compared, whatever code made them; rows that do not share a prefix run whole."""
     by_task = {
         "query": "Query: {text} is",
         "document": "Document of some length: {text} is",
@@ -351,8 +346,8 @@ def test_a_batch_of_other_code_may_mix_prefixes(base: Base) -> None:
         with whole_rows():
             query_states = model[0](dict(query_rows))["token_embeddings"]
             document_states = model[0](dict(document_rows))["token_embeddings"]
-    assert difference(mixed_states[:2, : query_states.shape[1]], query_states) <= TOLERANCE
-    assert difference(mixed_states[2:, : document_states.shape[1]], document_states) <= TOLERANCE
+    assert_close(mixed_states[:2, : query_states.shape[1]], query_states, TOLERANCE)
+    assert_close(mixed_states[2:, : document_states.shape[1]], document_states, TOLERANCE)
 
 
 def pad_to(rows: Tensor, width: int) -> Tensor:
@@ -398,7 +393,7 @@ def test_rows_share_anew_after_training(base: Base) -> None:
     model[0].model.get_input_embeddings().weight.data.mul_(1.5)
     changed_vectors = encoded(model.eval(), TEXTS)
     with whole_rows():
-        assert difference(changed_vectors, encoded(model, TEXTS)) <= TOLERANCE
+        assert_close(changed_vectors, encoded(model, TEXTS), TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -444,7 +439,7 @@ def test_rows_share_with_any_attention_implementation(
     with whole_rows():
         whole_states = states(model)
     assert model[0].can_share()
-    assert difference(states(model), whole_states) <= TOLERANCE
+    assert_close(states(model), whole_states, TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -454,14 +449,14 @@ def test_shared_rows_of_16_bits_are_as_close_to_float32_as_whole_rows(
     exact_states = states(build(base("llama"), "prompteol", template=QUESTION))
     model: Any = build(base("llama"), "prompteol", template=QUESTION, dtype=dtype)
     with whole_rows():
-        rounding = difference(states(model).float(), exact_states)
+        rounding = relative_error(states(model).float(), exact_states)
     assert model[0].can_share()
-    assert difference(states(model).float(), exact_states) <= 2 * rounding
+    assert relative_error(states(model).float(), exact_states) <= 2 * rounding
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 @pytest.mark.parametrize("base_name", ["llama", "gemma3_text"])
-def test_shared_rows_of_quantized_weights(base: Base, base_name: str, quantization: str) -> None:
+def test_rows_share_with_quantized_weights(base: Base, base_name: str, quantization: str) -> None:
     pytest.importorskip("bitsandbytes")
     options: dict[str, Any] = {"quantization": quantization, "dtype": "float32"}
     assert_shares(build(base(base_name), "prompteol", template=QUESTIONS, **options))
@@ -512,7 +507,7 @@ def test_a_compiled_decoder_shares(base: Base) -> None:
         shared_states = states(model)
     torch._dynamo.reset()
     assert len(passes) > 1
-    assert difference(shared_states, whole_states) <= TOLERANCE
+    assert_close(shared_states, whole_states, TOLERANCE)
 
 
 def test_a_model_that_keeps_other_states_is_not_shared(tmp_path: Path) -> None:

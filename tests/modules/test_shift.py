@@ -34,21 +34,29 @@ def test_folder_without_weights_is_refused(tmp_path: Path) -> None:
         QueryShift.load(str(tmp_path))
 
 
-def test_a_saved_shift_loads_and_one_larger_than_its_weights_is_refused(
-    tmp_path: Path,
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """A saved model that ends with a shift."""
+    model = st_reba.build("mini", "classical", device="cpu")
+    modules = [*model, QueryShift(192, torch.ones(192))]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path))
+    return tmp_path
+
+
+def test_a_saved_shift_is_loaded(model_folder: Path) -> None:
+    loaded_model = st_reba.load(model_folder, device="cpu")
+    assert torch.equal(loaded_model[-1].shift, torch.ones(192))
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [("10000000000", "is not a value of a QueryShift"), ("1000000", "configuration asks for")],
+)
+def test_a_shift_larger_than_its_weights_is_refused(
+    model_folder: Path, size: str, message: str
 ) -> None:
     """Before memory is taken for what the configuration asks for."""
-    model = st_reba.build("mini", "classical", device="cpu")
-    shift = QueryShift(192, torch.ones(192))
-    SentenceTransformer(modules=[*model, shift], device="cpu").save_pretrained(str(tmp_path))
-    loaded = st_reba.load(tmp_path, device="cpu")
-    assert torch.equal(loaded[-1].shift, shift.shift)
-    config = tmp_path / "3_QueryShift" / "config.json"
-    saved = config.read_text()
-    for size, message in (
-        ("10000000000", "is no value of a QueryShift"),
-        ("1000000", "configuration asks for"),
-    ):
-        config.write_text(saved.replace("192", size))
-        with pytest.raises(ValueError, match=message):
-            st_reba.load(tmp_path)
+    config_path = model_folder / "3_QueryShift" / "config.json"
+    config_path.write_text(config_path.read_text().replace("192", size))
+    with pytest.raises(ValueError, match=message):
+        st_reba.load(model_folder)

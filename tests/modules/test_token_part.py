@@ -121,7 +121,7 @@ CHANGES = {
     "too many dimensions": (
         '"in_features": 192',
         '"in_features": 10000000000',
-        "is no value of a TokenPart",
+        "is not a value of a TokenPart",
     ),
     "other weights": ('"dimensions": 192', '"dimensions": 100000', "configuration asks for"),
 }

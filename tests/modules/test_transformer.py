@@ -20,7 +20,7 @@ import torch
 from architectures import TOKENIZERS
 from marks import Base
 from oracle import assert_close, oracle
-from pipelines import build, build_pipeline, encoded, features_of
+from pipelines import build, build_pipeline, encoded, features_of, save_and_load
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from tokenizers import normalizers, pre_tokenizers
@@ -47,12 +47,13 @@ def test_bfloat16_products_of_few_processors_are_switched_off(
         assert not getattr(module, "support_avx512bf16_for_cpu", False)
 
 
-def test_soft_caps_need_the_packages_attention_and_no_keys_are_kept(
-    base: Base,
-) -> None:
+def test_soft_caps_need_the_packages_attention(base: Base) -> None:
     transformer = RepeatTransformer(base("gemma2"))
     assert transformer.model.config._attn_implementation == "st_reba"
-    assert not transformer.config.use_cache
+
+
+def test_no_keys_are_kept(base: Base) -> None:
+    assert not RepeatTransformer(base("gemma2")).config.use_cache
 
 
 def test_more_than_64_copies_are_refused(base: Base) -> None:
@@ -376,11 +377,6 @@ def test_a_changed_tokenizer_reads_the_template_too(
     assert abs(changed_vector - original_vector).max() > 1e-3
     loaded_model = save_and_load(model, tmp_path / "saved")
     assert abs(loaded_model.encode(text) - changed_vector).max() < 1e-6
-
-
-def save_and_load(model: SentenceTransformer, folder: Path) -> SentenceTransformer:
-    model.save_pretrained(str(folder))
-    return SentenceTransformer(str(folder), device="cpu")
 
 
 def test_a_token_without_an_embedding_is_refused_and_the_remedy_helps() -> None:

@@ -478,7 +478,7 @@ def test_a_card_describes_a_graph_for_all_texts(
 def test_a_card_describes_a_graph_for_queries(
     base: Base, tmp_path: Path, export_untraced: Callable[[Any, Path, Any], Path]
 ) -> None:
-    """Its tokenizer makes no token of an empty text, which is no golden text then."""
+    """Its tokenizer makes no token of an empty text, which is not a golden text then."""
     model = build(
         base("gpt2", "plain"),
         "echo",

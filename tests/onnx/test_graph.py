@@ -11,6 +11,7 @@ import pytest
 import torch
 from marks import Base, slow_but
 from numpy.typing import NDArray
+from oracle import assert_close
 from pipelines import PIPELINES
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
@@ -113,11 +114,6 @@ def build(base: str, **options: Any) -> SentenceTransformer:
     return st_reba.build(base, dtype="float32", device="cpu", check=False, **options)
 
 
-def assert_near(vectors: Vectors, expected_vectors: Vectors) -> None:
-    difference = np.abs(vectors - expected_vectors).max() / np.abs(expected_vectors).max()
-    assert difference < 1e-5
-
-
 @pytest.mark.parametrize(
     ("architecture", "tokenizer", "method_name"),
     slow_but(cases(), "gpt_oss", "qwen3", ("gemma2", "cls_sep", "reba last"), rows=True),
@@ -129,10 +125,10 @@ def test_a_graph_gives_the_models_vectors(
     attention_before = model[0].model.config._attn_implementation
     expected_vectors = model.encode(TEXTS)
     graph = EmbeddingGraph(model)
-    assert_near(graph_vectors(graph, TEXTS, "right"), expected_vectors)
-    assert_near(graph_vectors(graph, TEXTS, "left"), expected_vectors)
+    assert_close(graph_vectors(graph, TEXTS, "right"), expected_vectors)
+    assert_close(graph_vectors(graph, TEXTS, "left"), expected_vectors)
     for row in (0, 2):
-        assert_near(graph_vectors(graph, [TEXTS[row]]), expected_vectors[row : row + 1])
+        assert_close(graph_vectors(graph, [TEXTS[row]]), expected_vectors[row : row + 1])
     # The model is as it was.
     assert model[0].model.config._attn_implementation == attention_before
     assert np.array_equal(model.encode(TEXTS), expected_vectors)
@@ -141,7 +137,7 @@ def test_a_graph_gives_the_models_vectors(
 @pytest.mark.parametrize("texts", [["", "not empty"], [""]])
 def test_an_empty_text_has_the_models_vector(texts: list[str], base: Base) -> None:
     model = build(base("qwen3", "bos_eos"), pooling="mean")
-    assert_near(graph_vectors(EmbeddingGraph(model), texts, "left"), model.encode(texts))
+    assert_close(graph_vectors(EmbeddingGraph(model), texts, "left"), model.encode(texts))
 
 
 def test_a_row_of_padding_alone_is_an_empty_text(base: Base) -> None:
@@ -150,7 +146,7 @@ def test_a_row_of_padding_alone_is_an_empty_text(base: Base) -> None:
     input_ids = torch.tensor([[5, 6, 7], [5, 5, 5]])
     attention_mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
     vectors = run(EmbeddingGraph(model), input_ids, attention_mask)
-    assert_near(vectors[1], model.encode(""))
+    assert_close(vectors[1], model.encode(""))
 
 
 INSTRUCTED = {
@@ -167,9 +163,9 @@ INSTRUCTED = {
 def test_a_graph_holds_the_prompt_of_its_task(model_options: dict[str, Any], base: Base) -> None:
     model = build(base("qwen3"), **model_options)
     query_graph = EmbeddingGraph(model, "query")
-    assert_near(graph_vectors(query_graph, TEXTS), model.encode_query(TEXTS))
+    assert_close(graph_vectors(query_graph, TEXTS), model.encode_query(TEXTS))
     document_graph = EmbeddingGraph(model, "document")
-    assert_near(graph_vectors(document_graph, TEXTS), model.encode_document(TEXTS))
+    assert_close(graph_vectors(document_graph, TEXTS), model.encode_document(TEXTS))
     with pytest.raises(ValueError, match="task="):
         EmbeddingGraph(model)
 
@@ -266,7 +262,38 @@ def test_a_graph_holds_the_template_of_its_task(base: Base, task: Any) -> None:
         "similarity": model.encode,
     }
     vectors = graph_vectors(EmbeddingGraph(model, task), TEXTS)
-    assert_near(vectors, encoders[task](TEXTS))
+    assert_close(vectors, encoders[task](TEXTS))
+
+
+SIMILARITY_FIELD = {
+    "query": 'Q "{text}":"',
+    "document": 'D "{text}":"',
+    "similarity": '{style} "{text}":"',
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "task", "remedy"),
+    [
+        (SIMILARITY_FIELD, None, r"Give task='query', .* \(--task\)"),
+        (SIMILARITY_FIELD, "similarity", "Build it with .* in place of {style}"),
+        ('{style} "{text}":"', None, "Build it with .* in place of {style}"),
+        ('{instruction} "{text}":"', None, "Build it with instruction="),
+    ],
+    ids=["in one task", "in the exported task", "in all tasks", "the instruction"],
+)
+def test_a_field_without_a_value_is_refused_with_a_remedy(
+    base: Base, template: Any, task: Any, remedy: str
+) -> None:
+    model = st_reba.build(base("deep"), "prompteol", template=template)
+    with pytest.raises(ValueError, match=remedy):
+        EmbeddingGraph(model, task)
+
+
+def test_a_task_without_the_field_is_exported(base: Base) -> None:
+    model = st_reba.build(base("deep"), "prompteol", template=SIMILARITY_FIELD)
+    vectors = graph_vectors(EmbeddingGraph(model, "query"), TEXTS)
+    assert_close(vectors, model.encode_query(TEXTS))
 
 
 @pytest.mark.parametrize("task", ["query", "document"])
@@ -280,7 +307,7 @@ def test_a_graph_shifts_queries_alone(base: Base, task: Any) -> None:
         "document": shifted_model.encode_document,
     }
     vectors = graph_vectors(EmbeddingGraph(shifted_model, task), TEXTS)
-    assert_near(vectors, encoders[task](TEXTS))
+    assert_close(vectors, encoders[task](TEXTS))
     message = "treats a query otherwise.*task='query', 'document' or 'similarity'"
     with pytest.raises(ValueError, match=message):
         EmbeddingGraph(shifted_model)
@@ -304,6 +331,6 @@ def test_a_graph_appends_the_vectors_of_tokens(base: Base, task: Any) -> None:
     # A graph gets no token of what was cut.
     whole_texts = [text for text in TEXTS if len(text) < 100] + [""]
     vectors = graph_vectors(EmbeddingGraph(model, task), whole_texts)
-    assert_near(vectors, encoders[task](whole_texts))
+    assert_close(vectors, encoders[task](whole_texts))
     with pytest.raises(ValueError, match="treats a query otherwise"):
         EmbeddingGraph(model)

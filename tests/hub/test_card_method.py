@@ -1,0 +1,221 @@
+"""What a card says of filters, norms, cut vectors and prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from marks import Base
+from sentence_transformers import SentenceTransformer
+
+import st_reba
+from st_reba.hub import save
+from st_reba.hub.card import card_values
+from st_reba.hub.card_base import describe_base
+from st_reba.hub.card_method import describe_input, describe_method
+
+TEXTS = [f"{name} sells {number} books." for name in ("Ann", "王芳", "Tom") for number in range(40)]
+INSTRUCTION_OF_QUERIES = {"query": "Find it", "document": "Doc: "}
+
+
+@pytest.fixture(scope="module")
+def search_model() -> SentenceTransformer:
+    model = st_reba.build("mini", device="cpu")
+    return st_reba.fit_filter(model, TEXTS, "whiten", power=0.25, queries=True, tokens=True)
+
+
+@pytest.fixture(scope="module")
+def cut_model() -> SentenceTransformer:
+    return st_reba.build("mini", "echo", truncate_dim=64, device="cpu")
+
+
+def card_of(model: SentenceTransformer, folder: Path) -> str:
+    save(model, folder, golden=False)
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_recipe_of_a_filtered_model_builds_it_without_the_filter(
+    search_model: SentenceTransformer, tmp_path: Path
+) -> None:
+    card = card_of(search_model, tmp_path / "model")
+    recipe_text = card.split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "recipe.yaml").write_text(recipe_text, encoding="utf-8")
+    rebuilt_model = st_reba.build(tmp_path / "recipe.yaml", device="cpu")
+    unfiltered_model = st_reba.build("mini", device="cpu")
+    expected_vector = unfiltered_model.encode_query("猫在睡觉")
+    assert np.array_equal(rebuilt_model.encode_query("猫在睡觉"), expected_vector)
+    assert "builds the model by `st-reba build recipe.yaml my_model`, without its filter:" in card
+    assert "- `filter`" not in card
+    assert "| filter | a linear map of 192 to 192 dimensions, fitted on texts |" in card
+
+
+@pytest.mark.parametrize(
+    ("base_name", "states"),
+    [
+        ("llama", "the mean of the attention outputs of layers 2 to 3"),
+        (
+            "gemma3_text",
+            "the sum of two unit vectors: that of the mean of the attention outputs of layers 2 to 3, and that of"
+            " their mean behind the norms that follow them,",
+        ),
+    ],
+)
+@pytest.mark.parametrize("template", [None, "{topic}: {text}"])
+def test_norms_behind_the_attention_are_told(
+    base: Base, base_name: str, states: str, template: str | None
+) -> None:
+    options = {} if template is None else {"template": template}
+    model = st_reba.build(base(base_name), "prompteol", read="attention", device="cpu", **options)
+    assert describe_method(model, describe_base(model[0])).states == states
+
+
+def test_a_card_of_cut_vectors_does_not_claim_their_length(
+    cut_model: SentenceTransformer, tmp_path: Path
+) -> None:
+    card = card_of(cut_model, tmp_path / "model")
+    assert "| dimensions | 64, the first of 192, length not scaled |" in card
+    assert "s     = s / |s|\ntext  = the first 64 dimensions of s\n" in card
+    vector = cut_model.encode("猫在睡觉")
+    assert vector.shape == (64,)
+    assert np.linalg.norm(vector) < 0.99
+
+
+def test_the_command_of_a_card_cuts_vectors_too(
+    cut_model: SentenceTransformer, tmp_path: Path
+) -> None:
+    card = card_of(cut_model, tmp_path / "model")
+    command = "st-reba build recipe.yaml my_model --set truncate_dim=64"
+    assert f"builds the model by `{command}`:" in card
+    recipe = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
+    assert recipe == {"base": "mini", "method": "echo"}
+
+
+def test_cut_vectors_have_a_name_of_their_own(
+    cut_model: SentenceTransformer, tmp_path: Path
+) -> None:
+    """Results are kept by it."""
+    save(cut_model, tmp_path / "model", golden=False)
+    names: set[str | None] = set()
+    for dimension in (None, 64, 65):
+        with cut_model.truncate_embeddings(dimension):
+            names.add(card_values(cut_model, tmp_path / "model").card_data.model_name)
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize("dimension", [None, 192, 500])
+def test_vectors_that_are_not_cut_have_length_1(
+    cut_model: SentenceTransformer, tmp_path: Path, dimension: int | None
+) -> None:
+    save(cut_model, tmp_path / "model", golden=False)
+    with cut_model.truncate_embeddings(dimension):
+        values = card_values(cut_model, tmp_path / "model")
+    assert values.is_normalized
+    assert values.whole_dimension is None
+    assert values.method.formula[-1] == "text  = s / |s|"
+
+
+@pytest.mark.parametrize(
+    ("template", "prompts", "default_name", "expected_lines"),
+    [
+        (
+            "echo-instruct",
+            INSTRUCTION_OF_QUERIES,
+            None,
+            [
+                "A prompt that is given to `encode_document` stands before all else but the special tokens; it is "
+                "seen, and not pooled.",
+                'Prompt `query`, where the template has `{instruction}`: `"Find it"`.',
+                'Prompt `document`, before all else but the special tokens: `"Doc: "`.',
+            ],
+        ),
+        (
+            "{instruction} {text} {text}",
+            INSTRUCTION_OF_QUERIES,
+            None,
+            [
+                'Prompt `query`, where the template has `{instruction}`: `"Find it"`.',
+                'Prompt `document`, where the template has `{instruction}`: `"Doc: "`.',
+            ],
+        ),
+        (
+            "echo-instruct",
+            {"other": "Find it"},
+            None,
+            [
+                "A prompt that is given to `encode_document` stands before all else but the special tokens; it is "
+                "seen, and not pooled.",
+                'Prompt `other`, where the template has `{instruction}`: `"Find it"`.',
+            ],
+        ),
+        (
+            {"query": "{text}{text}", "document": "{instruction} {text}{text}"},
+            {"other": "Find it"},
+            "other",
+            [
+                "A prompt that is given to `encode_query` stands before all else but the special tokens; it is "
+                "seen, and not pooled.",
+                "Prompt `other`, where a template has `{instruction}`, and else before all else but the special "
+                'tokens: `"Find it"`.',
+            ],
+        ),
+        (
+            "echo",
+            INSTRUCTION_OF_QUERIES,
+            None,
+            [
+                "A prompt that is given to `encode` stands before all else but the special tokens; it is seen, and "
+                "not pooled.",
+                'Prompt `query`, before all else but the special tokens: `"Find it"`.',
+                'Prompt `document`, before all else but the special tokens: `"Doc: "`.',
+            ],
+        ),
+    ],
+    ids=["of queries", "of all", "by name", "default", "in front"],
+)
+def test_the_place_of_a_prompt_is_that_in_its_tasks_template(
+    template: Any, prompts: dict[str, str], default_name: str | None, expected_lines: list[str]
+) -> None:
+    model = build_echo(template, prompts)
+    if default_name is not None:
+        # Prompts that sentence-transformers adds by itself would go before the default one.
+        model.prompts = dict(prompts)
+        model.default_prompt_name = default_name
+    lines = describe_input(model).layout_lines
+    assert [line for line in lines if line.lower().startswith(("prompt", "a prompt"))] == (
+        expected_lines
+    )
+
+
+def build_echo(template: Any, prompts: dict[str, str]) -> SentenceTransformer:
+    return st_reba.build("mini", "echo", template=template, prompts=prompts, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "query_arguments", "document_arguments"),
+    [
+        ({}, ', instruction="…", topic="…"', ', instruction="…"'),
+        ({"query": "Find it"}, ', topic="…"', ', instruction="…"'),
+        (INSTRUCTION_OF_QUERIES, ', topic="…"', ""),
+    ],
+)
+def test_the_example_gives_the_fields_that_no_saved_prompt_fills(
+    prompts: dict[str, str], query_arguments: str, document_arguments: str
+) -> None:
+    template = {
+        "query": "{instruction} {topic} {text}{text}",
+        "document": "{instruction} {text}{text}",
+    }
+    description = describe_input(build_echo(template, prompts))
+    assert description.query_arguments == query_arguments
+    assert description.document_arguments == document_arguments
+
+
+def test_the_saved_prompt_in_a_template_counts_as_part_of_the_input() -> None:
+    model = build_echo("echo-instruct", INSTRUCTION_OF_QUERIES)
+    limits = {limit.subject: limit for limit in describe_input(model).limits}
+    layout = model[0].row_layouts("Find it", "query")[0]
+    assert limits["a query"].overhead == layout.overhead
+    assert limits["a query"].longest_text == model[0].budget("Find it", "query")
