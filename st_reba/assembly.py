@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from . import modules
-from .backbones import check_backbone, cut_layers
+from .backbones import check_backbone, cut_layers, most_equal_positions
 from .bases import check_device, check_loading
 from .filters import Filter, with_filter
 from .loaded_base import LoadedBase
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 # Options of `build` that sentence-transformers' constructor does not take.
 _OWN_OPTIONS = ("tokenizer", "dtype", "quantization", "gguf_file")
-# Its options that load the base, and mean nothing to a model that is put together.
+# Options of that constructor that load a base, and mean nothing to a model built from modules.
 _OPTIONS_OF_BASE = ("revision", *KWARGS_OPTIONS)
 _CONSTRUCTOR_OPTIONS = set(signature(SentenceTransformer).parameters)
 _CONSTRUCTOR_OPTIONS -= {"model_name_or_path", "modules", "backend", "kwargs", "args"}
@@ -75,7 +75,7 @@ class Assembly:
         for option_name in sorted(loading.keys() - _CONSTRUCTOR_OPTIONS):
             if option_name not in _OWN_OPTIONS:
                 raise ValueError(
-                    f"{option_name}={loading[option_name]!r} is no option of {self.method.name} or of loading."
+                    f"{option_name}={loading[option_name]!r} is not an option of {self.method.name} or of loading."
                 )
         check_loading(request.base, loading)
         check_device(loading.get("device"))
@@ -97,7 +97,7 @@ class Assembly:
         return with_filter(model, Filter.load(self.method.filter))
 
     def _convert_embedder(self, base: NamedBase) -> SentenceTransformer:
-        """A model of sentence-transformers with its own input and pooling, whose layers have other masks."""
+        """Change the layers' masks in a sentence-transformers model; its input and pooling stay."""
         fixed_options = {**self.method.to_dict(), "tokenizer": base.tokenizer}
         fixed_options |= {"quantization": base.quantization, "gguf_file": base.gguf_name}
         for option_name in sorted(fixed_options.keys() - {"name", "implementation", *MASK_OPTIONS}):
@@ -119,8 +119,8 @@ class Assembly:
                 f"base={base.name!r} reads the hidden states of every layer. Give pooling=…."
             )
         if base.files.find("config.json"):
-            # Loaded as other bases are, which tells what weights are missing, and of which type
-            # they are.
+            # Loaded like any other base, to learn which weights are missing, and in which type they
+            # are stored.
             transformer.model = None
             loaded_transformer: Any = base.load()
             transformer.model = loaded_transformer.model.to(base.device or get_device_name())
@@ -154,7 +154,7 @@ class Assembly:
         self, model: SentenceTransformer, transformer: RepeatTransformer, task: str
     ) -> None:
         """Refuse a template that leaves no room, and templates whose vectors cancel each other."""
-        # Fields may get their values with the text: here any will do.
+        # Fields may get their values with each text: here any value will do.
         field_values: dict[str, Any] = dict.fromkeys(transformer.fields(task), "-")
         token_budget = transformer.budget(task=task, **field_values)
         chunk = self.method.chunk
@@ -170,11 +170,11 @@ class Assembly:
             and not model.encode(["A text."], **field_values).any()
         ):
             raise ValueError(
-                f"weights={self.method.weights}: the vectors of the templates cancel each other."
+                f"weights={self.method.weights}: the vectors of the templates cancel each other out."
             )
 
     def _make_transformer(self) -> RepeatTransformer:
-        """The first module: the base, with a template, what is read of its layers, and their masks."""
+        """Make the first module: the base, its template and masks, and what is read from it."""
         loaded_transformer = self.base.load()
         self._place_on_device(loaded_transformer)
         reads_attention = self.method.read == "attention"
@@ -184,7 +184,7 @@ class Assembly:
             and not shows_attention(loaded_transformer.model)
         ):
             logger.warning(
-                "The attention outputs of %s cannot be read. Its states are: read='states'.",
+                "The attention outputs of %s cannot be read. Its states are read instead: read='states'.",
                 self.base.name,
             )
             self.method = replace(self.method, read="states")
@@ -200,6 +200,7 @@ class Assembly:
         )
         if method.max_seq_length is not None:
             transformer.max_seq_length = method.max_seq_length
+        _limit_positions(method, transformer)
         _check_template(method, transformer)
         return transformer
 
@@ -214,7 +215,7 @@ class Assembly:
             )
 
     def _wrap(self, transformer: Transformer, **module_options: Any) -> RepeatTransformer:
-        """Our module around a Transformer's model, with the method's masks."""
+        """Put a Transformer's model into our module, with the method's masks."""
         method = self.method
         method_recipe = method.to_dict()
         method_recipe.pop("filter", None)
@@ -252,10 +253,28 @@ def _without(options: Options, dropped_names: tuple[str, ...]) -> dict[str, Any]
     return {name: value for name, value in options.items() if name not in dropped_names}
 
 
+def _limit_positions(method: Method, transformer: RepeatTransformer) -> None:
+    """Let the model read no text that would change the vectors of others in its batch."""
+    limit = most_equal_positions(transformer.config)
+    if limit is None:
+        return
+    if method.max_seq_length is not None and method.max_seq_length > limit:
+        raise ValueError(
+            f"max_seq_length={method.max_seq_length}: beyond {limit} positions, a text changes the vectors "
+            f"of others in its batch. Give {limit} at most."
+        )
+    tokenizer = transformer.text_tokenizer
+    tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
+
+
 def _cut_to_reading(
     method: Method, loaded_transformer: RepeatTransformer
 ) -> dict[str, object] | None:
-    """Cut off the layers that are not read; what is read in place of the last layer's states."""
+    """Cut off the layers that are not read.
+
+    Returns:
+        What to read instead of the last layer's states; None: those.
+    """
     reads_attention = method.read == "attention"
     if method.layer is None and not reads_attention:
         return None

@@ -1,4 +1,4 @@
-"""The decoder of a base: what can be embedded, sharing its weights, and leaving its lowest layers only."""
+"""The decoder of a base: check that it can embed, share its weights, cut off its upper layers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .modules.layers import first_output, layers_of
 from .modules.layout import decoder_of
 from .modules.selfcheck import run_ids
 
-# Inputs that a text alone gives.
+# Inputs that can be made from a text alone.
 _INPUTS_OF_TEXT = {"input_ids", "attention_mask", "position_ids", "use_cache"}
-# Settings of configurations that are lists, but not of a value for each layer.
+# Settings that are lists, but do not hold one value per layer.
 _OTHER_LISTS = ("architectures", "token_id")
 _LEAST_DIFFERENCE = 1e-6
 
@@ -24,7 +24,7 @@ def check_backbone(model: PreTrainedModel, name: str) -> None:
     """Refuse a model unless it is a single stack of whole layers that takes texts alone."""
     problem = _find_problem(model) or _find_quantization_problem(model)
     if problem is None and _has_embeddings_on_disk(model):
-        problem = "has its embeddings on disk, by its device_map. Map them to a device"
+        problem = "has its embeddings on disk, because of its device_map. Map them to a device"
     if problem is not None:
         raise ValueError(f"base={name!r}: {type(model).__name__} {problem}.")
 
@@ -35,7 +35,7 @@ def _find_problem(model: PreTrainedModel) -> str | None:
         return "is an encoder-decoder. Use a decoder-only base"
     depth = getattr(model_config.get_text_config(), "num_hidden_layers", None)
     if not isinstance(depth, int):
-        return "is no single stack of layers. Use a decoder-only base"
+        return "is not a single stack of layers. Use a decoder-only base"
     if model.get_output_embeddings() is not None:  # type: ignore[no-untyped-call]
         return "gives the outputs of a head. Save its decoder alone"
     other_inputs: list[str] = []
@@ -44,7 +44,22 @@ def _find_problem(model: PreTrainedModel) -> str | None:
         if not is_optional and parameter.name not in _INPUTS_OF_TEXT:
             other_inputs.append(parameter.name)
     if other_inputs:
-        return f"needs {', '.join(other_inputs)!r} beside a text. Save its text decoder alone"
+        return f"needs {', '.join(other_inputs)!r} besides a text. Save its text decoder alone"
+    return None
+
+
+def most_equal_positions(config: PretrainedConfig) -> int | None:
+    """Positions up to which a text's vector does not depend on its batch; None: there is no limit.
+
+    With "longrope", one text of more positions gives other rotary factors to the whole batch.
+    """
+    text_config: Any = config.get_text_config()
+    rope_parameters = getattr(text_config, "rope_parameters", None) or {}
+    # Some models have several, by the type of a layer.
+    for rope in (rope_parameters, *rope_parameters.values()):
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            limit = rope.get("original_max_position_embeddings")
+            return limit or getattr(text_config, "original_max_position_embeddings", None)
     return None
 
 
@@ -86,9 +101,9 @@ def share_backbone(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def cut_layers(model: PreTrainedModel, layer: int) -> None:
-    """Leave the layers up to one, counted from 1; the final norm follows the last of them.
+    """Keep only the layers up to one of them, counted from 1; the final norm follows that one.
 
-    Layer 0, the embeddings, is what enters the first, which stays.
+    Layer 0 means the embeddings, which are the input of layer 1, so layer 1 is kept.
     """
     decoder_layers = layers_of(model)
     depth = len(decoder_layers)
@@ -109,12 +124,12 @@ def cut_layers(model: PreTrainedModel, layer: int) -> None:
     except (RuntimeError, ValueError) as error:
         problem = " ".join(str(error).split())
         raise ValueError(
-            f"layer={layer}: {model_name} cannot run without those above. {problem}"
+            f"layer={layer}: {model_name} cannot run without the layers above it. {problem}"
         ) from error
     difference = float((hidden_states - expected_states).abs().max() / expected_states.abs().max())
     if not difference <= _LEAST_DIFFERENCE:  # or not a number
         raise ValueError(
-            f"layer={layer}: without those above, hidden states change by {difference:.1%}. Drop it."
+            f"layer={layer}: without the layers above it, hidden states change by {difference:.1%}. Drop it."
         )
 
 

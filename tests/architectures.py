@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
@@ -21,7 +22,9 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoTokenizer,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
@@ -49,6 +52,15 @@ _WINDOWS: dict[str, Any] = {
 }
 _GEMMA = {**_WINDOWS, "query_pre_attn_scalar": 8}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+# The most positions of Phi-3 with its short rotary factors.
+SHORT_POSITIONS = 40
+_LONG_ROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+    "original_max_position_embeddings": SHORT_POSITIONS,
+    "rope_theta": 10000.0,
+}
 # Name: model type and settings. All families but falcon_alibi and deep go by their model type.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": (
@@ -79,6 +91,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "multi_query": False,
             "new_decoder_architecture": False,
             "alibi": True,
+        },
+    ),
+    "phi3": (
+        "phi3",
+        {
+            **_GROUPS,
+            "rope_parameters": _LONG_ROPE,
+            "original_max_position_embeddings": SHORT_POSITIONS,
         },
     ),
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
@@ -160,6 +180,48 @@ def save(
         tokenizer = TOKENIZERS[tokenizer]()
     tokenizer.save_pretrained(folder)
     return Path(folder)
+
+
+def save_adapter(
+    base_folder: Path,
+    folder: Path,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    save_embeddings: bool | str = "auto",
+    **options: Any,
+) -> tuple[Path, Path]:
+    """Write an adapter whose every weight matters, and the same merged into its base by peft.
+
+    Args:
+        base_folder: The base.
+        folder: Gets a folder of each.
+        tokenizer: One with more tokens than the base, which is lengthened for it. It is saved with
+            both. None: the base's own is saved with the merged model.
+        save_embeddings: peft's ``save_embedding_layers``.
+        **options: peft's ``LoraConfig``.
+    """
+    peft = pytest.importorskip("peft")
+    settings = {"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+    config = peft.LoraConfig(**(settings | options))
+    is_headless = config.task_type == "FEATURE_EXTRACTION"
+    model_class: Any = AutoModel if is_headless else AutoModelForCausalLM
+    base_model = model_class.from_pretrained(base_folder, dtype=torch.float32)
+    adapter_folder, merged_folder = folder / "adapter", folder / "merged"
+    if tokenizer is None:
+        AutoTokenizer.from_pretrained(base_folder).save_pretrained(merged_folder)
+    else:
+        row_count = max(tokenizer.get_vocab().values()) + 1
+        assert row_count > len(base_model.get_input_embeddings().weight)
+        base_model.resize_token_embeddings(row_count, mean_resizing=False)
+        tokenizer.save_pretrained(adapter_folder)
+        tokenizer.save_pretrained(merged_folder)
+    model = peft.get_peft_model(base_model, config)
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.3 * parameter.requires_grad * torch.randn_like(parameter)
+    model.save_pretrained(adapter_folder, save_embedding_layers=save_embeddings)
+    model.merge_and_unload().save_pretrained(merged_folder)
+    return adapter_folder, merged_folder
 
 
 def lose(weight_file: Path, name_part: str) -> None:

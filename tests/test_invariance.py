@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import SHORT_POSITIONS
 from marks import Base, slow_but
 from oracle import assert_close
 from pipelines import PIPELINES, build, build_pipeline, encoded
+
+from st_reba.encode import encode_texts
 
 HOSTILE_TEXTS = (
     "",
@@ -25,7 +28,8 @@ HOSTILE_TEXTS = (
     "The river runs past the old mill and under the bridge. " * 12,
     "e\u0301" * 40,
 )
-# Every pipeline on one base, and at night on another, in turn.
+# Every pipeline on llama, and a few on others; the slow cases are all pipelines on three other bases
+# in turn.
 QUICK = [
     *(("llama", pipeline) for pipeline in PIPELINES),
     ("gemma2", "mask0"),
@@ -49,6 +53,17 @@ def test_a_vector_does_not_depend_on_its_batch(base: Base, base_name: str, pipel
         assert_close(vector, expected[index].double())
     in_small_batches = model.encode(list(HOSTILE_TEXTS), batch_size=3, convert_to_tensor=True)
     assert_close(in_small_batches, expected.double())
+
+
+def test_a_long_text_does_not_change_the_rotary_factors_of_its_batch(base: Base) -> None:
+    model = build(base("phi3"), "prompteol")
+    assert model.max_seq_length == SHORT_POSITIONS
+    texts = ["A cat.", "The river runs past the old mill. " * 12]
+    alone = encoded(model, texts, alone=True)
+    assert_close(encoded(model, texts), alone.double())
+    assert_close(encode_texts(model, texts * 4)[:2], alone.double())
+    with pytest.raises(ValueError, match="max_seq_length=41: beyond 40 positions"):
+        build(base("phi3"), "prompteol", max_seq_length=41)
 
 
 def test_special_tokens_in_a_text_are_text(base: Base) -> None:
