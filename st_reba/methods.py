@@ -30,13 +30,13 @@ METHODS = {
     "prompteol": "The very last position of a prompt that asks for one word (Echo, section 4.2 and appendix D).",
     "nosink": "The text once, through layers whose masks are changed (NoSink, section 3).",
 }
-# Where none is named: on real bases, the best of those that need no texts and no numbers
+# The default: on real bases, the best of the methods that need neither texts nor numbers
 # (docs/results).
 DEFAULT = "prompteol:template=prompteol-search,read=attention"
 _ONCE = ("classical", "prompteol", "nosink")
-# The options of what a layer sees.
+# Options that change what a layer sees.
 MASK_OPTIONS = ("setting", "k", "k0", "m")
-# The methods of the options that only some have.
+# Options that only some methods have, and those methods.
 _METHODS_OF_OPTIONS = {
     "repeats": ("reba", "echo"),
     "compute_matched": ("reba", "echo"),
@@ -205,7 +205,15 @@ class Method:
             )
 
     def _check_template(self) -> None:
-        templates = self.template if isinstance(self.template, tuple) else (self.template,)
+        templates: tuple[Any, ...] = (self.template,)
+        if isinstance(self.template, tuple):
+            templates = self.template
+            for template in templates:
+                if isinstance(template, str) and template in ENSEMBLES:
+                    raise ValueError(
+                        f"template={template!r} names an ensemble, which cannot stand in a list of templates. "
+                        "Give it alone, or list its templates."
+                    )
         for template in templates:
             wordings = template.values() if isinstance(template, Mapping) else (template,)
             if self.template is not None and not all(
@@ -216,7 +224,7 @@ class Method:
                 )
         if _RESERVED_FIELD.search(str(self.full_template)):
             raise ValueError(
-                f"template={self.template!r}: a field may not bear the name of an argument of encode."
+                f"template={self.template!r}: a field may not have the name of an argument of encode."
             )
 
     def _check_weights(self) -> None:
@@ -255,7 +263,7 @@ class Method:
         reads_two_streams = has_two_streams and isinstance(self.layer, tuple)
         if layer_plan.second and (self.read != "states" or reads_two_streams):
             raise ValueError(
-                f"setting={self.setting!r}: layers run twice, which goes with no such read or layer."
+                f"setting={self.setting!r}: layers run twice, which excludes this read or layer."
             )
 
     def __hash__(self) -> int:
@@ -284,7 +292,7 @@ class Method:
         template = _template_of_name(self.template)
         if isinstance(template, str) and "{" not in template:
             raise ValueError(
-                f"template={template!r} is no text with a {{text}} slot, and no template's name."
+                f"template={template!r} is neither a text with a {{text}} slot nor the name of a template."
             )
         return template
 
@@ -359,7 +367,7 @@ class Method:
 
         Args:
             text: The text.
-            **options: Options by name, which come before those of the text.
+            **options: Options by name, which override those in the text.
         """
         method_name, _, short_form = str(text).partition(":")
         options = _parse_options(short_form, text) | options
@@ -379,7 +387,7 @@ for _field in fields(Method):
 
 
 def method_of(model: SentenceTransformer) -> Method | None:
-    """What a model computes, as it was built; None: modules put together by hand, or another's.
+    """The method that a model was built by; None: put together by hand, or by another package.
 
     Example:
         >>> import st_reba
@@ -393,6 +401,38 @@ def method_of(model: SentenceTransformer) -> Method | None:
         return Method(**recipe)
     except (TypeError, ValueError):
         return None
+
+
+def open_fields(
+    model: SentenceTransformer,
+    task: str | None,
+    prompt: str | None,
+) -> list[str]:
+    """The fields of a task's template that have no value until ``encode`` gets one.
+
+    Args:
+        model: Any model; only those of st_reba have fields.
+        task: The task; None: what ``encode`` does.
+        prompt: The prompt that the model keeps for the task: the value of ``{instruction}``.
+
+    Example:
+        >>> import st_reba
+        >>> model = st_reba.build("mini", "echo", template="echo-instruct")
+        >>> open_fields(model, "query", None), open_fields(model, "document", None)
+        (['instruction'], [])
+    """
+    transformer: Any = model[0]
+    if not hasattr(transformer, "fields"):
+        return []
+    values = {"instruction": prompt or transformer.instruction}
+    return sorted(name for name in transformer.fields(task) if not values.get(name))
+
+
+def how_to_fill(field_name: str) -> str:
+    """What to build a model with, so that a field of its template has a value."""
+    if field_name == "instruction":
+        return "instruction='…' (--set instruction=…)"
+    return f"a template that has a text in place of {{{field_name}}}"
 
 
 def _template_of_name(template: Any) -> Wordings:
@@ -415,7 +455,7 @@ def _parse_options(short_form: str, text: str) -> MutableOptions:
                 )
             except ValueError as error:
                 raise ValueError(
-                    f"method={text!r}: the value of {option_name} is no JSON ({error})."
+                    f"method={text!r}: the value of {option_name} is not JSON ({error})."
                 ) from error
             short_form = short_form[value_end:].lstrip(" ,")
         else:
@@ -425,7 +465,7 @@ def _parse_options(short_form: str, text: str) -> MutableOptions:
 
 
 def read_value(text: str) -> Any:
-    """A value of the short form or the command line: JSON where it is, else the text itself."""
+    """A value of the short form or the command line: JSON if it is valid, else the text itself."""
     try:
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except ValueError:

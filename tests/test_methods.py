@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_options_by_name_come_before_those_of_the_short_form() -> None:
     ("text", "value"),
     [("3", 3), ("True", True), ("None", None), ("all", "all"), ('"3"', "3"), ("a b", "a b")],
 )
-def test_values_of_the_short_form(text: str, value: object) -> None:
+def test_the_short_form_reads_numbers_truth_values_and_texts(text: str, value: object) -> None:
     assert read_value(text) == value
 
 
@@ -77,7 +78,7 @@ def test_options_without_a_method_are_those_of_prompteol() -> None:
 # By method, options that are refused; commas join those that are refused together.
 REFUSED_OPTIONS = {
     "echo": """
-        poling=mean pooling=meen pooling=cls instruction instruction=3 chunk=8 normalize=maybe filter=5
+        poling=mean pooling=meen pooling=cls instruction=3 chunk=8 normalize=maybe filter=5
         repeats=0 repeats=65 repeats=true max_seq_length=1073741825 pooled=some implementation=authors
         layer=[1,2,3] layer=[1,"a"] layer=low join=sum layer=[1,2],join=sum join=concat final_norm=false
         m=2 setting=mask0&bidir,k=1,k0=2 setting=sideways,k=1 equal_norms=false
@@ -100,14 +101,35 @@ REFUSED_OPTIONS = {
     """,
     "classical": "repeats=2",
 }
-REFUSED_METHODS = ["ecko", "nosink"]
+REFUSED_METHODS: list[str] = []
 for method_name, options in REFUSED_OPTIONS.items():
     REFUSED_METHODS += [f"{method_name}:{option}" for option in options.split()]
 
 
 @pytest.mark.parametrize("text", REFUSED_METHODS)
-def test_methods_that_cannot_be_are_refused(text: str) -> None:
-    with pytest.raises(ValueError):
+def test_a_refused_option_is_named(text: str) -> None:
+    names = re.findall(r"[a-z]\w*(?==)", text)
+    with pytest.raises(ValueError) as raised:
+        Method.parse(text)
+    # Some messages repeat the whole text, which names every option.
+    explanation = str(raised.value).replace(text, "")
+    assert set(names) & set(re.findall(r"\w+", explanation))
+
+
+@pytest.mark.parametrize(
+    ("text", "part_of_message"),
+    [
+        ("ecko", "method='ecko' is not known"),
+        ("nosink", "nosink needs setting="),
+        ("echo:instruction", "'instruction' must be written option=value"),
+        (
+            'prompteol:template=["metaeol","prompteol"]',
+            "template='metaeol' names an ensemble, which cannot stand in a list",
+        ),
+    ],
+)
+def test_methods_that_lack_something_are_refused(text: str, part_of_message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(part_of_message)):
         Method.parse(text)
 
 

@@ -69,7 +69,7 @@ def attention_maps(
 
     Returns:
         Tokens as the model reads them (all copies, template and special tokens) and one [T, T] map
-        a run of a layer.
+        for each run of a layer.
 
     Raises:
         ValueError: The model is not one of this package's, or has several templates, or T is more
@@ -97,7 +97,7 @@ def attention_maps(
     length = features["spans"][0].total
     if length > MAX_TOKENS:
         raise ValueError(
-            f"The text takes {length} tokens, all copies together; {MAX_TOKENS} at most are kept."
+            f"The text takes {length} tokens, all copies together; at most {MAX_TOKENS} can be kept."
         )
     recorder = AttentionRecorder(length, transformer.m)
     model.eval()
@@ -145,7 +145,7 @@ class AttentionRecorder:
         terms: ScoreTerms,
         looks_ahead: bool,
     ) -> Tensor:
-        """Attention of one layer, [B, T, H, D'], which is kept."""
+        """Compute and keep the attention of one layer, [B, T, H, D']."""
         layer_index = len(self.layer_maps)
         mask_name = "forward"
         if self.masks is not None and self.masks.last_attention is not None:
@@ -171,7 +171,7 @@ class AttentionRecorder:
 
 
 def readable_token(tokenizer: Any, token_id: int) -> str:
-    """A token's text; its name in the vocabulary if it is no whole character."""
+    """A token's text; its name in the vocabulary if it is not a whole character."""
     text = str(tokenizer.decode([token_id]))
     if text and "\ufffd" not in text:
         text = text.strip(" ") or _SPACE
@@ -183,16 +183,16 @@ def readable_token(tokenizer: Any, token_id: int) -> str:
 
 
 def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
-    """Measure the sink in each layer, mean over texts, each text counting alike.
+    """Measure the sink in each layer, averaged over texts with equal weight.
 
     Args:
-        texts: The maps of each, from :func:`attention_maps`; a generator needs the memory of one
-            text.
+        texts: The maps of each text, from :func:`attention_maps`; a generator needs the memory of
+            one text only.
         m: Number of sink tokens. With one more than a setting hides, a high ``sink`` shows that the
-            next is one now.
+            next token has become the sink.
 
     Returns:
-        A row a map, a mean over heads and the queries from position ``m`` on: ``layer``, ``mask``,
+        One row per map, a mean over heads and queries from position ``m`` on: ``layer``, ``mask``,
         ``run``; ``sink``, the share on the first m tokens; ``even``, the same if each query looked
         evenly at all that it sees; ``itself``, the share on the query's own token.
 

@@ -161,7 +161,7 @@ def _read_judgements(file_path: Path) -> Iterator[Judgement]:
             raise ValueError(f"{line_name}: {needed}")
         grade = cells[columns.grade]
         if not is_number(grade):
-            raise ValueError(f"{line_name}: the grade {grade!r:.60} is no number.")
+            raise ValueError(f"{line_name}: the grade {grade!r:.60} is not a number.")
         yield Judgement(cells[columns.query], cells[columns.document], float(grade))
 
 

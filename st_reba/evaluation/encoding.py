@@ -34,7 +34,7 @@ def shared_vectors(
     batch_tokens: int,
     show_progress_bar: bool | None,
 ) -> dict[Method, Vectors]:
-    """The vectors of a task's texts by each method, from as few passes as there are inputs and masks."""
+    """Vectors of a task's texts by each method, with one pass for each input with its masks."""
     vectors_by_method: dict[Method, Vectors] = {}
     shared_methods: dict[Method, Method] = {}
     for method in methods:
@@ -83,10 +83,10 @@ def _shared_method(
     method: Method,
     depth: int,
 ) -> Method | None:
-    """The method whose vectors from a shared pass are those of a task's texts or words; None: there is none."""
+    """The method to read from a shared pass for a task; None: this method cannot share one."""
     if not task.task_kind.list_words(task):
         return method
-    # Several words of a text, or the word that a prompt asks for.
+    # Not shared: several words in a text, or a prompt that asks for a word.
     if not task.spans or method.name == "prompteol":
         return None
     # The vector of a word is the mean over its tokens, whatever the pooling, and not scaled.
@@ -154,7 +154,7 @@ def compute_evidence(
     vectors: Vectors,
     label: str,
 ) -> Evidence:
-    """The evidence of vectors of a method or model (``label``).
+    """The evidence from the vectors of a method or model (``label``).
 
     Raises:
         ValueError: Some vectors are zero or not finite.
@@ -180,7 +180,7 @@ def name_of(model: SentenceTransformer) -> str:
 
 
 def has_instruction_field(model: SentenceTransformer, role: str | None) -> bool:
-    """The model's template has a field for the instruction; without a role, a query's template counts too."""
+    """Whether the template has an instruction field; without a role, the query's counts too."""
     fields_of = getattr(model[0], "fields", None)
     if fields_of is None:
         return False
@@ -194,7 +194,7 @@ def plain_average_bar(
     is_shown: bool | None,
     unit: str = "positions",
 ) -> AbstractContextManager[Any]:
-    """A bar; the time left is by the plain average, as batches differ in length."""
+    """A progress bar; it estimates the time left from the average, as batches differ in length."""
     return progress_bar(None, unit, total, is_shown=is_shown, unit_scale=True, smoothing=0)
 
 

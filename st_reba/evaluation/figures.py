@@ -48,7 +48,7 @@ def save_figure(figure: Figure, path: FilePath) -> None:
 
     installed_fonts = font_manager.get_font_names()
     fonts = [name for name in FONTS if name in installed_fonts]
-    # Users write titles and names: a dollar sign begins no formula.
+    # Titles and names come from users: a dollar sign must not begin a formula.
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     with rc_context({"font.sans-serif": fonts}), warnings.catch_warnings():
@@ -57,11 +57,11 @@ def save_figure(figure: Figure, path: FilePath) -> None:
 
 
 def check_figure(path: FilePath) -> None:
-    """Refuse a figure that could not be written, before the work; nothing is written.
+    """Before any work, refuse a figure that could not be written; nothing is written yet.
 
     Raises:
         FileNotFoundError: Its folder is not there.
-        ValueError: It is no name of a file, or its format cannot be drawn.
+        ValueError: It is not the name of a file, or its format cannot be drawn.
     """
     check_writable(path, "figure (--figure)")
     formats = new_figure(1, 1).canvas.get_supported_filetypes()
@@ -83,7 +83,7 @@ def check_writable(path: FilePath, option: str) -> None:
         )
     if not str(path).strip() or file.is_dir():
         raise ValueError(
-            f"{option}: {str(path)!r} is no file but a folder. Give the name of a file."
+            f"{option}: {str(path)!r} is a folder, not a file. Give the name of a file."
         )
     if file.is_fifo():
         raise ValueError(f"{option}: {str(path)!r} is a pipe. Give the name of a file.")

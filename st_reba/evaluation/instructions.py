@@ -20,7 +20,7 @@ class Instructions:
 
     Args:
         name: Its name in results.
-        tasks: Instructions by the task's name, "*" for all others: of queries and of texts that are
+        tasks: By task name ("*": all others), an instruction for queries and for texts that are
             neither query nor document; or a mapping with ``query`` and ``document``.
         query, document: How an instruction is written before such a text, unless the template has a
             field for it.
@@ -112,6 +112,6 @@ def _parse_instructions(name: str, content: object) -> Instructions:
     unknown_keys = content.keys() - {"tasks", "query", "document"}
     if unknown_keys or not content["tasks"]:
         raise ValueError(
-            f"prompts={name!r}: beside tasks are query and document alone, texts with {_FIELD}."
+            f"prompts={name!r}: beside tasks, the only keys are query and document, texts with {_FIELD}."
         )
     return Instructions(name, **content)

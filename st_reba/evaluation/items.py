@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..encode import Role, computed_positions
+from ..encode import Role, computed_positions, saved_prompt
 from .task import Task
 from .vectors import Vectors, remove_directions
 
@@ -22,7 +22,7 @@ VectorsByRole = dict[Role | None, Vectors]
 
 
 class TuningItems(ABC):
-    """Items of one kind, by which a method is chosen or reported."""
+    """Items of one kind, on which a method is chosen or reported."""
 
     @property
     @abstractmethod
@@ -49,9 +49,9 @@ class TuningItems(ABC):
         """The score of each item, [items] float32.
 
         Args:
-            vectors_by_role: Of the texts.
-            filter_kind: Kind of the filter behind which they are compared; None: there is none.
-            device: Where they are compared, if that is much work.
+            vectors_by_role: The vectors of the texts.
+            filter_kind: Kind of filter applied before they are compared; None: no filter.
+            device: Where to compare them, if that is much work.
         """
 
     @property
@@ -60,24 +60,37 @@ class TuningItems(ABC):
         return sum(map(len, self.texts_by_role.values()))
 
     def count_positions(self, model: SentenceTransformer) -> int:
-        """Positions that a model computes for the texts."""
+        """Positions that a model computes for the texts, with its prompts."""
         position_count = 0
         for role, texts in self.texts_by_role.items():
-            position_count += sum(computed_positions(model[0], texts, {"task": role}))
+            input_options = input_options_of(model, role)
+            position_count += sum(computed_positions(model[0], texts, input_options))
         return position_count
 
-    def encode(self, run_texts: Callable[..., Mapping[Key, Vectors]]) -> dict[Key, VectorsByRole]:
+    def encode(
+        self,
+        run_texts: Callable[..., Mapping[Key, Vectors]],
+        prompted_model: SentenceTransformer,
+    ) -> dict[Key, VectorsByRole]:
         """Encode the items by each readout of a pass, or by each method.
 
         Args:
             run_texts: :func:`~st_reba.evaluation.shared_pass.run_pass` or
-                ``encode`` of a :class:`~st_reba.evaluation.readouts.MethodGroup`, but for texts and task.
+                ``encode`` of a :class:`~st_reba.evaluation.readouts.MethodGroup`, with all but
+                texts, prompt and task given.
+            prompted_model: The model whose prompts stand before the texts.
         """
         encoded_items = defaultdict[Key, VectorsByRole](dict)
         for role, texts in self.texts_by_role.items():
-            for key, vectors in run_texts(texts=texts, task=role).items():
+            input_options = input_options_of(prompted_model, role)
+            for key, vectors in run_texts(texts=texts, **input_options).items():
                 encoded_items[key][role] = vectors
         return encoded_items
+
+
+def input_options_of(model: SentenceTransformer, role: Role | None) -> dict[str, Any]:
+    """The prompt and the task with which a model encodes the texts of a role."""
+    return {"prompt": saved_prompt(model, role), "task": role}
 
 
 @dataclass(frozen=True)

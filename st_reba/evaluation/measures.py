@@ -43,8 +43,8 @@ def classify(
     Args:
         train_vectors, train_labels: Vectors [N, d] and their labels.
         vectors: [M, d], to classify.
-        is_balanced: Weight classes alike: else the largest would get all vectors of length 1 that
-            lie close together.
+        is_balanced: Give all classes the same weight: otherwise vectors of length 1 that lie close
+            together would all be put into the largest class.
 
     Source:
         NoSink, section 4.1 (domain tasks) and 3.2 (entities).

@@ -26,7 +26,7 @@ def suites() -> dict[str, dict[str, Any]]:
 
 
 def find_tasks(name: Any) -> list[tuple[Any, str | None]]:
-    """mteb's task objects of a name, each with the name of the instructions of its set.
+    """The task objects of mteb that a name means, each with the name of its set's instructions.
 
     Args:
         name: One of the papers' sets, of mteb's tasks or benchmarks; or mteb's own object.
@@ -36,7 +36,7 @@ def find_tasks(name: Any) -> list[tuple[Any, str | None]]:
     """
     if not isinstance(name, str):
         return [(name, None)]
-    mteb = required("mteb", "mteb", f"{name!r} is no file, and as a task needs mteb")
+    mteb = required("mteb", "mteb", f"{name!r} is not a file, and as a task needs mteb")
     for suite_name, suite in suites().items():
         if suite_name.casefold() == name.casefold():
             return _open_suite(mteb, suite)
@@ -80,7 +80,7 @@ def scores_of(
         model: The SentenceTransformer, given to mteb as it is.
         task: mteb's object.
         instructions: Set as the model's prompts, by mteb's names, while the task runs.
-        show_progress_bar: Show mteb's.
+        show_progress_bar: Show mteb's progress bar.
 
     Raises:
         ValueError: mteb could not score the task.
@@ -116,7 +116,7 @@ def _task_prompts(
     task: Any,
     instructions: Instructions,
 ) -> Iterator[None]:
-    """Make the instructions of the task, or of those that it averages, the model's prompts."""
+    """Set the model's prompts to the instructions of a task, or of those that it averages."""
     prompts: dict[str, str] = {}
     for subtask in (
         task,

@@ -29,9 +29,9 @@ def choose_k(
 ) -> tuple[Method, pd.DataFrame]:
     """Choose k and k0 on a labelled table by the paper's rule.
 
-    In turn INPLACE-BIDIR for k = 0 … L, whose best k is k_b; MASK0-BIDIR for k = 1 … L, whose best
-    is k_m; MASK0&BIDIR with k = k_b and k0 = k_m (LAST) or half of it (MID). Among equals the
-    smaller k counts, then the smaller k0.
+    Tried in turn: INPLACE-BIDIR for k = 0 … L, whose best k is k_b; MASK0-BIDIR for k = 1 … L,
+    whose best k is k_m; MASK0&BIDIR with k = k_b and k0 = k_m (LAST) or half of it (MID). Ties go
+    to the smaller k, then to the smaller k0.
 
     Args:
         base, loading: As for :func:`~st_reba.evaluation.compare`.
@@ -101,7 +101,7 @@ class SettingTrial:
         )
 
     def best_of(self, methods: Sequence[Method]) -> Method:
-        """Score methods; the best of them."""
+        """Score methods, and return the best one."""
         for result in compare(
             self.model,
             self.task,
@@ -112,5 +112,5 @@ class SettingTrial:
         return min(methods, key=self.rank)
 
     def rank(self, method: Method) -> tuple[float, int]:
-        """Sorts the best first; of equal ones the smaller k, and then the one that was tried first."""
+        """A sort key: the best first; among equal ones the smaller k, then the one tried first."""
         return -self.scores[method], method.k or 0

@@ -45,6 +45,21 @@ def build_on(
     return build_model(transformer.model, method, tokenizer=transformer.tokenizer, **options)
 
 
+def build_with_prompts(
+    base_model: SentenceTransformer,
+    method: Method,
+    **options: Any,
+) -> SentenceTransformer:
+    """Like `build_on`, with the prompts that the base was loaded with."""
+    return build_on(
+        base_model,
+        method,
+        prompts=base_model.prompts,
+        default_prompt_name=base_model.default_prompt_name,
+        **options,
+    )
+
+
 def encode_methods(
     base_model: SentenceTransformer,
     methods: Sequence[Method],
@@ -61,8 +76,8 @@ def encode_methods(
     Args:
         base_model, methods, texts: A loaded base, the methods, the texts.
         token_ranges: For vectors of words: the content tokens (first, end) of a word in each text.
-            Mean and last are over its tokens in the last copy, ReBA's mean over their e_i. Only for
-            methods of one template that share passes.
+            Mean and last are taken over its tokens in the last copy, ReBA's mean over their e_i.
+            Only for methods with one template that share passes.
         batch_tokens: Positions a forward pass.
         progress: Called after each batch with the number of positions that it computed for its
             texts.
@@ -205,7 +220,7 @@ def readout_of(method: Method, depth: int) -> Readout | None:
 
 
 def _layers_of(method: Method, depth: int) -> tuple[int, int] | None:
-    """First and last layer that a method reads, from 1; None: it reads others."""
+    """First and last layer that a method reads, from 1; None: no readout covers what it reads."""
     if isinstance(method.layer, tuple) and method.read != "attention":
         return None
     try:

@@ -23,8 +23,8 @@ class Result:
         metric, score, interval: The metric, its value (more is better) and 95 % interval; None: not
             known.
         scores: All metrics.
-        items: How many were scored; None: mteb's.
-        seconds: To compute the vectors; methods that share a pass are measured together.
+        items: How many were scored; None: those of an mteb task.
+        seconds: Time to compute the vectors; methods that share a pass are measured together.
         prompts: Name of the instructions before the texts.
     """
 
@@ -43,14 +43,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods on one task: a result each, and the differences of all pairs, whose intervals hold together."""
+    """Methods on one task: their results, and the differences of all pairs with joint intervals."""
 
     task: str  # with its kind, the number of items, and the rows that were dropped
     results: Sequence[Result]
     differences: Sequence[Difference]
 
     def table(self) -> pd.DataFrame:
-        """A row a method: score, 95 % interval, and how many of the others it is significantly above and below."""
+        """One row per method: score, 95 % interval, and its significant wins and losses."""
         table_rows: dict[str, dict[str, float]] = {}
         for result in self.results:
             low, high = result.interval or (math.nan, math.nan)
@@ -74,7 +74,7 @@ class Comparison:
     def __str__(self) -> str:
         first = self.results[0]
         heading = f"{first.model}, {self.task}, {first.seconds:.1f} seconds"
-        legend = "better, worse: than how many of the other methods it is, for certain (95 %, corrected for all pairs)"
+        legend = "better, worse: how many methods it significantly beats or trails (95 %, corrected for all pairs)"
         return "\n\n".join([heading, markdown(self.table()), legend])
 
 

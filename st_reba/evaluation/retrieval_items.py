@@ -26,7 +26,7 @@ Scores = NDArray[np.float64]
 CUTOFF = 10  # of nDCG
 FEWEST_VIEWS = 10
 FEWEST_QUERIES = 30
-# Documents beside the relevant ones, which a search has to tell apart from these.
+# The most irrelevant documents that are added, among which a search has to find the relevant ones.
 MOST_OTHER_DOCUMENTS = 1000
 
 
@@ -38,8 +38,8 @@ class RetrievalItems(TuningItems):
         queries: The texts of Q queries.
         documents: The texts of D documents.
         grades: For each query, the grade of every relevant document, by its index.
-        query_sample: Sentences of the documents, which stand for queries where their mean is
-            measured.
+        query_sample: Sentences of the documents, used in place of queries to measure the queries'
+            mean.
         is_labelled: The grades are labels; else the only relevant document is the one that a query
             was taken from.
     """
@@ -111,7 +111,7 @@ class RetrievalItems(TuningItems):
 def rank_documents(
     similarities: NDArray[np.floating], document_indices: Sequence[int]
 ) -> NDArray[np.int64]:
-    """Ranks, from 1, of some documents among all that a query is compared with, similarities [D]."""
+    """Ranks, from 1, of some documents among all, by a query's similarities [D]."""
     lowest_equals = similarities[document_indices] - SAME_COSINE
     is_before = similarities[None] >= lowest_equals[:, None]
     return np.asarray(is_before.sum(axis=1))
@@ -144,13 +144,13 @@ def split_view(
     random_state: Random,
     shared_sentences: Collection[str] = (),
 ) -> View | None:
-    """Draw a sentence, and take it out of the text wherever it occurs; None: the text has no two sentences.
+    """Draw a sentence, and remove it wherever it occurs; None: no sentence, or no rest, is usable.
 
     Args:
         text: The document.
-        random_state: Of the draw.
-        shared_sentences: Sentences that other documents have too, so that they ask for none of
-            them.
+        random_state: For the draw.
+        shared_sentences: Sentences that other documents contain too, so that as queries they would
+            not single this one out.
     """
     sentences: list[str] = []
     for sentence in split_sentences(text):
@@ -166,7 +166,7 @@ def split_view(
 
 
 def retrieval_views(texts: Sequence[str], seed: int) -> RetrievalItems:
-    """Make a query and a passage of each text: a sentence that is drawn, and the rest.
+    """Make a query and a passage from each text: a sentence drawn from it, and the rest.
 
     Source:
         Lee et al. (2019), Latent Retrieval for Weakly Supervised Open Domain Question Answering
@@ -193,8 +193,8 @@ def retrieval_views(texts: Sequence[str], seed: int) -> RetrievalItems:
             passage_of_query[view.sentence] = view.passage
     if len(passage_of_query) < FEWEST_VIEWS:
         raise ValueError(
-            f"texts: {len(passage_of_query)} of {len(texts)} texts have two sentences, and one that no other text has: "
-            f"give {FEWEST_VIEWS} such at least, without what all texts repeat."
+            f"texts: {len(passage_of_query)} of {len(texts)} texts have two sentences, one of them in no other text: "
+            f"give at least {FEWEST_VIEWS} such texts, without what all texts repeat."
         )
     queries = tuple(passage_of_query)
     return RetrievalItems(
@@ -245,7 +245,7 @@ def read_rankings(
         A task of the kind Retrieval.
 
     Raises:
-        ValueError: There are no such, or fewer than 30 queries.
+        ValueError: There are no queries with documents, or fewer than 30.
     """
     task = read_task(source, "Retrieval", columns=columns, labels=labels)
     if task.kind == "Reranking":
@@ -262,7 +262,7 @@ def labelled_items(
     queries: Sequence[str],
     seed: int,
 ) -> RetrievalItems:
-    """Some queries of a task, with their relevant documents and others that are drawn.
+    """Some queries of a task, with their relevant documents and a random sample of others.
 
     Args:
         task: Of the kind Retrieval.

@@ -54,11 +54,11 @@ def compare(
             vector is the mean over its tokens, whatever the pooling.
         metric: The metric to compare by; None: the kind's main one; ``"paper"``: the papers'.
         prompts: Instructions, as for :func:`~st_reba.evaluation.instructions.read_instructions`.
-        out, figure: Files: a JSON line a method is appended, and the scores are drawn.
+        out, figure: Files: ``out`` gets one more JSON line per method, ``figure`` a plot.
         batch_tokens: Positions a forward pass.
         draws: Bootstrap samples; 0: no intervals.
         seed: Seed of the bootstrap, and of a draw of items.
-        show_progress_bar: Show one, with the time that is left; None: on a terminal.
+        show_progress_bar: Show a bar with the time left; None: only on a terminal.
         loading: Arguments of ``build`` for the base, such as ``{"dtype": "bfloat16"}``.
         **reading_options: Arguments of ``read_task``.
 
@@ -126,12 +126,12 @@ def curve(
         option: A field of ``Method``: ``"max_seq_length"`` (token budgets), ``"repeats"``,
             ``"layer"``, …
         values: Its values.
-        figure: Draw a line a method to this file.
+        figure: Draw one line per method into this file.
         **options: Further arguments of `compare`.
 
     Returns:
-        A row a method, a column a value; NaN where a method cannot have it, as a budget smaller
-        than its template.
+        One row per method, one column per value; NaN where a method cannot take the value, such as
+        a budget smaller than its template.
 
     Source:
         Echo, sections 4.6 and 4.7 (budgets, copies, templates); ReBA and NoSink, figures by layer.
@@ -200,7 +200,7 @@ def evaluate(
             mteb's tasks or benchmarks by name; mteb's task objects.
         prompts: Instructions before the texts; None: those of the papers' set, or the model's own
             prompts.
-        out: Append a JSON line a task to this file, as soon as it is scored.
+        out: Append a JSON line for each task to this file as soon as it is scored.
         figure, batch_tokens, seed, show_progress_bar: As for `compare`.
         **reading_options: As for `compare`.
 

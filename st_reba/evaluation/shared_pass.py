@@ -22,9 +22,9 @@ from ..modules.transformer import RepeatTransformer
 from .stacked_reader import LayerRange, Reading, StackedReader
 from .vectors import Vectors
 
-# "mean" and "last" are of the last copy's content, "end" is the very last position.
+# "mean" and "last" refer to the last copy's content, "end" to the very last position.
 POOLINGS = ("mean", "last", "end", "reba-mean", "reba-last")
-# Numbers in the hidden states, of all layers that are read, of a batch.
+# The most numbers that a batch's hidden states may hold, summed over the layers that are read.
 _MAX_NUMBERS = 1 << 25
 
 TokenRange = tuple[int, int]
@@ -70,13 +70,13 @@ def run_pass(
     progress: Callable[[int], object] | None = None,
     **input_options: Any,
 ) -> dict[Readout, Vectors]:
-    """Run texts through a model once and pool every readout, as a model that is built with its layer would.
+    """Run texts through a model once, and pool every readout as a model built for it would.
 
-    So states pass the final norm, and ReBA's maxima are those of the layers up to it.
+    So states pass the final norm, and ReBA's maxima cover the layers up to that of the readout.
 
     Args:
-        model: From :func:`st_reba.build`, no layer runs twice; its pooling is not used, its
-            PromptEnsemble is.
+        model: From :func:`st_reba.build`; no layer may run twice. Its PromptEnsemble is used, but
+            not its pooling.
         readouts: Layers and poolings to read.
         texts, token_ranges, batch_tokens, progress, input_options: As for
             :func:`~st_reba.evaluation.readouts.encode_methods`.
@@ -169,8 +169,7 @@ class SharedPass:
         ).positions
         reading_count = len(self.layers) + len(self.output_readers)
         max_whole_positions = _MAX_NUMBERS // (self.width * reading_count)
-        # Rows that share a prefix hold it all the same, so that they take as much memory as whole
-        # rows.
+        # Rows that share a prefix still hold its states, so they take as much memory as whole rows.
         max_positions = max_whole_positions * sum(lengths) // max(1, sum(whole_lengths))
         return token_batches(lengths, max(1, min(batch_tokens, max_positions)))
 
@@ -202,7 +201,7 @@ class SharedPass:
         return self._join_templates(weights.pool(self.readouts, reader, hidden_states))
 
     def _join_templates(self, vectors_by_readout: dict[Readout, Tensor]) -> dict[Readout, Tensor]:
-        """One vector for each text, where it is in several templates."""
+        """Join the vectors that a text has in several templates into one."""
         for module in self.model:
             if isinstance(module, PromptEnsemble):
                 for readout, rows in vectors_by_readout.items():
@@ -217,7 +216,7 @@ class TextWeights:
     Args:
         transformer: The module that runs the batch.
         features: Output of its ``preprocess``.
-        token_ranges: The content tokens of each text that its vector is of; None: all.
+        token_ranges: The content tokens of each text that its vector stands for; None: all.
 
     Raises:
         ValueError: A range is not in its text.
@@ -274,7 +273,7 @@ class TextWeights:
         reader: StackedReader,
         hidden_states: Tensor,
     ) -> dict[Readout, Tensor]:
-        """Vectors [B, d] of each readout, of the output of a pass."""
+        """Vectors [B, d] of each readout, pooled from the output of a pass."""
         rows_by_reading: dict[Reading, Tensor] = {}
         vectors_by_readout: dict[Readout, Tensor] = {}
         for readout in readouts:
@@ -293,7 +292,7 @@ class TextWeights:
         return self.plain
 
     def _select_tokens(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Masks [B, T] of the content tokens in the range of each text, and of the last one of it."""
+        """Masks [B, T] of the content tokens in each text's range, and of its last token alone."""
         in_range = (tokens >= self.first_token) & (tokens < self.end_token)
         return in_range, tokens == self.end_token - 1
 

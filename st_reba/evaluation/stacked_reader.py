@@ -12,7 +12,7 @@ from ..modules.layers import ModuleCall
 from ..modules.outputs import OutputReader
 from ..modules.passes import ForwardPass
 
-# Gets the number of a layer, and backward attention up to it.
+# Called with the number of a layer, and the backward attention up to that layer.
 KeepBackward = Callable[[int, BackwardAttention], None]
 LayerRange = tuple[int, int]
 # A layer whose states are read, or first and last layer of a mean of attention outputs.
@@ -20,9 +20,9 @@ Reading = int | LayerRange
 
 
 class StackedReader:
-    """In the place of a transformer's reader: hands out several readings of a pass, joined along the last dimension.
+    """Replaces a transformer's reader: several readings of a pass, joined in the last dimension.
 
-    As it reads every position by itself, rows may share what they begin with.
+    As it reads every position by itself, rows may share a prefix.
 
     Args:
         layers: Layers whose states are read, rising, from 1. They pass the model's final norm.
@@ -46,7 +46,7 @@ class StackedReader:
         self.keep_backward = keep_backward
 
     def block_of(self, hidden_states: Tensor, reading: Reading) -> Tensor:
-        """States of a layer, or a mean of attention outputs, [B, T, d], of what a pass gave."""
+        """The part of a pass's output that belongs to one reading, [B, T, d]."""
         readings = [*self.layers, *self.output_readers]
         return hidden_states.chunk(len(readings), dim=2)[readings.index(reading)]
 
@@ -66,7 +66,7 @@ class StackedReader:
                 if isinstance(state.attention_reader, BackwardAttention):
                     self.keep_backward(layer, state.attention_reader)
             if layer == self.depth and layer_states:
-                # All pass what follows the layers, the final norm, as rows of one batch.
+                # All of them pass the final norm, which follows the layers, as rows of one batch.
                 return torch.cat(layer_states)
             return hidden_states
 

@@ -35,7 +35,7 @@ class Difference:
 def check_seed(seed: int) -> None:
     """Refuse a seed that no generator takes, before the work."""
     if not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ValueError(f"seed={seed!r} must be a whole number from 0 on.")
+        raise ValueError(f"seed={seed!r} must be a whole number of at least 0.")
 
 
 def paired_bootstrap(
@@ -51,10 +51,10 @@ def paired_bootstrap(
 
     Args:
         evidences: By method, [items, numbers].
-        metric: Makes a score of items' evidence.
-        groups: A group an item; items of one group are drawn together. Empty: each by itself.
-        recentred: Move the values to the score of all items: of metrics that rise when items are
-            drawn twice.
+        metric: Computes a score from items' evidence.
+        groups: One group per item; items of one group are drawn together. Empty: each by itself.
+        recentred: Shift the drawn scores so that their mean is the score of all items, for metrics
+            that rise when items are drawn twice.
         draws, seed: Number of draws, and their seed.
 
     Returns:

@@ -17,7 +17,7 @@ from ..corpus.tables import read_table
 
 Location: TypeAlias = "pd.DataFrame | str | os.PathLike[str]"
 CellReader = Callable[[Any], Any]
-# The reader of each column, by the column's role. Texts come first, a label or score last.
+# The reader for each column, by role. Texts come first, a label or score last.
 ColumnReaders = Mapping[str, CellReader]
 
 # Usual names of the columns of a role; the first name that a table has counts. Kinds add theirs.
@@ -84,7 +84,7 @@ class LabelledTable:
     Args:
         frame: The table.
         name: Its name in errors.
-        chosen_columns: The column of a role that has another name than usual.
+        chosen_columns: The columns, by role, whose names are not the usual ones.
         labels: Value of each label; rows with other labels are dropped. None: labels are values.
 
     Raises:
@@ -104,7 +104,9 @@ class LabelledTable:
         for role, column_name in self.chosen_columns.items():
             if role not in COLUMNS:
                 roles = ", ".join(COLUMNS)
-                raise ValueError(f"columns (--column): {role!r} is no role. The roles are {roles}.")
+                raise ValueError(
+                    f"columns (--column): {role!r} is not a role. The roles are {roles}."
+                )
             if column_name not in self.column_names:
                 names = ", ".join(self.column_names[:20])
                 raise ValueError(
@@ -142,7 +144,7 @@ class LabelledTable:
         """Read the columns of a kind that was chosen.
 
         Raises:
-            ValueError: A column_name is missing, or a cell cannot be read.
+            ValueError: A column is missing, or a cell cannot be read.
         """
         columns = self.find_columns(readers, may_score_by_label=True)
         if not columns:
@@ -196,7 +198,7 @@ class LabelledTable:
 
 
 def read_frame(location: Location) -> pd.DataFrame:
-    """Read a table; the columns of the field's files without a header are named."""
+    """Read a table; known file formats without a header get column names."""
     if isinstance(location, pd.DataFrame):
         return location
     file_path = Path(location)
@@ -240,7 +242,7 @@ def is_number(cell: Any) -> bool:
 def read_text(cell: object) -> str:
     """A text that is not empty."""
     if not isinstance(cell, str) or not cell.strip():
-        raise ValueError(f"{cell!r:.60} is no text.")
+        raise ValueError(f"{cell!r:.60} is not a text.")
     return cell
 
 
@@ -263,7 +265,7 @@ def read_score(cell: Any) -> float:
     if is_large:
         raise ValueError(f"{cell!r:.60} is too large; scores are at most {LARGEST_NUMBER:.0e}.")
     remedy = "For classes take kind='PairClassification' (--kind) and labels=… (--label)."
-    raise ValueError(f"{cell!r:.60} is no number. {remedy}")
+    raise ValueError(f"{cell!r:.60} is not a number. {remedy}")
 
 
 def read_truth(cell: object) -> int:

@@ -28,7 +28,7 @@ class Task:
     Args:
         name: Its name in tables.
         kind: Name of a :class:`TaskKind`.
-        texts: Each once; the queries of a ranking come first. Vectors are a row a text.
+        texts: Each once; the queries of a ranking come first. Vectors have one row per text.
         items: The scored items: indices of texts first, then labels: a score, a class, (documents,
             grades), …
         train: Items that a classifier learns from, over the same texts; empty: the items are scored
@@ -36,7 +36,7 @@ class Task:
         queries: How many of the texts are queries.
         spans: For words: the characters (start, end) of each text that its vector stands for;
             empty: whole texts.
-        groups: A group an item; items of one group are alike, and are drawn together in a
+        groups: One group per item; items of one group are similar, and are drawn together in a
             bootstrap.
         dropped: Rows that could not be used, counted by reason.
 
@@ -97,19 +97,19 @@ class TaskKind(ABC):
         name: Its name.
         column_readers: The reader of each column of its tables, by role: texts by ``read_text``,
             and last a label.
-        column_names: Usual names of the columns of a role. A role that neither this nor
-            ``tables.COLUMNS`` has is the name of its column.
-        detection_order: Of several kinds whose columns a table has, the one with the lowest number
-            is read, and any other only by its name, ``kind=``. The package's kinds have 10 to 90.
+        column_names: Usual names of each role's column. A role that is neither in this nor in
+            ``tables.COLUMNS`` is itself the name of its column.
+        detection_order: If a table has the columns of several kinds, the one with the lowest number
+            is chosen; any other must be named by ``kind=``. The package's kinds have 10 to 90.
         metrics: Scores by name, each computed from all items' evidence; more is better.
         main_metric: The metric that tables show.
-        paper_metric: The one that the papers show, if another.
+        paper_metric: The one that the papers show, if it is another one.
         is_recentred: As for :func:`~st_reba.evaluation.statistics.paired_bootstrap`.
-        fewest_items: A task needs as many.
+        fewest_items: The fewest items that a task may have.
         takes_train, needs_train: Whether it may or must have items that a classifier learns from.
         needs_values: Its labels have to differ, and those of ``train`` to be among them.
-        chooses_methods: ``tune`` chooses by its labels: :meth:`score_items` fits, and the last thing
-            of an item is its label, behind indices of texts.
+        chooses_methods: ``tune`` can choose by its labels: :meth:`score_items` suits it, and an
+            item consists of indices of texts and, last, its label.
         item_name: Name of its items in reports.
     """
 
@@ -129,7 +129,7 @@ class TaskKind(ABC):
     item_name = "labelled pairs"
 
     def matches(self, task_source: TaskSource) -> bool:
-        """Whether a source without the name of a kind is of this one."""
+        """Whether a source that names no kind is of this kind."""
         if task_source.is_conll or task_source.is_beir:
             return False
         return bool(task_source.table.find_columns(self.column_readers))
@@ -161,7 +161,7 @@ class TaskKind(ABC):
         table_rows: Iterable[tuple[Any, ...]],
         texts: TextIndex[str],
     ) -> tuple[tuple[Any, ...], ...]:
-        """Rows with the indices of their texts in place of these."""
+        """Rows with their texts replaced by indices."""
         task_items: list[tuple[Any, ...]] = []
         for row in table_rows:
             item: list[Any] = []
@@ -192,7 +192,7 @@ class TaskKind(ABC):
                 raise ValueError(f"{task.name}: no text of train has the label {unknown_label!r}.")
 
     def list_words(self, task: Task) -> list[TextSpan]:
-        """The words that its vectors are of; empty: they are of whole texts."""
+        """The words that its vectors stand for; empty: they stand for whole texts."""
         return list(zip(task.texts, task.spans, strict=False))
 
     @abstractmethod
@@ -226,10 +226,10 @@ KINDS: dict[str, TaskKind] = {}
 
 
 def declare_kind(kind: TaskKind) -> None:
-    """Make a kind of task known; declared again, as by a notebook's cell, it takes the place of the one before.
+    """Make a kind of task known; declaring it again, as a notebook cell does, replaces the old one.
 
     Raises:
-        ValueError: There is another one of this name.
+        ValueError: There is another kind with this name.
     """
     known_kind = KINDS.get(kind.name)
     if known_kind is not None and _place_of(known_kind) != _place_of(kind):
@@ -246,7 +246,7 @@ def _place_of(kind: TaskKind) -> tuple[str, str]:
 
 
 def find_kind(name: str) -> TaskKind:
-    """The kind of a name, in capitals or not.
+    """The kind with a name, in upper or lower case.
 
     Raises:
         ValueError: The name is not known.

@@ -19,7 +19,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, eq=False)
 class TaskSource:
-    """The arguments of :func:`~st_reba.evaluation.read_task`, of which a kind of task reads its items.
+    """The arguments of :func:`~st_reba.evaluation.read_task`, from which a kind reads its items.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -72,7 +72,7 @@ class TaskSource:
         """The table, read once.
 
         Raises:
-            ValueError: It is no table.
+            ValueError: It is not a table.
         """
         if self.is_conll or self.is_beir:
             raise ValueError(
@@ -114,7 +114,7 @@ def subsample(
     limit: int | None,
     seed: int,
 ) -> list[Row]:
-    """Draw rows, and keep their order; the draw depends on the seed and the number of rows."""
+    """Draw rows, keeping their order; the draw depends only on the seed and the number of rows."""
     if limit is None or limit >= len(table_rows):
         return list(table_rows)
     row_indices = random.Random(seed).sample(range(len(table_rows)), limit)
@@ -142,4 +142,4 @@ def check_readable(location: object) -> None:
                 "nor saved by the datasets library. Give a file."
             )
     elif not path.is_file():
-        raise ValueError(f"{path} is no file but a pipe or a device. Give a file.")
+        raise ValueError(f"{path} is not a file but a pipe or a device. Give a file.")

@@ -37,9 +37,9 @@ def read_task(
         kind: Name of a kind of ``KINDS``; None: the first by ``detection_order`` whose
             columns are there.
         name: None: the file's name.
-        train: Source of the items that a classifier learns from, read alike.
-        columns: The column of a role, such as ``{"text1": "a"}``, where it has another name than
-            usual.
+        train: Source of the items that a classifier learns from, read in the same way.
+        columns: The column of a role, such as ``{"text1": "a"}``, if its name is not one of the
+            usual ones.
         labels: Value of each label, such as ``{"entailment": 1, "contradiction": 0}``; other rows
             are dropped.
         limit: Number of items to draw; of a ranking, of queries.
@@ -75,7 +75,7 @@ def read_task(
 
 
 def split_kind(source: Location) -> tuple[str | None, Location]:
-    """The kind that stands before a path, and the path; None and the source: none does.
+    """The kind named before a path, and the path; if none is, None and the source.
 
     Example:
         >>> split_kind("STS=pairs.tsv"), split_kind("a=b.tsv")
@@ -89,7 +89,7 @@ def split_kind(source: Location) -> tuple[str | None, Location]:
 
 
 def kind_of_source(source: TaskSource) -> TaskKind:
-    """The kind that a source names or is of; STS, whose error names the columns, where it is of none."""
+    """The kind that a source names or matches; if none, STS, whose error lists the columns."""
     if source.kind is not None:
         return find_kind(source.kind)
     for kind in sorted(KINDS.values(), key=lambda kind: kind.detection_order):

@@ -13,13 +13,13 @@ from ..modules.reversal import CJK
 # Chinese and Japanese have no spaces between words: there a piece is one character, with the
 # punctuation behind it.
 _PIECE = re.compile(rf"[{CJK}][^\w\s]*|[^\s{CJK}]+")
-# The parts of a shorter text do not differ.
+# In a shorter text, the parts would be the same.
 FEWEST_PIECES = 4
 FEWEST_TEXTS = 50
 
 
 def split_pieces(text: str) -> list[tuple[int, int]]:
-    """Where the words of a text are, in characters; or its characters, where the script has no spaces."""
+    """Spans of a text's words, in characters; of its characters, if the script has no spaces."""
     return [match.span() for match in _PIECE.finditer(text)]
 
 
@@ -33,7 +33,7 @@ def draw_texts(
     count: int,
     seed: int = 0,
 ) -> list[str]:
-    """Draw different texts of which views can be made.
+    """Draw different texts from which views can be made.
 
     Raises:
         ValueError: There are fewer than 50.
@@ -71,6 +71,6 @@ def script_of(text: str) -> str:
 
 
 def common_script(texts: Sequence[str]) -> str:
-    """The script that most of the first texts are in; a long text counts as one."""
+    """The commonest script of the first texts, each text counting once, however long."""
     script_counts = Counter(map(script_of, texts[:200]))
     return script_counts.most_common(1)[0][0]

@@ -66,8 +66,8 @@ def toy_tasks(
         seed: Seed of the people and times that go with a topic, and of the limit's draw.
 
     Returns:
-        A task of triples a language and structure. Bootstraps draw topics, whose triples share
-        their wording.
+        One task of triples per language and structure. Bootstraps draw whole topics, as the triples
+        of a topic share their wording.
 
     Source:
         Echo, section 3.1, figure 2 (``"early"``: its panel C), tables 8 to 10. The sentences are
@@ -151,7 +151,7 @@ def _draw_pairs(
     topic_number: int,
     seed: int,
 ) -> list[tuple[Words, Words]]:
-    """Pairs of a person and a time, of different persons."""
+    """Pairs of a person and a time; no person occurs twice."""
 
     def rank(pair: tuple[Words, Words]) -> bytes:
         person, time = pair

@@ -18,12 +18,12 @@ from ..files import whole_path
 from ..methods import Method
 from ..modules.outputs import shows_attention
 from ..modules.version import __version__
-from .items import TuningItems
-from .readouts import build_on, depth_of
+from .items import TuningItems, input_options_of
+from .readouts import build_with_prompts, depth_of
 from .shared_pass import run_pass, transformer_of
 from .tried_passes import Pass
 
-# By how many standard errors of its gain a method is clearly better than another.
+# A method is clearly better than another if its gain exceeds this many standard errors of it.
 CLEAR_ERRORS = 3
 # Bytes of vectors that a pass may hold.
 _MAX_BYTES = 1 << 30
@@ -67,7 +67,7 @@ def select_best(
     most_cost: float | None = None,
     default: Candidate | None = None,
 ) -> Candidate:
-    """The best by score, of several the cheapest; the default, unless the best is clearly better.
+    """The best by score, ties going to the cheapest; but the default, unless that is clearly worse.
 
     Args:
         candidates: Scored on the same items.
@@ -75,7 +75,7 @@ def select_best(
         default: One of the candidates; None: the best is chosen.
 
     Raises:
-        ValueError: Nothing is as cheap.
+        ValueError: No candidate is that cheap.
     """
     affordable = [
         candidate for candidate in candidates if most_cost is None or candidate.cost <= most_cost
@@ -90,7 +90,7 @@ def select_best(
 
 
 def is_clearly_better(candidate: Candidate, standard: Candidate) -> bool:
-    """Whether a candidate's score is above another one's by more than chance brings about."""
+    """Whether a candidate's score is above another's by more than chance would explain."""
     gains = candidate.evidence - standard.evidence
     standard_error = float(gains.std()) / math.sqrt(len(gains))
     return float(gains.mean()) > CLEAR_ERRORS * standard_error
@@ -100,7 +100,8 @@ class Trials:
     """Runs passes over the items that choose, and scores their readouts.
 
     Args:
-        base_model: A model from :func:`~st_reba.evaluation.readouts.load_base`.
+        base_model: A model from :func:`~st_reba.evaluation.readouts.load_base`, with the prompts
+            that stand before the texts.
         items: The items that choose.
         filter_kinds: Kinds of filters that are tried, None for none.
         folder: Where finished passes are kept; None: nowhere.
@@ -135,9 +136,9 @@ class Trials:
     def why_not(self, planned_pass: Pass) -> str | None:
         """Why a pass cannot run, as max_seq_length may leave no room behind its prompt; None: it can."""
         try:
-            model = build_on(self.base_model, planned_pass.method, check=False)
+            model = build_with_prompts(self.base_model, planned_pass.method, check=False)
             for role in self.items.texts_by_role:
-                transformer_of(model).budget(task=role)
+                transformer_of(model).budget(**input_options_of(model, role))
         except ValueError as error:
             return str(error)
         return None
@@ -163,7 +164,7 @@ class Trials:
         return candidates
 
     def _run_pass(self, planned_pass: Pass) -> list[Candidate]:
-        model = build_on(self.base_model, planned_pass.method)
+        model = build_with_prompts(self.base_model, planned_pass.method)
         readouts = planned_pass.readouts(self.depth)
         if not shows_attention(transformer_of(model).model):
             readouts = [readout for readout in readouts if readout.first_layer is None]
@@ -175,7 +176,7 @@ class Trials:
         for start in range(0, len(readouts), step):
             start_time = time.perf_counter()
             run_texts = partial(run_pass, model, readouts[start : start + step])
-            encoded_items = self.items.encode(run_texts)
+            encoded_items = self.items.encode(run_texts, model)
             self.pass_seconds += time.perf_counter() - start_time
             for readout, vectors_by_role in encoded_items.items():
                 method = planned_pass.method_of_readout(readout, self.depth)
@@ -187,12 +188,13 @@ class Trials:
         return candidates
 
     def pass_key(self, planned_pass: Pass) -> str:
-        """A name that no other pass, base, texts or version of this code has."""
+        """A name that no other pass, base, prompts, texts or version of this code has."""
         model = transformer_of(self.base_model).model
         embeddings = next(model.get_input_embeddings().parameters())
         first_weights = embeddings[:64].detach().float().cpu().numpy()
         limits = self.base_model.max_seq_length, self.plain_positions
-        base_facts = model.config.to_json_string(), model.dtype, limits
+        prompts = [input_options_of(self.base_model, role) for role in self.items.texts_by_role]
+        base_facts = model.config.to_json_string(), model.dtype, limits, prompts
         facts = __version__, self.filter_kinds, planned_pass, self.items
         digest = hashlib.sha256(repr((facts, base_facts)).encode())
         digest.update(first_weights.tobytes())

@@ -1,4 +1,4 @@
-"""The methods that tune tries: inputs and masks (passes), with the layers and poolings that are read of each."""
+"""The methods that tune tries: passes (inputs and masks), and the layers and poolings of each."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..prompts import TEMPLATES
 from .shared_pass import Readout, transformer_of
 
 Wording = str | Mapping[str, str]
-# Wordings of PromptEOL in the language of a script. Only labels can judge others than the first:
-# they are better by labels, and not by parts of texts.
+# Wordings of PromptEOL in the language of a script. All but the first are tried only with labels:
+# judged by labels they are better, judged by parts of texts they are not.
 WORDINGS: Mapping[str, tuple[str, ...]] = {
     "CJK": ("prompteol-zh", "prompteol-example-zh"),
     "": ("prompteol", "prompteol-says", "prompteol-example"),
 }
-# Beside the named templates for search.
+# Tried in addition to the named templates for search.
 SEARCH_WORDINGS: Mapping[str, tuple[Wording, ...]] = {
     "": (
         {
@@ -44,11 +44,11 @@ SEARCH_WORDINGS: Mapping[str, tuple[Wording, ...]] = {
         "prompteol-zh",
     ),
 }
-# Layers that are read of a pass.
+# The most layers that are read from a pass.
 _MAX_LAYERS = 16
 # Wordings for search that ``build(base, "auto")`` tries.
 _AUTO_WORDINGS = 2
-# The method that pools plainly what a method runs.
+# The method with the same pass as another, but a plain pooling.
 _PLAIN_NAMES = {"reba": "echo", "prompteol": "classical"}
 
 
@@ -98,7 +98,7 @@ class Pass:
         return replace(method, layer=None if readout.layer == depth else readout.layer)
 
     def readouts(self, depth: int) -> list[Readout]:
-        """The readouts of the layers above the lowest changed mask, of some of them where there are many."""
+        """Readouts of the layers from the lowest changed mask up; of some, if there are many."""
         step = max(1, -(-depth // _MAX_LAYERS))
         readouts: list[Readout] = []
         for pooling in self.poolings:
@@ -114,7 +114,7 @@ def mask_upper_layers(
     first_masked_layer: int,
     depth: int,
 ) -> Pass:
-    """A pass in which the upper layers look both ways, and not at the sink."""
+    """A pass in which the upper layers look both ways, with the sink hidden."""
     masked_method = replace(method, setting="mask0-bidir", k=depth - first_masked_layer)
     return Pass(masked_method, ("mean",), first_masked_layer)
 
@@ -132,8 +132,8 @@ def similarity_passes(
         depth: The base's number of layers L.
         script_name: Script of the texts, for the wording of PromptEOL; see
             :func:`~st_reba.evaluation.texts.script_of`.
-        is_small: The few that cover most, for ``build(base, "auto")``.
-        has_labels: Try repeated texts and more wordings too, which parts of texts cannot judge.
+        is_small: Only the few that cover most cases, for ``build(base, "auto")``.
+        has_labels: Also try repeated texts and more wordings, which only labels can judge.
     """
     third = depth // 3
     half = depth // 2

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from ..filters import with_filter
 from ..recipe import recipe_for
-from .readouts import build_on, load_base
+from .readouts import build_with_prompts, load_base
 from .retrieval_items import read_rankings
 from .statistics import check_seed
 from .tasks import read_task
@@ -33,14 +33,8 @@ from .tune_report import ReportEntry, TuneReport, write_report
 
 logger = logging.getLogger(__name__)
 
-# Arguments for loading the base that a built model keeps.
-_MODEL_OPTIONS = (
-    "prompts",
-    "default_prompt_name",
-    "similarity_fn_name",
-    "truncate_dim",
-    "model_card_data",
-)
+# Arguments for loading the base that a built model keeps, beside prompts.
+_MODEL_OPTIONS = ("similarity_fn_name", "truncate_dim", "model_card_data")
 
 
 def tune(
@@ -58,18 +52,18 @@ def tune(
 ) -> TuneReport:
     """Find which method suits a base and texts; write its recipe, the model and a report.
 
-    Without labels vectors are good if parts of a text find each other among those of the other
-    texts; for search, if a sentence of a text, encoded as a query, finds the rest of it, encoded as
-    a document. With labels, these choose, and the texts only fit the filter. The same call goes on
-    where it was stopped.
+    Without labels, vectors are judged by whether parts of a text find each other among the parts of
+    all texts; for search, by whether a sentence, encoded as a query, finds the rest of its text,
+    encoded as a document. If there are labels, they choose, and the texts only fit the filter. If
+    it is stopped, the same call resumes it.
 
     Args:
         base: As for :func:`st_reba.build`.
         texts: Texts like those to be embedded; None: those of the labels.
         out: The folder of ``recipe.yaml`` and its filter, ``model``, ``report.md``,
             ``report.json``; and ``passes``, which can be deleted.
-        purpose: ``"similarity"``: of vectors that ``encode`` gives, for pairs, clusters and
-            classes. ``"search"``: of those that ``encode_query`` and ``encode_document`` give; the
+        purpose: ``"similarity"``: for the vectors that ``encode`` gives, for pairs, clusters and
+            classes. ``"search"``: for those that ``encode_query`` and ``encode_document`` give; the
             texts are documents of two sentences or more.
         labels: Pairs, classes or a reranking task: what :func:`~st_reba.evaluation.tasks.read_task`
             gives or reads. For search: queries with their documents, as
@@ -80,20 +74,26 @@ def tune(
         seed: Seed of all draws.
         say: Gets a line for each step.
         **loading_options: Further arguments of ``build``, as ``dtype``, ``device`` and
-            ``max_seq_length``.
+            ``max_seq_length``. ``prompts`` stand before the texts of every method that is tried.
 
     Raises:
-        ValueError: Too few texts, or an argument that cannot be.
+        ValueError: Too few texts, or an invalid argument.
     """
     start_time = time.perf_counter()
     folder = Path(out)
     check_seed(seed)
     check_purpose(purpose)
+    default_prompt_name = loading_options.get("default_prompt_name")
+    if default_prompt_name is not None:
+        raise ValueError(
+            f"default_prompt_name={default_prompt_name!r} cannot be in the recipe that tune writes. "
+            "Drop it, or use build(…, 'auto', texts=…)."
+        )
     if most_cost is not None and not most_cost > 0:
         raise ValueError(f"most_cost={most_cost} (--most-cost) must be a number above 0.")
     if folder.exists() and not folder.is_dir():
         raise ValueError(
-            f"out={str(folder)!r} is no folder. Name one that is new, or that tune wrote."
+            f"out={str(folder)!r} is not a folder. Name one that is new, or that tune wrote."
         )
     plan = make_plan(texts, labels, purpose, sample, seed)
     if isinstance(base, (str, os.PathLike)):
@@ -120,7 +120,7 @@ def tune(
         folder=str(folder),
         notes=tuple(plan.notes(best_candidate)),
     )
-    model = build_on(base_model, choice.method, **_model_options(loading_options))
+    model = build_with_prompts(base_model, choice.method, **_model_options(loading_options))
     write_report(report, base, model, loading_options)
     return report
 
@@ -137,7 +137,8 @@ def _fit_choice(
     if candidate.filter_kind is None:
         return ReportEntry("chosen", method)
     path = folder / "filter.safetensors"
-    fitted_filter = plan.fit_filter(build_on(base_model, candidate.method), candidate.filter_kind)
+    unfiltered_model = build_with_prompts(base_model, candidate.method)
+    fitted_filter = plan.fit_filter(unfiltered_model, candidate.filter_kind)
     fitted_filter.save(path)
     return ReportEntry("chosen", replace(method, filter=str(path)), fitted_filter)
 
@@ -200,7 +201,7 @@ def auto(
     trials = Trials(base_model, plan.choosing_items, plan.filter_kinds(base_model))
     candidates = run_trials(trials, plan.passes(trials.depth, is_small=True), logger.info)
     best_candidate = select_best(candidates, default=plan.find_default(candidates, base_model))
-    model = build_on(
+    model = build_with_prompts(
         base_model,
         best_candidate.method,
         check=check,

@@ -19,7 +19,7 @@ from ..methods import Method
 from ..sentences import QUERY_SAMPLE, sample_sentences
 from .items import TaskItems
 from .kinds.views import views_of
-from .readouts import build_on, depth_of
+from .readouts import build_with_prompts, depth_of
 from .retrieval_items import (
     RetrievalItems,
     draw_documents,
@@ -45,14 +45,14 @@ Purpose = Literal["similarity", "search"]
 Item = TypeVar("Item")
 # Share of the items that choose; the others report.
 CHOOSING_SHARE = 2 / 3
-# Upper limits of both, of texts without labels and of labelled items.
+# The most items that choose, and that report, for unlabelled texts and for labelled items.
 MAX_CHOOSING_VIEWS = 200
 MAX_REPORTING_VIEWS = 150
 MAX_CHOOSING_LABELS = 400
 MAX_REPORTING_LABELS = 300
-# Of fewer labels a choice is chance.
+# With fewer labels, the choice would be chance.
 FEWEST_LABELS = 30
-# Below, a report doubts the choice.
+# With fewer items, the report warns that the choice is uncertain.
 STEADY_COUNT = 200
 # For ``build(base, "auto")``: texts that are drawn, and how many of them choose.
 AUTO_SAMPLE = 1000
@@ -100,7 +100,7 @@ class SimilarityPlan:
 
     @property
     def is_by_views(self) -> bool:
-        """Parts of texts choose."""
+        """Whether parts of texts choose, not labels."""
         return self.choosing_items.kind == "Views"
 
     @property
@@ -182,7 +182,11 @@ def note_few_items(item_count: int) -> list[str]:
 
 
 def sample_for_filter(texts: Sequence[str], width: int) -> list[str]:
-    """Texts to fit a filter for d dimensions (``width``): with their views if too few, none if these are too few."""
+    """Texts to fit a filter for d dimensions (``width``) on, with their views if needed.
+
+    Returns:
+        An empty list if even the views do not suffice.
+    """
     fewest_texts = max(FEWEST_FOR_DIRECTIONS, width)
     if len(texts) >= fewest_texts:
         return list(texts)
@@ -250,7 +254,8 @@ class RetrievalPlan:
     ) -> tuple[TuneRow, ...]:
         """The choice; the default of ``build``, also as an index whitens it; papers' methods, and BM25."""
         default = default_on(base_model, self._script)
-        default_filter = self.fit_filter(build_on(base_model, default, check=False), "whiten")
+        default_model = build_with_prompts(base_model, default, check=False)
+        default_filter = self.fit_filter(default_model, "whiten")
         entries = [
             choice,
             ReportEntry("default, whitened", default, default_filter),
@@ -304,7 +309,7 @@ def plan_by_views(
     sample_size: int,
     seed: int,
 ) -> SimilarityPlan:
-    """Parts of texts find each other; no text both chooses and reports."""
+    """Plan a choice by whether parts of texts find each other; no text both chooses and reports."""
     drawn_texts = draw_texts(texts, sample_size, seed)
     choosing_items, reporting_items = divide(sorted(drawn_texts), seed)
     return SimilarityPlan(
@@ -321,7 +326,7 @@ def plan_by_labels(
     sample_size: int,
     seed: int,
 ) -> SimilarityPlan:
-    """Labelled items choose; a filter sees no text that reports.
+    """Plan a choice by labelled items; a filter sees no text that reports.
 
     Args:
         task: The items.
@@ -371,7 +376,10 @@ def plan_search_by_views(
     sample_size: int,
     seed: int,
 ) -> RetrievalPlan:
-    """Sentences of documents look for the rest of them; no document both chooses and reports."""
+    """Plan a choice by whether sentences find the rest of their documents.
+
+    No document both chooses and reports.
+    """
     choosing_items, reporting_items = divide(
         sorted(draw_documents(texts, sample_size, seed)),
         seed,
@@ -389,7 +397,7 @@ def plan_search_by_labels(
     sample_size: int,
     seed: int,
 ) -> RetrievalPlan:
-    """Labelled queries look for their documents; no query both chooses and reports.
+    """Plan a choice by labelled queries; no query both chooses and reports.
 
     Args:
         task: Of the kind Retrieval.
@@ -413,7 +421,7 @@ def plan_for_auto(
     purpose: str,
     seed: int,
 ) -> TuningPlan:
-    """Fewer texts that choose, and none that report."""
+    """A plan with fewer texts that choose, and none that report."""
     if purpose == "search":
         documents = draw_documents(texts, AUTO_SAMPLE, seed)
         views = retrieval_views(documents[: AUTO_CHOOSING[purpose]], seed)

@@ -19,7 +19,7 @@ from ..hub.save import save
 from ..methods import Method
 from ..recipe import LOADING, save_recipe
 from .items import TuningItems, VectorsByRole
-from .readouts import MethodGroup, build_on, depth_of, group_by_pass
+from .readouts import MethodGroup, build_with_prompts, depth_of, group_by_pass
 from .task import KINDS
 
 _TABLE_HEAD = (
@@ -43,7 +43,7 @@ class TuneRow:
         error: The standard error of the score.
         cost: Positions that are computed, times layers, as a multiple of one pass of the text
             through the base.
-        seconds: For 1,000 of the texts that were run, as measured.
+        seconds: Measured time for 1,000 of the texts that were run.
         megabytes: Size of the model's weights.
     """
 
@@ -63,7 +63,7 @@ class TuneRow:
         scores: Tensor,
         **measures: float,
     ) -> TuneRow:
-        """A row by the scores of the items."""
+        """Make a row from the scores of the items."""
         error = float(scores.std()) / len(scores) ** 0.5
         return cls(
             name,
@@ -76,7 +76,7 @@ class TuneRow:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """The choice, and beside it what else could be taken, on items that did not choose.
+    """The choice and its alternatives, scored on items that did not choose.
 
     Args:
         method: The choice.
@@ -148,7 +148,7 @@ def report_rows(
     for methods_of_pass in group_by_pass(list(methods), depth_of(base_model)).values():
         method_group = MethodGroup(base_model, methods_of_pass, check=False)
         start_time = time.perf_counter()
-        encoded_items = items.encode(method_group.encode)
+        encoded_items = items.encode(method_group.encode, base_model)
         seconds = (time.perf_counter() - start_time) * 1000 / items.text_count
         for entry in entries:
             method = entry.unfiltered_method
@@ -157,7 +157,7 @@ def report_rows(
             vectors_by_role = encoded_items[method]
             if entry.fitted_filter is not None:
                 vectors_by_role = _filter_vectors(entry.fitted_filter, vectors_by_role)
-            model = build_on(base_model, method, check=False)
+            model = build_with_prompts(base_model, method, check=False)
             row_of_entry[entry.name] = TuneRow.of_scores(
                 entry.name,
                 entry.method,

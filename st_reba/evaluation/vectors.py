@@ -79,7 +79,7 @@ def search_similarities(
 
     Args:
         queries: [Q, d].
-        query_sample: [S, d], of the sentences that stand for queries where their mean is measured.
+        query_sample: [S, d], of sentences used in place of queries to measure the queries' mean.
         documents: [N, d].
         filter_kind: ``"center"`` takes away the means of documents and of queries, ``"whiten"``
             half-whitens what is left; None: there is no filter.
@@ -100,7 +100,7 @@ def _half_whiten(
     documents: Vectors,
     document_mean: Vectors,
 ) -> tuple[Vectors, Vectors]:
-    """Half-whiten vectors without their means, but for a rotation, which changes no cosine.
+    """Half-whiten centred vectors, up to a rotation, which changes no cosine.
 
     The N documents are decomposed; all directions in which they do not vary are treated alike.
     """

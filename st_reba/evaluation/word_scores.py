@@ -1,4 +1,4 @@
-"""BM25 of queries and documents, beside which vectors are judged."""
+"""BM25 scores of documents for queries, a baseline for vectors."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 _Handler = Callable[[Request], Awaitable[Response]]
 _MIB = 2**20
 _BODY_SECONDS = 30.0
-# Numbers of an answer above which another thread writes it; for fewer, starting the thread costs
-# more.
+# An answer with more numbers than this is written by another thread; with fewer, starting that
+# thread would cost more.
 _MIN_NUMBERS_FOR_THREAD = 2**13
 
 
@@ -89,15 +89,15 @@ class EmbeddingServer(Starlette):
         name: Name of the model for clients.
         index: Index of this model, for ``/v1/search``.
         keys: API keys, one of which must be sent.
-        hosts: The only host names that are answered: a web page can give a name of its own the
-            address of this machine.
+        hosts: The only host names that are served: a web page elsewhere can make a host name of its
+            own point to this machine.
         batch_size: Texts of waiting requests that run together.
         max_body: MiB of a request; 413 beyond.
-        max_tokens: Token positions of a request, with all copies, template and prompt; 422 beyond.
+        max_tokens: Most token positions in a request, with copies, template and prompt; 422 beyond.
         queue: Texts that may wait, over all requests; 429 beyond.
 
     Raises:
-        ValueError: A key is empty.
+        ValueError: A key is empty, or the model's template has a field that no request can fill.
     """
 
     def __init__(
@@ -125,6 +125,8 @@ class EmbeddingServer(Starlette):
         self.metrics = Metrics(lambda: self.joiner.waiting_texts)
         report_batch = self.metrics.batch_sizes.observe
         self.joiner = RequestJoiner(model, batch_size, max_tokens, queue, report_batch)
+        self.task_of_name = model_names(name, self.joiner.unserved_tasks)
+        self._report_unserved_tasks()
         routes = [
             self._route("/health", self.show_health, needs_key=False),
             self._route("/metrics", self.show_metrics),
@@ -136,6 +138,14 @@ class EmbeddingServer(Starlette):
             routes.append(self._route("/v1/search", partial(self.search, index), "POST"))
         super().__init__(routes=routes, exception_handlers={HTTPException: as_openai})
 
+    def _report_unserved_tasks(self) -> None:
+        unserved_tasks = self.joiner.unserved_tasks
+        if not self.task_of_name:
+            raise ValueError(f"{self.name} cannot be served. {unserved_tasks[None]}")
+        for model_name, task in model_names(self.name).items():
+            if task in unserved_tasks:
+                logger.warning("%s is not served. %s", model_name, unserved_tasks[task])
+
     def _route(
         self,
         path: str,
@@ -144,7 +154,7 @@ class EmbeddingServer(Starlette):
         *,
         needs_key: bool = True,
     ) -> Route:
-        """A route that checks the caller, measures the answer, and answers exceptions as OpenAI does."""
+        """A route that checks the caller, measures the answer, and reports errors like OpenAI."""
 
         async def answer(request: Request) -> Response:
             start_time = time.perf_counter()
@@ -210,7 +220,7 @@ class EmbeddingServer(Starlette):
     async def embed(self, request: Request) -> Response:
         """Answer ``/v1/embeddings``."""
         embedding_request = EmbeddingRequest.parse(await self._read_body(request))
-        task = embedding_request.task(self.name)
+        task = embedding_request.task(self.name, self.joiner.unserved_tasks)
         dimensions = embedding_request.dimensions or self.dimension
         if dimensions > self.dimension:
             message = f"dimensions={dimensions}: give a number up to {self.dimension}."
@@ -280,7 +290,7 @@ class EmbeddingServer(Starlette):
 
     async def list_models(self, request: Request) -> Response:
         """Answer ``/v1/models``."""
-        models = list(map(self._model_object, model_names(self.name)))
+        models = list(map(self._model_object, self.task_of_name))
         return JSONResponse({"object": "list", "data": models})
 
     async def describe_model(self, request: Request) -> Response:
@@ -288,8 +298,8 @@ class EmbeddingServer(Starlette):
         model_name = request.path_params["id"]
         if not model_name:  # /v1/models/
             return await self.list_models(request)
-        if model_name not in model_names(self.name):
-            raise unknown_model(model_name, self.name)
+        if model_name not in self.task_of_name:
+            raise unknown_model(model_name, self.task_of_name)
         return JSONResponse(self._model_object(model_name))
 
     def _model_object(self, model_name: str) -> dict[str, object]:

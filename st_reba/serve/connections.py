@@ -10,10 +10,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # Seconds for a request's header, from the connection or from the header's first byte on.
 HEADER_SECONDS = 30.0
-# Seconds for its body. The application answers 408 before that; this is for bodies that it does not
-# read.
+# Seconds for its body. The application answers 408 earlier; this limit is for bodies that it does
+# not read.
 BODY_SECONDS = 40.0
-# Seconds in which a client may go on sending after its answer.
+# How many seconds a client may go on sending after it was answered.
 LINGER_SECONDS = 30.0
 _UNFINISHED = (h11.IDLE, h11.SEND_BODY)
 
@@ -21,7 +21,7 @@ _UNFINISHED = (h11.IDLE, h11.SEND_BODY)
 class PatientProtocol(H11Protocol):
     """uvicorn's protocol, with a time limit for each request, and connections that are closed gently.
 
-    uvicorn waits for the rest of a request for ever. And it closes a connection right after an
+    uvicorn waits forever for the rest of a request. And it closes a connection right after an
     answer that comes before the end of the body: the client, still sending, sees a reset connection
     instead.
     """
@@ -70,7 +70,7 @@ class PatientProtocol(H11Protocol):
 
 
 class GentleTransport:
-    """A transport that, closed while a request arrives, sends its answer and reads on first.
+    """A transport that, when closed while a request arrives, first sends its answer and reads on.
 
     Args:
         transport: The connection.

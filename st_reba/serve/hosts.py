@@ -21,7 +21,7 @@ def host_name(header: str) -> str:
 def bind_socket(host: str, port: int) -> socket.socket:
     """Take an address before a model is loaded; an error names the remedy."""
     if not host.strip():
-        # To the system, an empty address is every interface, which nobody means by it.
+        # For the system, an empty address means every interface, which nobody would mean by it.
         raise ValueError(
             f"host={host!r} (--host) is empty. Give 127.0.0.1, or 0.0.0.0 for every interface."
         )

@@ -13,12 +13,19 @@ from batched.aio import AsyncBatchProcessor  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from ..encode import Role, TextLengths, encode_texts, measure_lengths
+from ..encode import Role, TextLengths, encode_texts, measure_lengths, saved_prompt
+from ..methods import how_to_fill, open_fields
 from .requests import Refusal
 
 Vectors = NDArray[np.float32]
 # Milliseconds that an incomplete batch waits for more texts.
 DELAY = 2.0
+# What messages call the texts of each task.
+_TEXT_KINDS: dict[Role | None, str] = {
+    None: "Texts that are neither query nor document",
+    "query": "Queries",
+    "document": "Documents",
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,21 @@ class EncodedRequest:
     vectors: Vectors
     token_count: int
     truncated_count: int
+
+
+def describe_unserved_tasks(model: SentenceTransformer) -> dict[Role | None, str]:
+    """The tasks that no request can ask for, as their template has a field without a value; and why."""
+    reasons: dict[Role | None, str] = {}
+    for task, text_kind in _TEXT_KINDS.items():
+        field_names = open_fields(model, task, saved_prompt(model, task))
+        if not field_names:
+            continue
+        field_name = field_names[0]
+        reasons[task] = (
+            f"{text_kind} cannot be encoded: the template's {{{field_name}}} has no value, "
+            f"and no request can give one. Build the model with {how_to_fill(field_name)}."
+        )
+    return reasons
 
 
 class RequestJoiner:
@@ -60,12 +82,12 @@ class RequestJoiner:
         self.max_tokens = max_tokens
         self.queue = queue
         self.report_batch = report_batch
+        self.unserved_tasks = describe_unserved_tasks(model)
         self.waiting_texts = 0  # accepted and not answered
         # A separate thread never waits for those that tokenize and write answers.
         self._encoding_thread = ThreadPoolExecutor(1, "st_reba")
         self._processors: dict[Role | None, AsyncBatchProcessor] = {}
-        tasks: tuple[Role | None, ...] = (None, "query", "document")
-        for task in tasks:
+        for task in _TEXT_KINDS:
             run_batch = partial(self._run_batch, task)
             self._processors[task] = AsyncBatchProcessor(
                 run_batch, batch_size=batch_size, timeout_ms=DELAY
@@ -83,14 +105,16 @@ class RequestJoiner:
 
         Args:
             texts: One text or more.
-            task: Whose prompt is put in front.
+            task: The task whose prompt is put in front.
             is_disconnected: Whether the client has hung up.
             may_truncate: Cut the end of a text that is too long; False: refuse it.
 
         Raises:
-            Refusal: Too much, or a text is too long.
+            Refusal: Too much, a text is too long, or the task cannot be served.
         """
-        # A request that is alone may be as large as a request can be.
+        if task in self.unserved_tasks:
+            raise Refusal(400, self.unserved_tasks[task])
+        # If no other texts are waiting, a request may exceed the queue's limit.
         if self.waiting_texts and self.waiting_texts + len(texts) > self.queue:
             message = f"{self.waiting_texts} texts are waiting: send this again later."
             raise Refusal(429, message, code="rate_limit_exceeded")
@@ -106,7 +130,7 @@ class RequestJoiner:
     def _check_lengths(self, lengths: TextLengths, may_truncate: bool) -> None:
         if lengths.truncated and not may_truncate:
             field = f"input[{lengths.truncated[0]}]"
-            message = f"{field} is longer than the model reads, and is not to be cut. Split it."
+            message = f"{field} is longer than the model reads, and must not be cut. Split it."
             raise Refusal(400, message, "input")
         token_count = sum(lengths.positions)
         if token_count > self.max_tokens:
@@ -143,9 +167,9 @@ class RequestJoiner:
         )
 
     def _try_encode(self, texts: list[str], task: Role | None) -> list[Vectors | Exception]:
-        """A vector for each text, or its exception: it never fails another caller's request."""
+        """A vector or an exception for each text; none makes another caller's request fail."""
         try:
-            # Cut texts are counted for each request; indices into joined texts mean nothing to one.
+            # Cut texts are counted per request; their indices among joined texts are not needed.
             vectors = encode_texts(self.model, texts, task=task, on_truncated=lambda indices: None)
             return list(vectors)
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -35,7 +36,7 @@ _ERROR_HEADERS = {
 
 
 class Refusal(HTTPException):
-    """Error with a status of HTTP, the field of the request at fault, and OpenAI's code."""
+    """An error with an HTTP status, the request field at fault, and OpenAI's error code."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ async def as_openai(request: Request, error: Exception) -> Response:
 
 
 def _describe_paths(request: Request) -> str:
-    """Where a client that asked for a path of another API finds what it wants."""
+    """A message that lists this server's paths, for a client that asked for another API's."""
     paths = ", ".join(route.path for route in request.app.routes)
     return (
         f"There is no {request.url.path!r:.200} here, but {paths}. A client's base URL ends in /v1."
@@ -175,8 +176,17 @@ class EmbeddingRequest(_Body):
     user: str | None = None
     drop_params: bool | None = None
 
-    def task(self, served_name: str) -> Role | None:
+    def task(
+        self,
+        served_name: str,
+        unserved_tasks: Collection[Role | None] = (),
+    ) -> Role | None:
         """The prompt that the model's name or ``input_type`` asks for.
+
+        Args:
+            served_name: The name of the served model.
+            unserved_tasks: Tasks whose names are not listed for a client that asks for another
+                model.
 
         Raises:
             Refusal: The model's name is not ``served_name`` with or without a task, or the two ask
@@ -185,7 +195,7 @@ class EmbeddingRequest(_Body):
         requested_name = served_name if self.model is None else self.model
         names = model_names(served_name)
         if requested_name not in names:
-            raise unknown_model(requested_name, served_name)
+            raise unknown_model(requested_name, model_names(served_name, unserved_tasks))
         named_task = names[requested_name]
         typed_task = _INPUT_TYPES[self.input_type] if self.input_type else None
         if named_task and typed_task and named_task != typed_task:
@@ -202,18 +212,22 @@ class EmbeddingRequest(_Body):
         return self.truncate is not False and self.truncation is not False
 
 
-def model_names(served_name: str) -> dict[str, Role | None]:
-    """The names of the served model, and the prompt that each chooses."""
-    return {
+def model_names(
+    served_name: str,
+    unserved_tasks: Collection[Role | None] = (),
+) -> dict[str, Role | None]:
+    """The names of the served model, and the prompt that each chooses; but not those of some tasks."""
+    task_of_name: dict[str, Role | None] = {
         served_name: None,
         f"{served_name}:query": "query",
         f"{served_name}:document": "document",
     }
+    return {name: task for name, task in task_of_name.items() if task not in unserved_tasks}
 
 
-def unknown_model(requested_name: str, served_name: str) -> Refusal:
+def unknown_model(requested_name: str, known_names: Iterable[str]) -> Refusal:
     """The refusal of a model that is not served."""
-    message = f"There is no model {requested_name!r:.200} here, but {', '.join(model_names(served_name))}."
+    message = f"There is no model {requested_name!r:.200} here, but {', '.join(known_names)}."
     return Refusal(404, message, "model", "model_not_found")
 
 

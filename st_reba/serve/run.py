@@ -30,7 +30,7 @@ def serve(
 ) -> None:
     """Serve a saved model to OpenAI's clients.
 
-    SIGTERM and Ctrl+C answer the accepted requests, then end it.
+    On SIGTERM or Ctrl+C, it answers the requests that it has accepted, then ends.
     If the environment variable ST_REBA_API_KEY is set, clients must send one of its keys (separated
     by commas). OMP_NUM_THREADS is the number of torch's threads; without it, all processors but
     one.
@@ -38,7 +38,7 @@ def serve(
     Args:
         model: Folder or Hub id.
         index: Folder of an index of that model, for ``/v1/search``.
-        host: Address; ``"0.0.0.0"`` serves to everybody who reaches this machine.
+        host: Address; ``"0.0.0.0"`` serves everybody who can reach this machine.
         port: Port; 0 takes a free one.
         name: Name of the model for clients; None: the name of its folder, or its Hub id.
         limits: ``batch_size``, ``max_body``, ``max_tokens`` and ``queue``, as for
@@ -77,8 +77,8 @@ def serve(
         from .app import EmbeddingServer
 
         if "OMP_NUM_THREADS" not in os.environ:
-            # torch's threads wait actively: one for each processor would slow down the thread of
-            # requests.
+            # torch's threads wait actively: one per processor would slow down the thread that
+            # handles requests.
             processor_count = os.cpu_count() or 1
             torch.set_num_threads(max(1, processor_count - 1))
         loaded_model = load(os.fspath(model), **options)

@@ -107,22 +107,9 @@ def make_maps(rows: list[list[float]]) -> Maps:
 
 
 def test_sinks_are_means_over_texts_that_count_alike() -> None:
-    three_tokens = make_maps(
-        [
-            [1, 0, 0],
-            [0.5, 0.5, 0],
-            [0.2, 0.2, 0.6],
-        ]
-    )
+    three_tokens = make_maps([[1, 0, 0], [0.5, 0.5, 0], [0.2, 0.2, 0.6]])
     two_tokens = make_maps([[1, 0], [1, 0]])
-    (row,) = sink_table(
-        iter(
-            [
-                three_tokens,
-                two_tokens,
-            ]
-        )
-    ).to_dict("records")
+    (row,) = sink_table(iter([three_tokens, two_tokens])).to_dict("records")
     assert row["sink"] == pytest.approx((0.35 + 1) / 2)
     assert row["even"] == pytest.approx(((1 / 2 + 1 / 3) / 2 + 1) / 2)
     assert row["itself"] == pytest.approx(0.55 / 2)

@@ -67,7 +67,7 @@ def test_a_text_without_two_sentences_has_no_view(text: str) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_query_has_two_right_answers(seed: int) -> None:
-    """A sentence that several documents have is no query; other documents may still hold it."""
+    """A sentence that several documents have is not a query; other documents may still hold it."""
     documents = list(map("{} The weather was fine.".format, DOCUMENTS))
     views = retrieval_views(documents, seed)
     assert len(views.queries) == len(set(views.queries)) == 60
@@ -129,11 +129,11 @@ def test_labels_score_the_gain_of_evaluate(seed: int) -> None:
         queries=1,
     )
     evidence = task.task_kind.evidence(task, vectors.astype(np.float32))
-    expected_scores = evidence[0, RANKING_METRICS.index("ndcg_at_10")]
+    expected_score = evidence[0, RANKING_METRICS.index("ndcg_at_10")]
     items = labelled_items(task, ["0"], 0)
-    table_rows = [int(text) for text in items.documents]
-    assert items.score_similarities(vectors[:1] @ vectors[table_rows].T) == pytest.approx(
-        [expected_scores]
+    document_rows = [int(text) for text in items.documents]
+    assert items.score_similarities(vectors[:1] @ vectors[document_rows].T) == pytest.approx(
+        [expected_score]
     )
 
 

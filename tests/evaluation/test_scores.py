@@ -64,12 +64,7 @@ def test_irrelevant_documents_come_first_among_equal_cosines() -> None:
 
 
 def test_rankings_are_cut_after_ten_and_a_thousand_documents() -> None:
-    vectors = [
-        [
-            1.0,
-            0.0,
-        ]
-    ] + [[1.0, row_number / 10] for row_number in range(1001)]
+    vectors = [[1.0, 0.0]] + [[1.0, row_number / 10] for row_number in range(1001)]
     items = [(0, (11, 1001), (1.0, 1.0))] * 10
     task_scores = score_task("Retrieval", vectors, items, queries=1)
     expected_scores = {
@@ -198,29 +193,14 @@ def test_one_label_needs_no_classifier() -> None:
 
 def test_a_large_class_does_not_take_all_of_vectors_that_lie_close_together() -> None:
     clouds = [
-        [
-            1.0,
-            0.0,
-            -0.03,
-        ]
-        + RANDOM.normal(0, 0.005, (30, 3)),
-        [
-            1.0,
-            0.0,
-            0.03,
-        ]
-        + RANDOM.normal(0, 0.005, (10, 3)),
+        [1.0, 0.0, -0.03] + RANDOM.normal(0, 0.005, (30, 3)),
+        [1.0, 0.0, 0.03] + RANDOM.normal(0, 0.005, (10, 3)),
     ]
     vectors = np.concatenate(clouds).astype(np.float32)
     labels = ["large"] * 30 + ["small"] * 10
     assert score_task("Classification", vectors, list(enumerate(labels)))["accuracy"] > 0.95
     assert classify(vectors, labels, vectors[30:31]) == ["large"]
-    assert classify(
-        vectors,
-        labels,
-        vectors[30:31],
-        is_balanced=True,
-    ) == ["small"]
+    assert classify(vectors, labels, vectors[30:31], is_balanced=True) == ["small"]
 
 
 def test_only_clustering_is_recentred() -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import count, product
 from operator import attrgetter
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +26,6 @@ from st_reba.evaluation.items import TaskItems
 from st_reba.evaluation.kinds.views import views_of
 from st_reba.evaluation.readouts import build_on, encode_methods, load_base
 from st_reba.evaluation.shared_pass import run_pass
-from st_reba.evaluation.texts import draw_texts
 from st_reba.evaluation.trials import Candidate, Trials, select_best
 from st_reba.evaluation.tried_passes import default_on, published_methods, similarity_passes
 from st_reba.evaluation.tune_plan import (
@@ -219,7 +217,7 @@ def test_readouts_that_do_not_fit_are_read_by_another_pass(
     text_views = views_of(TEXTS[:40])
     prompt_pass = similarity_passes(6, "LATIN")[1]
     whole_trials = Trials(load_base(base_folder), TaskItems(text_views), ["abtt"])
-    expected_vectors = {
+    whole_scores = {
         str(candidate): candidate.score for candidate in whole_trials.score_pass(prompt_pass)
     }
     monkeypatch.setattr(trials, "_MAX_BYTES", 5 * 4 * 32 * len(text_views.texts))
@@ -228,7 +226,7 @@ def test_readouts_that_do_not_fit_are_read_by_another_pass(
         str(candidate): candidate.score for candidate in whole_trials.score_pass(prompt_pass)
     }
     assert readout_counts == [5, 5, 3]
-    assert split_scores == pytest.approx(expected_vectors, abs=1e-4)
+    assert split_scores == pytest.approx(whole_scores, abs=1e-4)
 
 
 def test_report_is_written(report: TuneReport) -> None:
@@ -266,13 +264,12 @@ def test_report_names_the_choice_and_the_published_methods(report: TuneReport) -
 
 
 def test_report_scores_the_texts_that_did_not_choose(base_folder: str, report: TuneReport) -> None:
-    shuffled_texts = sorted(draw_texts(TEXTS, 1000, 0))
-    Random(0).shuffle(shuffled_texts)
-    reporting_views = views_of(shuffled_texts[round(2 / 3 * len(shuffled_texts)) :])
+    reporting_items = plan_by_views(TEXTS, 1000, 0).reporting_items
+    assert isinstance(reporting_items, TaskItems)
     for row in (report.rows[0], report.rows[2]):
         assert row.method is not None
         assert row.score == pytest.approx(
-            view_score(base_folder, row.method, reporting_views),
+            view_score(base_folder, row.method, reporting_items.task),
             abs=1e-3,
         )
 
@@ -286,24 +283,15 @@ def cost_rows(base_folder: str, monkeypatch: pytest.MonkeyPatch) -> tuple[tune_r
         ReportEntry("whole", whole),
         ReportEntry("twice", Method("echo", pooling="mean")),
     ]
-    clock = SimpleNamespace(
-        perf_counter=iter(
-            [
-                1.0,
-                3.0,
-                7.0,
-                8.0,
-            ]
-        ).__next__
-    )
+    clock = SimpleNamespace(perf_counter=iter([1.0, 3.0, 7.0, 8.0]).__next__)
     monkeypatch.setattr(tune_report, "time", clock)
     return report_rows(load_base(base_folder), TaskItems(views_of(TEXTS[:20])), entries)
 
 
 def test_seconds_of_a_shared_pass_are_divided_by_layers(cost_rows: Any) -> None:
     text_count = len(views_of(TEXTS[:20]).texts)
-    expected_vectors = [1000 * seconds / text_count for seconds in (1, 2, 1)]
-    assert list(map(attrgetter("seconds"), cost_rows)) == pytest.approx(expected_vectors)
+    expected_milliseconds = [1000 * seconds / text_count for seconds in (1, 2, 1)]
+    assert list(map(attrgetter("seconds"), cost_rows)) == pytest.approx(expected_milliseconds)
 
 
 def test_work_is_positions_times_layers(base_folder: str, cost_rows: Any) -> None:
@@ -533,11 +521,10 @@ def test_prompts_without_room_for_a_text_are_not_tried(base_folder: str) -> None
     assert narrow_trials.why_not(plain_pass) is None
 
 
-def test_auto_chooses_by_drawn_texts() -> None:
-    drawn_texts = draw_texts(TEXTS[:60], 60, 0)
-    Random(0).shuffle(drawn_texts)
-    plan = tune_plan.plan_for_auto(TEXTS[:60], "similarity", 0)
-    assert plan.choosing_items == TaskItems(views_of(drawn_texts))
+def test_auto_chooses_by_all_drawn_texts() -> None:
+    choosing_items = tune_plan.plan_for_auto(TEXTS[:60], "similarity", 0).choosing_items
+    assert choosing_items.item_count == 60
+    assert set(choosing_items.texts_by_role[None]) == set(views_of(TEXTS[:60]).texts)
 
 
 def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
@@ -570,7 +557,7 @@ def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
         (lambda: st_reba.build("mini", "auto", texts=TEXTS, quantization="int3"), "quantization"),
         (lambda: tune.tune("mini", TEXTS, most_cost=float("nan")), "most_cost=nan .*above 0"),
         (lambda: tune.tune("mini", TEXTS, most_cost=-1.0), "most_cost=-1.0 .*above 0"),
-        (lambda: tune.tune("mini", TEXTS, __file__), "is no folder"),
+        (lambda: tune.tune("mini", TEXTS, __file__), "is not a folder"),
         (lambda: tune.tune("mini", TEXTS, seed=-1), "seed=-1"),
     ],
     ids=[

@@ -40,6 +40,7 @@ from st_reba.evaluation.vectors import (
     search_similarities,
 )
 from st_reba.methods import DEFAULT
+from st_reba.recipe import save_recipe
 
 ACTIONS = ["plays the guitar", "reads a long letter", "is buying bread", "walks home late", "sings"]
 PLACES = [
@@ -103,8 +104,12 @@ def test_similarities_are_those_behind_the_filter(document_count: int) -> None:
         fitted_filter = Filter.fit(documents, kind, power=power, query_vectors=query_sample)  # type: ignore[arg-type]
         filtered_queries = fitted_filter.apply(queries, "query").astype(np.float32)
         filtered_documents = fitted_filter.apply(documents, "document").astype(np.float32)
-        expected_vectors = normalize_rows(filtered_queries) @ normalize_rows(filtered_documents).T
-        np.testing.assert_allclose(search_similarities(*vectors, kind), expected_vectors, atol=2e-5)
+        expected_similarities = (
+            normalize_rows(filtered_queries) @ normalize_rows(filtered_documents).T
+        )
+        np.testing.assert_allclose(
+            search_similarities(*vectors, kind), expected_similarities, atol=2e-5
+        )
 
 
 @pytest.mark.parametrize(
@@ -236,6 +241,49 @@ def test_report_scores_the_saved_model(report: TuneReport, plan: RetrievalPlan) 
     assert report.rows[0].error == pytest.approx(expected_error, abs=1e-2)
 
 
+PROMPTS = {"query": "Find: ", "document": "Doc: "}
+
+
+@pytest.fixture
+def prompted_report(
+    base_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> TuneReport:
+    """Of a recipe with prompts; one pass is tried, and a filter is chosen."""
+    one_pass = search_passes(6, "LATIN", is_small=True)[2:]
+    monkeypatch.setattr(tune_plan, "search_passes", lambda *arguments, **options: one_pass)
+    monkeypatch.setattr(RetrievalPlan, "filter_kinds", lambda plan, base_model: ["whiten"])
+    recipe = tmp_path / "prompted.yaml"
+    save_recipe(recipe, base_folder, Method("prompteol"), prompts=PROMPTS)
+    return tune(recipe, DOCUMENTS, tmp_path / "out", purpose="search", **SILENT)
+
+
+def test_saved_prompts_stand_in_the_recipe_and_the_model(prompted_report: TuneReport) -> None:
+    folder = Path(prompted_report.folder)
+    saved_model = st_reba.load(str(folder / "model"))
+    assert saved_model.prompts == PROMPTS
+    rebuilt_model = st_reba.build(folder / "recipe.yaml")
+    np.testing.assert_allclose(
+        rebuilt_model.encode_query(DOCUMENTS[:9]),
+        saved_model.encode_query(DOCUMENTS[:9]),
+        atol=2e-5,
+    )
+
+
+def test_the_report_scores_the_model_with_its_prompts(
+    prompted_report: TuneReport, plan: RetrievalPlan
+) -> None:
+    model = st_reba.load(str(Path(prompted_report.folder) / "model"))
+    scores = {}
+    for name in ("with prompts", "without"):
+        query_vectors = model.encode_query(list(plan.reporting_items.queries))
+        document_vectors = model.encode_document(list(plan.reporting_items.documents))
+        similarities = query_vectors @ document_vectors.T
+        scores[name] = float(plan.reporting_items.score_similarities(similarities).mean())
+        model.prompts = {"query": "", "document": ""}
+    assert prompted_report.rows[0].score == pytest.approx(scores["with prompts"], abs=2e-3)
+    assert abs(scores["with prompts"] - scores["without"]) > 1e-2
+
+
 def test_an_index_whitens_no_model_with_a_filter(report: TuneReport, tmp_path: Path) -> None:
     assert report.method.filter is not None
     model_folder = str(Path(report.folder) / "model")
@@ -359,15 +407,20 @@ def test_auto_for_search_chooses_by_all_drawn_documents() -> None:
     assert auto_plan.choosing_items.item_count == 150
 
 
+SENTENCES = ["A single sentence of a text, one"] * 90
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "part_of_message"),
     [
-        {"purpose": "search"},
-        {"method": "auto", "texts": DOCUMENTS, "purpose": "clusters"},
-        {"method": "auto", "texts": ["A single sentence of a text, one"] * 90, "purpose": "search"},
+        ({"purpose": "search"}, "purpose=… belong to method='auto'"),
+        ({"method": "auto", "texts": DOCUMENTS, "purpose": "clusters"}, "purpose='clusters'"),
+        ({"method": "auto", "texts": SENTENCES, "purpose": "search"}, "texts of two sentences"),
     ],
     ids=["without auto", "unknown purpose", "single sentences"],
 )
-def test_purposes_and_texts_that_do_not_fit_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
+def test_purposes_and_texts_that_do_not_fit_are_refused(
+    options: dict[str, Any], part_of_message: str
+) -> None:
+    with pytest.raises(ValueError, match=part_of_message):
         st_reba.build("mini", **options)

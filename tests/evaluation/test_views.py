@@ -100,9 +100,9 @@ def test_mean_score_of_pairs_is_spearmans_correlation_with_ties() -> None:
     task = Task("t", "STS", numbered_texts(51), items)
     unit_vectors = random_units(51)
     cosines = [float(unit_vectors[first] @ unit_vectors[second]) for first, second, _ in items]
-    expected_scores, _ = spearmanr(cosines, [score for _, _, score in items])
+    expected_correlation, _ = spearmanr(cosines, [score for _, _, score in items])
     scores = task.task_kind.score_items(task, unit_vectors)
-    assert float(scores.mean()) == pytest.approx(expected_scores, abs=1e-5)
+    assert float(scores.mean()) == pytest.approx(expected_correlation, abs=1e-5)
 
 
 def nearest_label(unit_vectors: Tensor, labels: list[str], row_index: int) -> str:

@@ -12,14 +12,13 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from serving import PATH, assert_near, vectors_of
 
 import st_reba
 from st_reba.encode import encode_texts
 from st_reba.serve.app import EmbeddingServer, embeddings_json
 
-PATH = "/v1/embeddings"
 JSON_HEADERS = {"Content-Type": "application/json"}
 TEXTS = [
     "猫在睡觉。",
@@ -30,13 +29,6 @@ TEXTS = [
 ]
 
 
-def vectors_of(answer: httpx.Response) -> NDArray[Any]:
-    assert answer.status_code == 200, answer.text
-    data = answer.json()["data"]
-    assert [item["index"] for item in data] == list(range(len(data)))
-    return np.array([item["embedding"] for item in data])
-
-
 def statuses_of(answers: Sequence[httpx.Response]) -> list[int]:
     return [answer.status_code for answer in answers]
 
@@ -45,10 +37,6 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     error: dict[str, Any] = answer.json()["error"]
     assert error["message"]
     return error
-
-
-def assert_near(vectors: Any, expected_vectors: Any) -> None:
-    np.testing.assert_allclose(vectors, expected_vectors, atol=1e-6, rtol=0)
 
 
 def test_vectors_are_the_models_own(ask_server: Any, prompted_model: Any) -> None:
@@ -306,6 +294,69 @@ def test_models_are_listed_with_their_tasks(ask_server: Any) -> None:
     assert model_ids == ["m", "m:query", "m:document"]
 
 
+@pytest.fixture(scope="module")
+def instructed_model() -> SentenceTransformer:
+    """Its queries need an instruction."""
+    return st_reba.build("mini", "echo", template="echo-instruct", device="cpu")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model": "m:query"}, {"model": "m", "input_type": "query"}], ids=str
+)
+def test_a_task_whose_template_has_an_open_field_is_refused(
+    fields: dict[str, str], ask_server: Any, instructed_model: SentenceTransformer
+) -> None:
+    app = EmbeddingServer(instructed_model, "m")
+    refused, accepted = ask_server(
+        (PATH, {"input": "cat"} | fields),
+        (PATH, {"input": "cat", "model": "m:document"}),
+        app=app,
+    )
+    assert statuses_of([refused, accepted]) == [400, 200]
+    assert "{instruction} has no value" in error_of(refused)["message"]
+
+
+def test_names_that_cannot_be_served_are_not_listed(
+    ask_server: Any, instructed_model: SentenceTransformer
+) -> None:
+    app = EmbeddingServer(instructed_model, "m")
+    models, described, unknown = ask_server(
+        ("/v1/models", None),
+        ("/v1/models/m:query", None),
+        (PATH, {"input": "cat", "model": "other"}),
+        app=app,
+    )
+    assert [description["id"] for description in models.json()["data"]] == ["m", "m:document"]
+    assert statuses_of([described, unknown]) == [404, 404]
+    assert "m:query" not in error_of(unknown)["message"]
+
+
+def test_a_name_that_cannot_be_served_is_reported_at_the_start(
+    instructed_model: SentenceTransformer, caplog: pytest.LogCaptureFixture
+) -> None:
+    EmbeddingServer(instructed_model, "m")
+    assert "m:query is not served." in caplog.text
+    assert "Build the model with instruction='…'" in caplog.text
+    assert "m:document" not in caplog.text
+
+
+@pytest.mark.parametrize("options", [{"instruction": "Find."}, {"prompts": {"query": "Find."}}])
+def test_an_instruction_that_has_a_value_is_served(
+    options: dict[str, Any], ask_server: Any
+) -> None:
+    model = st_reba.build("mini", "echo", template="echo-instruct", device="cpu", **options)
+    (answer,) = ask_server(
+        (PATH, {"input": TEXTS, "model": "m:query"}), app=EmbeddingServer(model, "m")
+    )
+    assert_near(vectors_of(answer), model.encode_query(TEXTS))
+
+
+def test_a_model_whose_every_task_has_an_open_field_is_refused() -> None:
+    model = st_reba.build("mini", "classical", template="{style}: {text}", device="cpu")
+    with pytest.raises(ValueError, match="m cannot be served. .* in place of {style}"):
+        EmbeddingServer(model, "m")
+
+
 def test_health_shows_what_waits(ask_server: Any) -> None:
     (answer,) = ask_server(("/health", None))
     assert answer.json() == {"status": "ok", "model": "m", "waiting": 0}
@@ -348,6 +399,18 @@ def opened_index(prompted_model: SentenceTransformer, tmp_path: Path) -> Iterato
     st_reba.Index.build(prompted_model, DOCUMENTS, folder, show_progress_bar=False).close()
     with st_reba.Index.open(folder, prompted_model) as index:
         yield index
+
+
+def test_a_search_is_refused_where_queries_have_an_open_field(
+    ask_server: Any, instructed_model: SentenceTransformer, opened_index: st_reba.Index
+) -> None:
+    app = EmbeddingServer(instructed_model, "m", index=opened_index)
+    by_vectors, by_words = ask_server(
+        ("/v1/search", {"query": "a cat"}),
+        ("/v1/search", {"query": "a cat", "mode": "words"}),
+        app=app,
+    )
+    assert statuses_of([by_vectors, by_words]) == [400, 200]
 
 
 def as_json(results: Any) -> list[dict[str, Any]]:
@@ -393,7 +456,7 @@ def test_search_refuses_wrong_fields(
     assert answer.status_code == 400
 
 
-def test_search_refuses_an_index_that_another_models_has_replaced(
+def test_search_refuses_an_index_that_was_replaced_by_another_models(
     ask_server: Any, opened_index: st_reba.Index
 ) -> None:
     other_model = st_reba.build("mini", "reba")

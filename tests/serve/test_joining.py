@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from serving import PATH, assert_near, vectors_of
 
 from st_reba.serve import joining
 from st_reba.serve.app import EmbeddingServer
-
-PATH = "/v1/embeddings"
 
 
 class BatchRecorder:
@@ -42,14 +41,6 @@ class BatchRecorder:
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> BatchRecorder:
     return BatchRecorder(monkeypatch)
-
-
-def vectors_of(answer: httpx.Response) -> list[list[float]]:
-    return [item["embedding"] for item in answer.json()["data"]]
-
-
-def assert_near(vectors: Any, expected_vectors: Any) -> None:
-    np.testing.assert_allclose(vectors, expected_vectors, atol=1e-6, rtol=0)
 
 
 def test_requests_are_joined(
@@ -92,7 +83,7 @@ def test_a_failing_text_fails_its_own_request_alone(
     assert failed.status_code == 500
     assert failed.json()["error"]["type"] == "server_error"
     assert f"{PATH} failed" in caplog.text
-    vectors = vectors_of(first) + vectors_of(last)
+    vectors = np.concatenate([vectors_of(first), vectors_of(last)])
     assert_near(vectors, plain_model.encode(["cat", "dog"]))
 
 

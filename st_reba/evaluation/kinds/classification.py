@@ -18,7 +18,7 @@ from ..measures import classify
 from ..tables import read_label, read_text
 from ..task import Evidence, Task, TaskKind, Vectors, declare_kind
 
-# Of texts without others to learn from.
+# For texts without a training set of their own.
 FOLD_COUNT = 5
 
 
@@ -28,7 +28,7 @@ def accuracy(evidence: Evidence) -> float:
 
 
 def f1(evidence: Evidence, average: str) -> float:
-    """F1 of the classes, averaged in scikit-learn's way of this name."""
+    """F1 of the classes; ``average`` as in scikit-learn's ``f1_score``."""
     predicted, expected = evidence.T
     return float(f1_score(expected, predicted, average=average))
 
@@ -80,7 +80,7 @@ class Classification(TaskKind):
         return label_numbers.reshape(2, -1).T.astype(np.float64)
 
     def score_items(self, task: Task, unit_vectors: Tensor) -> Tensor:
-        """1 where the nearest centroid, of the other items of each class, is that of the item's own class."""
+        """1 where the nearest class centroid, computed without the item, is its own class's."""
         text_indices, item_labels = zip(*task.items, strict=True)
         return match_nearest_centroid(unit_vectors[list(text_indices)], item_labels)
 

@@ -35,7 +35,7 @@ def _entropy(classes: NDArray[np.int64]) -> float:
 
 
 class Clustering(TaskKind):
-    """How well the clusters are the topics."""
+    """How well the clusters match the topics."""
 
     name = "Clustering"
     column_readers = {"text": read_text, "label": read_label}

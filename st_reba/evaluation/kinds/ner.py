@@ -38,7 +38,7 @@ def read_conll(location: Location | None) -> list[TaggedSentence]:
         return []
     if not isinstance(location, (str, os.PathLike)) or not Path(location).is_file():
         raise ValueError(
-            f"{location!r:.80} is no file: entities are read from CoNLL lines. Give a file."
+            f"{location!r:.80} is not a file: entities are read from CoNLL lines. Give a file."
         )
     path = Path(location)
     try:
@@ -83,7 +83,7 @@ def entity_score(evidence: Evidence, denominators: Sequence[int]) -> float:
 
     Args:
         evidence: As :meth:`NER.evidence` gives it.
-        denominators: Columns that the right ones are compared with.
+        denominators: Columns whose sums are the denominators: predicted, expected, or both.
     """
     entity_count = evidence[:, denominators].sum()
     if not entity_count:
@@ -110,7 +110,7 @@ class NER(TaskKind):
         return task_source.is_conll
 
     def read(self, task_source: TaskSource) -> Task:
-        """Read sentences, of which the limit holds for those to learn from too."""
+        """Read sentences; the limit also applies to those that a classifier learns from."""
         task_source.refuse(self.name, "columns", "labels")
         texts: TextIndex[str] = TextIndex()
         tagged_items = _index_sentences(

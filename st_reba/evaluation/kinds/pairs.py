@@ -1,4 +1,4 @@
-"""Pairs of texts with a number each: what kinds of them share."""
+"""What the kinds of tasks with pairs of texts, each with a number, have in common."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ..task import Evidence, Task, TaskKind, Vectors
 class PairKind(TaskKind):
     """Pairs of texts with a number each.
 
-    A kind whose number is to rise with the cosine may set ``chooses_methods``: `score_items` fits it.
+    A kind whose number should rise with the cosine may set ``chooses_methods``, as `score_items`
+    suits it.
     """
 
     needs_values = True

@@ -16,7 +16,7 @@ from ..task import Evidence, Task, TaskKind, TextIndex, declare_kind
 from ..task_source import TaskSource
 from ..vectors import Vectors, normalize_exactly
 
-# Documents of a ranking that count, as in mteb.
+# How many documents of a ranking count, as in mteb.
 CUTOFF = 1000
 RANKING_METRICS = ("map_at_1000", "ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_1000")
 Judgements = Mapping[str, Mapping[str, float]]
@@ -113,7 +113,7 @@ class RankingKind(TaskKind):
                 grades = np.zeros(len(documents))
                 grades[np.asarray(judged_documents) - task.queries] = judged_grades
             cosines = np.round(unit_vectors[documents] @ unit_vectors[query], COSINE_DIGITS)
-            # Of equal cosines the lower grade comes first: what is not told apart earns nothing.
+            # Among equal cosines the lower grade comes first, so that ties earn nothing.
             ranking = np.lexsort((grades, -cosines))
             metric_rows.append(score_ranking(grades[ranking]))
         return np.asarray(metric_rows, np.float64)

@@ -17,7 +17,7 @@ class Retrieval(RankingKind):
     ranks_all_documents = True
 
     def matches(self, task_source: TaskSource) -> bool:
-        """Folders alone, as tables of these columns are read as Reranking."""
+        """Only folders: tables with these columns are read as Reranking."""
         return task_source.is_beir
 
     def check(self, task: Task) -> None:

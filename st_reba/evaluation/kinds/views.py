@@ -14,16 +14,16 @@ from ..task_source import TaskSource
 from ..texts import FEWEST_PIECES, split_pieces
 from ..vectors import Vectors, normalize_exactly
 
-# Of a longer text the beginning is used.
+# Only the beginning of a longer text is used.
 _MOST_PIECES = 150
-# Cosines that differ by less are the same: rounding is no rank.
+# Cosines that differ by less are the same: rounding is not a rank.
 SAME_COSINE = 1e-6
 
 
 def views_of(texts: Iterable[str]) -> Task:
-    """Items of texts: two crops that overlap, the first and the last two thirds; and the two halves.
+    """Make items from texts: two overlapping crops, the first and last two thirds; and both halves.
 
-    They are counted in words, or in characters where the script has no spaces. Texts of fewer than
+    Lengths are counted in words, or in characters if the script has no spaces. Texts of fewer than
     four are left out.
 
     Source:
