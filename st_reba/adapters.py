@@ -31,14 +31,14 @@ class Adapter:
 
     @classmethod
     def find(cls, files: Repository, name: str) -> Adapter | None:
-        """The adapter that a base is; None: it is none."""
+        """The adapter, if a base is one; None: it is not."""
         if files.find("adapter_config.json") is None:
             return None
         peft: Any = required("peft", "train", f"base={name!r} is an adapter of peft")
         adapter_config = peft.PeftConfig.from_pretrained(files.path, **files.transformers_options)
         if adapter_config.is_prompt_learning or adapter_config.is_adaption_prompt:
             raise ValueError(
-                f"base={name!r} is an adapter of positions, which are no text. Use an adapter of weights."
+                f"base={name!r} is an adapter that adds positions without text. Use an adapter of weights."
             )
         if not adapter_config.base_model_name_or_path:
             raise ValueError(
@@ -59,7 +59,7 @@ class Adapter:
         *,
         has_new_tokens: bool,
     ) -> None:
-        """Make all of the adapter part of a model's weights, as peft does; a ValueError where that cannot be.
+        """Merge the whole adapter into a model's weights, or raise a ValueError.
 
         Args:
             model: The model that it adapts.
@@ -68,7 +68,7 @@ class Adapter:
         """
         if getattr(model, "hf_quantizer", None) is not None:
             raise ValueError(
-                f"base={self.name!r}: merged into quantized weights, an adapter is rounded. Load them unquantized."
+                f"base={self.name!r}: an adapter merged into quantized weights would be rounded. Load them unquantized."
             )
         peft: Any = required("peft", "train")
         row_count = count_embeddings(model)
@@ -101,7 +101,7 @@ class Adapter:
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:
-        """Within the ``with`` block, errors of peft, of whatever class, name the base."""
+        """Inside the ``with`` block, peft's errors become a ValueError that names the base."""
         try:
             yield
         except (RepositoryRefused, OSError):
@@ -118,7 +118,7 @@ class Adapter:
         tokenizer: PreTrainedTokenizerBase,
         adapter_weights: Mapping[str, Tensor],
     ) -> None:
-        """Give a model an embedding for each id of the tokenizer, where the adapter holds those that are new."""
+        """Give a model an embedding for each token id, if the adapter holds the new ones."""
         row_count = count_embeddings(model)
         id_count = count_ids(tokenizer)
         new_row_count = _count_saved_embeddings(adapter_weights, _embedding_name(model))

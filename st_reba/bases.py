@@ -69,7 +69,7 @@ class BaseLocation(NamedTuple):
 
 
 def resolve_embedded(name: str) -> str:
-    """The folder of an embedded model, unpacked where its weights are packed; another name as it is."""
+    """The folder of an embedded model, unpacked if necessary; any other name unchanged."""
     model_folder = EMBEDDED.get(name)
     if model_folder is None or (model_folder / "model.safetensors").exists():
         return str(model_folder or name)
@@ -77,7 +77,7 @@ def resolve_embedded(name: str) -> str:
         return _unpack(name, model_folder)
     except OSError as error:
         raise OSError(
-            f"base={name!r} is unpacked in the Hub's cache: {error}. Set HF_HOME to a folder."
+            f"base={name!r} could not be unpacked into the Hub's cache: {error}. Set HF_HOME to a folder."
         ) from error
 
 
@@ -140,7 +140,7 @@ def _only_gguf_file(base_folder: str) -> str | None:
     gguf_files = [name for name in file_names if name.endswith(".gguf")]
     if not gguf_files:
         raise ValueError(
-            f"base={base_folder!r} holds no config.json and no .gguf file, so it is no model."
+            f"base={base_folder!r} holds no config.json and no .gguf file, so it is not a model."
         )
     if len(gguf_files) > 1:
         raise ValueError(
@@ -177,11 +177,11 @@ def check_loading(base: object, loading: Options) -> None:
 def _check_size(option_name: str, size: object) -> None:
     is_whole_number = isinstance(size, Integral) and not isinstance(size, bool)
     if size is not None and not (is_whole_number and int(size) > 0):  # type: ignore[call-overload]
-        raise ValueError(f"{option_name}={size!r:.80} must be a whole number from 1 on.")
+        raise ValueError(f"{option_name}={size!r:.80} must be a whole number of at least 1.")
 
 
 def hub_options_of(path: str, loading: Options) -> dict[str, Any]:
-    """The options of loading that find a model on the Hub; where that does not answer, in its cache alone."""
+    """The loading options that find a model on the Hub, or in its cache if the Hub is silent."""
     hub_options = {name: loading[name] for name in HUB if loading.get(name) is not None}
     is_asked = not (constants.HF_HUB_OFFLINE or hub_options.get("local_files_only"))
     if is_asked and not os.path.exists(path) and not _hub_answers(path, hub_options):
@@ -194,12 +194,12 @@ def hub_options_of(path: str, loading: Options) -> dict[str, Any]:
 
 
 def _hub_answers(path: str, hub_options: Options) -> bool:
-    """Ask once: every file by itself would be asked for six times, which takes minutes."""
+    """Whether the Hub answers, asked once: else each file is tried six times, for minutes."""
     try:
         model_info(path, token=hub_options.get("token"), timeout=_HUB_TIMEOUT)
-    except (HfHubHTTPError, HFValidationError):  # it answers, or the name is none of its own
+    except (HfHubHTTPError, HFValidationError):  # it answers, or this is not a Hub id
         return True
-    except Exception:  # which one, depends on the version of huggingface_hub
+    except Exception:  # its class depends on the version of huggingface_hub
         return False
     return True
 
@@ -213,7 +213,7 @@ def split_dtype(dtype: DType, loading: Options) -> tuple[DType, dict[str, Any]]:
             either of transformers' names for it.
 
     Returns:
-        A torch.dtype, ``"auto"``, or None: none is asked for; and the other options.
+        A torch.dtype, ``"auto"``, or None if no type is asked for; and the other options.
 
     Raises:
         ValueError: A value is not known, or two of them differ.
@@ -259,12 +259,12 @@ def weights_dtype(dtype: DType, device: str | None) -> torch.dtype | str:
 
 
 def quantization_config(quantization: str, dtype: DType) -> transformers.BitsAndBytesConfig:
-    """Configuration of bitsandbytes for ``"nf4"`` or ``"int8"``, by which no vector depends on its batch."""
+    """bitsandbytes' configuration for ``"nf4"`` or ``"int8"``; no vector depends on its batch."""
     if quantization not in ("nf4", "int8"):
         raise ValueError(f"quantization={quantization!r} is not known. Choose from nf4, int8.")
     required("bitsandbytes", "quantized", f"quantization={quantization!r} needs bitsandbytes")
     if quantization == "int8":
-        # A threshold would round all texts of a batch by the large numbers of one of them.
+        # With a threshold, large numbers in one text change how the whole batch is rounded.
         return transformers.BitsAndBytesConfig(  # type: ignore[no-untyped-call]
             load_in_8bit=True,
             llm_int8_threshold=0.0,

@@ -1,8 +1,8 @@
-"""Whether two sets of vectors come from one model: the texts, the distance, and how much of it is allowed.
+"""Whether two sets of vectors come from one model: test texts, distance, and the allowed distance.
 
-What holds vectors asks whether a model made them, in whatever number type: see `model_tolerance`. A
-saved model is asked whether this machine computes what the one did that saved it: see
-`machine_tolerance`.
+An index, corpus or filter asks whether a given model made its vectors, in whatever number type: see
+`model_tolerance`. For a saved model, the question is whether this machine computes what the machine
+that saved it computed: see `machine_tolerance`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROBE_TEXTS = (
     "It was a cold morning, and the harbour lay under a thick fog; the ferries waited, their lamps "
     "lit, while gulls walked up and down the pier as if they owned it.",
 )
-# A saved model holds vectors of these, beside the texts.
+# A saved model stores vectors of these, together with the texts.
 GOLDEN_TEXTS = (
     "",
     *PROBE_TEXTS,
@@ -79,24 +79,24 @@ def text_distances(
 
 
 def model_tolerance(stored_dtype: str | None, dtype: str | None) -> float:
-    """The largest `relative_distance` of the vectors of one model, by the number types of its weights.
+    """The largest `relative_distance` allowed between vectors of one model, by their number types.
 
-    Measured on two models: another type 0.0007 to 0.019, the nearest other method of the same
-    weights 0.03; two runs in float32 differ by less than a thousandth of what is allowed.
+    Measured on two models: another type gives 0.0007 to 0.019, and the nearest other method on the
+    same weights 0.03; two runs in float32 differ by less than a thousandth of what is allowed.
     """
     are_exact = stored_dtype == dtype and dtype in (None, "float32")
     return 0.005 if are_exact else 0.025
 
 
 def machine_tolerance(model: SentenceTransformer, dtype: str | None = None) -> float:
-    """The largest `relative_distance` of a model's vectors on two machines.
+    """The largest `relative_distance` allowed between a model's vectors on two machines.
 
     Rounding errors grow with the square root of the number L of layers. In real models, vectors in
     bfloat16 and float16 were at most 1.1·ε·√L off those in float32, off those of other kernels, and
     in a batch, where ε is the type's precision; in float32, at most 4·ε·√L off those in a batch,
-    and 25 in random models. Two machines may each be so far off: 2.5·ε·√L are allowed in 16 bits,
-    and 64 in float32. Another method is off by 0.27 or more, where 0.11 are allowed (bfloat16, 30
-    layers; for vectors of length 1, 1 − cosine is then 0.006 at most on average).
+    and 25·ε·√L in random models. Two machines may both be that far off, so 2.5·ε·√L is allowed in
+    16 bits, and 64·ε·√L in float32. Another method is off by 0.27 or more, where 0.11 is allowed
+    (bfloat16, 30 layers; for vectors of length 1, 1 − cosine is then at most 0.006 on average).
 
     Args:
         model: The model.
@@ -118,6 +118,6 @@ def machine_tolerance(model: SentenceTransformer, dtype: str | None = None) -> f
 def dtype_name(model: SentenceTransformer) -> str | None:
     """The number type that a model computes in; None: it has no weights."""
     for weight in model.parameters():
-        if weight.is_floating_point():  # quantized weights do not tell it
+        if weight.is_floating_point():  # quantized weights do not show it
             return str(weight.dtype).removeprefix("torch.")
     return None

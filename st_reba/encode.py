@@ -27,13 +27,13 @@ Role = Literal["query", "document"]
 
 # Where encode_query and encode_document look for their prompt.
 PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
-# Positions a forward pass: on a CPU more make nothing faster, only the activations larger
+# Positions per forward pass: on a CPU, more of them only take memory, and save no time
 # (docs/results/speed.md).
 DEFAULT_BATCH_TOKENS = 4096
 # Padding that a batch may hold: this share of it, or this many positions if that is more.
 MAX_PADDING = 0.05
 FREE_PADDING = 64
-_TEXTS_AT_A_TIME = 64  # that are tokenized to be counted
+_TEXTS_AT_A_TIME = 64  # tokenized together to be counted
 
 
 def encode_texts(
@@ -53,12 +53,12 @@ def encode_texts(
         texts: Texts, as a list, an array, a pandas Series (in its order, whatever its index) or any
             iterable.
         task: ``"query"`` or ``"document"``: encode_query or encode_document; None: encode.
-        batch_tokens: Positions a forward pass: of all copies, templates, special tokens, and
-            padding, which is at most 5 % of them or 64; None: 4,096. A prefix that all rows share
-            is computed once, and counts a quarter.
+        batch_tokens: Positions per forward pass, counting all copies, templates, special tokens
+            and padding (at most 5 % of them, or 64); None: 4,096. A prefix that all rows share is
+            computed once, and counts as a quarter of its length.
         progress: Called with the number of texts that have just been encoded.
-        on_truncated: Called at the end with the indices of the texts that are longer than the model
-            reads, if there are any; None: a warning tells how many they are.
+        on_truncated: Called at the end with the indices of texts longer than the model reads, if
+            there are any; None: a warning says how many.
         **options: Passed on to the model's method, as ``prompt``.
 
     Returns:
@@ -104,13 +104,13 @@ def _check_options(task: Role | None, options: Options) -> None:
     for name in ("output_value", "pool", "precision"):
         if name in options:
             raise ValueError(
-                f"{name}= does not go with batches of so many positions. Call model.encode."
+                f"{name}= does not work with batches by number of positions. Call model.encode."
             )
 
 
 @contextmanager
 def naming_pipeline(model: SentenceTransformer) -> Iterator[None]:
-    """Inside the ``with`` block, errors of modules that do not fit name them: most check little before they run."""
+    """Inside the ``with`` block, errors of modules that do not fit together name the pipeline."""
     try:
         yield
     except (AttributeError, IndexError, KeyError) as error:
@@ -125,7 +125,7 @@ def describe_pipeline_fault(model: SentenceTransformer, error: Exception) -> str
 
 
 def list_of_texts(texts: Iterable[str]) -> list[str]:
-    """The texts by position: to index a pandas Series would take its labels."""
+    """The texts as a list: a pandas Series would be indexed by its labels."""
     type_name = type(texts).__name__
     if isinstance(texts, str):
         raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
@@ -158,7 +158,7 @@ def python_values(values: Iterable[Any]) -> Iterator[Any]:
 
 @dataclass
 class TextLengths:
-    """Positions that each text takes in a forward pass, and the indices of those that are longer than a model reads."""
+    """Positions of each text in a forward pass, and indices of texts longer than a model reads."""
 
     positions: list[int]
     truncated: list[int] = field(default_factory=list)
@@ -182,7 +182,7 @@ def describe_truncation(truncated: int, total: int) -> str:
 
 @contextmanager
 def unreported_cuts(model: SentenceTransformer) -> Iterator[None]:
-    """Within the ``with`` block, the model does not tell of a text that it cuts: the texts are not the user's."""
+    """Inside the ``with`` block, the model does not report cut texts, which are not the user's."""
     transformer: Any = model[0]
     was_reported = getattr(transformer, "has_reported_cut", False)
     transformer.has_reported_cut = True
@@ -200,14 +200,14 @@ def measure_lengths(
     is_batched: bool = False,
     **options: Any,
 ) -> TextLengths:
-    """Tokenize texts once, for the positions of each and for which of them are too long.
+    """Tokenize texts once, to count each one's positions and find those that are too long.
 
     Args:
         model: Any SentenceTransformer. Without a tokenizer of transformers, characters are counted.
         texts: The texts.
         task: As for `encode_texts`.
-        is_batched: Positions are those that a text counts for in a batch of bounded memory, whose
-            rows may share a prefix; else those of its rows, without padding.
+        is_batched: Count what a text adds to a batch of bounded memory, whose rows may share a
+            prefix; False: count the positions of its rows, without padding.
         **options: As for `encode_texts`.
 
     Example:
@@ -240,7 +240,7 @@ def measure_lengths(
 
 
 def _input_options(model: SentenceTransformer, options: Options) -> dict[str, Any]:
-    """The options that change the input; others are none of its concern, or are refused when the model is called."""
+    """The options that change the input; others do not affect it, or the model refuses them."""
     names = {*model.get_model_kwargs(), "processing_kwargs"}
     return {name: value for name, value in options.items() if name in names}
 
@@ -257,7 +257,7 @@ def in_order(
     encoded_batches: Sequence[NDArray[np.float32]],
     batches: Sequence[Sequence[int]],
 ) -> NDArray[np.float32]:
-    """Vectors of batches, [texts, d], in the order of the texts, whose indices ``batches`` holds."""
+    """Vectors of batches, put back into the order of the texts; ``batches`` holds text indices."""
     indices = [index for batch in batches for index in batch]
     vectors: NDArray[np.float32] = np.concatenate(encoded_batches)[np.argsort(indices)]
     return vectors
@@ -272,7 +272,7 @@ def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[lis
             batch of its own.
 
     Returns:
-        Indices into ``lengths``, each once, a list a batch.
+        Indices into ``lengths``, each once, one list per batch.
 
     Example:
         >>> token_batches([5, 300, 6, 410, 90], budget=1000)
@@ -280,12 +280,12 @@ def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[lis
     """
     budget = DEFAULT_BATCH_TOKENS if budget is None else budget
     if type(budget) is not int or budget < 1:
-        raise ValueError(f"batch_tokens={budget!r} must be a whole number from 1 on.")
+        raise ValueError(f"batch_tokens={budget!r} must be a whole number of at least 1.")
     batches: list[list[int]] = []
     batch_length = 0  # of its longest text
     text_positions = 0  # without padding
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        length = max(1, lengths[index])  # a text without a position would fill no budget
+        length = max(1, lengths[index])  # texts of length 0 would never fill the budget
         if batches:
             padded_positions = batch_length * (len(batches[-1]) + 1)
             padding = padded_positions - text_positions - length
@@ -304,12 +304,11 @@ def computed_positions(
     texts: Sequence[str],
     input_options: Options,
 ) -> list[int]:
-    """Positions that a RepeatTransformer computes for each text: what work, cost and progress count.
+    """Positions that a RepeatTransformer computes for each text: a measure of work and progress.
 
-    Where rows share what they begin with, a prefix counts nothing, as a batch computes it once for
-    all texts, and a text that several questions follow counts once. Padding is not counted, nor
-    that rows run whole in batches of which so little is shared that a stage of its own would cost
-    more (``STAGE_COST``).
+    If rows share a prefix, it is not counted, as a batch computes it once for all texts. A text is
+    counted once, however many questions follow it. Padding is not counted, nor is the extra work in
+    batches that share too little, whose rows run whole (``STAGE_COST``).
 
     Args:
         transformer: The module, ``model[0]``.
@@ -328,10 +327,10 @@ def input_lengths(
     *,
     is_batched: bool,
 ) -> TextLengths:
-    """Positions that each text counts for in a batch of bounded memory; else those of its rows, without padding.
+    """Positions that each text adds to a batch of bounded memory, or those of its rows.
 
-    Other arguments are those of `computed_positions`. In a batch whose rows share a prefix, they
-    hold its states without computing them.
+    The latter, without padding, if ``is_batched`` is False. Rows of a batch that share a prefix
+    hold its states without computing them. Other arguments are those of `computed_positions`.
     """
     layouts = transformer.row_layouts(**input_options)
     if is_batched and transformer.can_share():
@@ -360,7 +359,7 @@ def whole_positions(layouts: Sequence[RowLayout]) -> PositionCount:
 
 
 def shared_positions(layouts: Sequence[RowLayout]) -> PositionCount:
-    """Positions that are computed for a text: what stands behind the prefixes, and content once behind each.
+    """Positions computed for a text: what follows the prefixes, with the content once per prefix.
 
     Example:
         >>> from st_reba.modules.layout import RowLayout
@@ -377,7 +376,10 @@ def shared_positions(layouts: Sequence[RowLayout]) -> PositionCount:
 
 
 def held_positions(layouts: Sequence[RowLayout]) -> PositionCount:
-    """Positions whose memory a text takes without computing them: a quarter of a prefix, and texts that are held."""
+    """Positions that a text holds in memory without computing them.
+
+    A quarter of each prefix; and, for a text that several rows share, its prefix and content.
+    """
     prefix_positions = sum(len(prefix_of(layout)) for layout in layouts)
     fixed_positions = prefix_positions // 4
     held_texts = 0
@@ -399,7 +401,7 @@ def prefix_of(layout: RowLayout) -> tuple[int, ...]:
 
 
 def _rows_by_beginning(layouts: Sequence[RowLayout]) -> Counter[tuple[tuple[int, ...], bool]]:
-    """How many rows of a text have each prefix and each order of its words."""
+    """Count a text's rows by prefix, and by whether its words are reversed."""
     return Counter((prefix_of(layout), layout.is_reversed) for layout in layouts)
 
 
@@ -419,7 +421,7 @@ def _lengths_of_texts(
 
 
 def _cut_lengths(token_counts: Sequence[int], limit: float | None) -> TextLengths:
-    """Lengths of texts of which a model reads as many tokens as ``limit``; None: all."""
+    """Lengths of texts, cut to the ``limit`` tokens that a model reads; None: no limit."""
     lengths = TextLengths([])
     for index, token_count in enumerate(token_counts):
         if limit is not None and token_count > limit:

@@ -54,7 +54,7 @@ def whole_path(target_path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Add the path and the remedy to an error of the system that names no file, or is of a full disk."""
+    """Add path and remedy to a system error that names no file, or that reports a full disk."""
     try:
         yield
     except OSError as error:
@@ -82,7 +82,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def parse_path(value: str | os.PathLike[str], option: str) -> Path:
-    """A path that a caller gave; a ValueError or TypeError, naming the option, if no file can have it.
+    """A path from a caller; a ValueError or TypeError names the option if no file can have it.
 
     Example:
         >>> parse_path("", "path")
@@ -106,7 +106,7 @@ def parse_path(value: str | os.PathLike[str], option: str) -> Path:
 
 
 def make_folder(path: Path) -> bool:
-    """Make a folder and its parents, and sync their names to disk; False: it was there."""
+    """Make a folder and its parents, and sync their names to disk; False: it existed already."""
     if path.is_dir():
         return False
     make_folder(path.parent)
@@ -127,7 +127,7 @@ def sync(path: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise if a link is in a folder of ours: what is written or removed through it would be somebody else's."""
+    """Refuse links in a folder of ours: writing or removing through one would hit others' files."""
     for path in folder.rglob("*"):
         if path.is_symlink():
             raise ValueError(
@@ -148,8 +148,8 @@ def sole_writer(
 
     Raises:
         BlockingIOError: Another process, or another thread of this one, is still writing.
-        OSError: Such as a full disk; of the block too, with the folder where an error names no
-            file.
+        OSError: Such as a full disk, also from inside the block; if the error names no file, the
+            folder is added.
         ValueError: A link is in the folder.
     """
     with naming_full_disk(folder):

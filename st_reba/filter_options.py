@@ -7,16 +7,17 @@ from typing import Literal, get_args
 
 Kind = Literal["center", "abtt", "whiten"]
 
-# The mean of fewer is a chance one. From here on it finds better than none (four collections).
+# The mean of fewer vectors is unreliable. From this number on, a search with it is better than one
+# without (on four collections).
 FEWEST_FOR_MEAN = 20
 # Directions need more.
 FEWEST_FOR_DIRECTIONS = 100
-# Texts a dimension that full whitening needs.
+# Texts per dimension that full whitening needs.
 _TEXTS_PER_DIMENSION = 4
 FULL_POWER = 0.5
 SEARCH_POWER = 0.25
-# Of a text's tokens, both chosen on Cranfield, CISI, STARD and XQuAD: at most so many dimensions,
-# and how much a cosine of theirs counts beside one of the whitened vectors.
+# For the part of a vector that stands for a text's tokens: its most dimensions, and the weight of
+# its cosine, where the whitened vectors' is 1. Both chosen on Cranfield, CISI, STARD and XQuAD.
 TOKEN_DIMENSIONS = 256
 TOKEN_SHARE = 0.4
 _DEFAULT_REMOVED_DIRECTIONS = 3
@@ -42,7 +43,7 @@ class FilterOptions:
         text_count: int,
         width: int,
     ) -> FilterOptions:
-        """The options of a filter; an option of another kind, a value that cannot be, or too few texts are refused."""
+        """Checked options; one of another kind, an invalid value or too few texts are refused."""
         if kind not in get_args(Kind):
             raise ValueError(
                 f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}."
@@ -65,7 +66,7 @@ class FilterOptions:
         return options
 
     def needed_texts(self, width: int) -> int:
-        """Vectors of d = ``width`` dimensions that a fit needs."""
+        """How many vectors of d = ``width`` dimensions a fit needs."""
         if self.kind == "center":
             return FEWEST_FOR_MEAN
         if self.kind == "abtt":
@@ -108,4 +109,4 @@ def _check_power(power: float | None, kind: Kind) -> None:
     if kind != "whiten":
         raise ValueError(f"power={power!r} belongs to kind='whiten', not to {kind!r}. Drop it.")
     if type(power) not in (int, float) or not 0 < power <= FULL_POWER:
-        raise ValueError(f"power={power!r} must be a number above 0, and {FULL_POWER} at maximum.")
+        raise ValueError(f"power={power!r} must be a number above 0, and at most {FULL_POWER}.")

@@ -37,10 +37,11 @@ def fit_filter(
 ) -> SentenceTransformer:
     """Fit a linear filter of sentence vectors (not of words) on unlabelled texts, and append it to a model.
 
-    A model has one filter, for vectors of one kind. Of a template with wordings for queries, for
-    documents and for what ``encode`` takes, the filtered model keeps those that its filter was
-    fitted for: with ``queries`` the first two, so that ``encode`` is ``encode_document``; else the
-    third alone.
+    A model has one filter, for vectors of one kind. If its template has wordings for queries, for
+    documents and for the texts of ``encode``, the filtered model keeps only those that the filter
+    was fitted for: with ``queries`` the first two, so that ``encode`` is the same as
+    ``encode_document``; otherwise the third. With ``queries``, encode queries by ``encode_query``
+    alone: ``encode`` takes what it gets for a document, also with a query's prompt or fields.
 
     Args:
         model: A model from :func:`st_reba.build`, or one loaded; not changed.
@@ -50,18 +51,18 @@ def fit_filter(
             queries=True, tokens=True``.
         queries: The texts are documents, and queries have a mean of their own: that of up to 200
             sentences of the documents, which are encoded as queries.
-        tokens: Append up to 256 dimensions that a text's own tokens have, rare ones counting more:
-            they find names and numbers, which one word of the model leaves out. Needs
+        tokens: Append up to 256 dimensions made from a text's own tokens, weighted by rarity: they
+            find names and numbers, which the model's summary in one word leaves out. Needs
             ``kind="whiten"`` and ``queries``. See :class:`st_reba.TokenPart`.
         **encoding: As for :func:`st_reba.encode.encode_texts`: ``task``, ``prompt``,
             ``batch_tokens``, and the fields of the template. With ``queries``, no ``task`` and no
             ``prompt``: each task has its own.
 
     Returns:
-        A new model that shares the weights of ``model``, with sentence-transformers' own ``Dense``
-        behind them, in front of it a :class:`st_reba.QueryShift` if ``queries``, and behind it a
-        ``Normalize`` where ``model`` ended with one, and a :class:`st_reba.TokenPart` if
-        ``tokens``.
+        A new model that shares the weights and the tokenizer of ``model`` (so ``max_seq_length`` is
+        one for both). After the modules of ``model`` come sentence-transformers' own ``Dense``, in
+        front of it a :class:`st_reba.QueryShift` if ``queries``, and after it a ``Normalize`` if
+        ``model`` ended with one, and a :class:`st_reba.TokenPart` if ``tokens``.
 
     Raises:
         ValueError: An option of another kind, too few texts, a direction in which they (nearly) do
@@ -81,7 +82,7 @@ def fit_filter(
     if tokens:
         _check_tokens(model, kind, queries=queries)
     distinct_texts = _distinct_texts(texts)
-    # Before the work of encoding.
+    # Checked before the work of encoding.
     vector_width = int(unfiltered_model.get_embedding_dimension() or 0)
     FilterOptions.make(kind, r, dimensions, power, len(distinct_texts), vector_width)
     query_vectors = None
@@ -111,12 +112,12 @@ def with_filter(
     fitted_filter: Filter,
     token_means: TokenMeans | None = None,
 ) -> SentenceTransformer:
-    """Append a filter to the model that it was fitted for; a ValueError where it is another.
+    """Append a filter to the model that it was fitted for; a ValueError for any other model.
 
     Args:
         model: The model; not changed.
         fitted_filter: The filter.
-        token_means: What stands behind the filtered vectors; None: nothing.
+        token_means: What appends dimensions to the filtered vectors; None: nothing does.
     """
     filtered_model = _unfiltered_copy(model)
     filter_width = fitted_filter.mean.size
@@ -172,7 +173,7 @@ def _select_wordings(
     template: Template,
     source_of_task: Mapping[str, str],
 ) -> Template:
-    """A template as RepeatTransformer takes it, whose wordings for the tasks are those of the sources."""
+    """A template, as RepeatTransformer takes it, with each task's wording taken from its source."""
     if isinstance(template, str):
         return template
     if isinstance(template, Mapping):
@@ -224,7 +225,7 @@ def _distinct_texts(texts: Iterable[str]) -> list[str]:
     distinct_texts: dict[str, None] = {}
     for text in texts:
         if not isinstance(text, str):
-            raise TypeError(f"texts holds {text!r:.80}, which is no text")
+            raise TypeError(f"texts holds {text!r:.80}, which is not a text")
         if text.strip():
             distinct_texts[text] = None
     return list(distinct_texts)
@@ -236,7 +237,7 @@ def _encode_as(
     task: Role,
     encoding: Options,
 ) -> NDArray[np.float32]:
-    """Vectors [N, d] of texts as queries or documents, with those fields that this task's template has."""
+    """Vectors [N, d] of texts encoded as queries or documents, with the fields of that template."""
     refused_names = {"task", "prompt", "prompt_name"} & encoding.keys()
     if refused_names:
         name = min(refused_names)

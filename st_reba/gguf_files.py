@@ -20,8 +20,8 @@ from tokenizers import Regex, pre_tokenizers
 
 from .optional import required
 
-# Values that are read one by one, in Python: of a vocabulary, a few for each token. A file has more
-# of them the larger its weights are.
+# How many metadata values may be read one by one, in Python: a vocabulary has a few per token. The
+# larger a file's weights, the more values are allowed.
 _FREE_READS = 1_000_000
 _BYTES_OF_A_READ = 256
 _SHARD_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -87,8 +87,8 @@ class GgufFile:
 
     Args:
         path: The file.
-        quantization: As Q4_K_M.
-        metadata: All fields but lists; of those, their length.
+        quantization: Such as Q4_K_M.
+        metadata: All fields; of a list, only its length.
         shapes: Of the tensors, by name, in llama.cpp's order.
     """
 
@@ -104,11 +104,11 @@ class GgufFile:
 
 
 def read_gguf(path: str) -> GgufFile:
-    """Read what a GGUF file says; an error where it is cut, or holds what cannot be read."""
+    """Read what a GGUF file says; an error if it is truncated, or holds anything unreadable."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(
-            f"base={path!r} is no file, but a folder, a pipe or a device. Name a file."
+            f"base={path!r} is not a file, but a folder, a pipe or a device. Name a file."
         )
     return _read_gguf(path, status.st_mtime_ns, status.st_size)
 
@@ -135,7 +135,7 @@ def _read_gguf(path: str, modified: int, size: int) -> GgufFile:
         file_type = _name_of_file_type(gguf, file_metadata.get("general.file_type"))
     except (ValueError, TypeError, IndexError, KeyError, RecursionError) as error:
         raise ValueError(
-            f"base={path!r} is no whole GGUF file ({error}). Download it again."
+            f"base={path!r} is not a complete GGUF file ({error}). Download it again."
         ) from error
     tensor_shapes = {tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors}
     type_of_most = _type_of_most_matrices(gguf, reader, path)
@@ -180,9 +180,9 @@ def _type_of_most_matrices(gguf: Any, reader: Any, path: str) -> str:
 
 
 def check_gguf(file: GgufFile, *, has_other_tokenizer: bool) -> None:
-    """Refuse a shard, metadata with gaps, and a text that would not be split as the model's own tokenizer does.
+    """Refuse a shard, a file with gaps, and a tokenizer that would split texts in another way.
 
-    transformers fills gaps with the defaults of its configurations, and their weights with random
+    transformers fills gaps with the defaults of its configurations, and missing weights with random
     numbers.
     """
     _check_is_whole(file)
@@ -215,7 +215,7 @@ def _check_metadata(file: GgufFile) -> None:
         return
     _require_field(file, "attention.head_count")
     _require_field(file, *_NORM_EPSILONS)
-    # transformers' own default is another number of heads, not as many as there are queries.
+    # transformers' own default for the key heads is not the number of query heads.
     if file.shapes.get("blk.0.attn_q.weight") != file.shapes.get("blk.0.attn_k.weight"):
         _require_field(file, "attention.head_count_kv")
 
@@ -241,13 +241,13 @@ def _check_tensors(file: GgufFile) -> None:
 def _whole_number(file: GgufFile, field_name: str, default: int = 0) -> int:
     value = file.metadata.get(field_name, default)
     if not isinstance(value, int):
-        _refuse(file, f"{field_name}={value!r:.80} is no whole number")
+        _refuse(file, f"{field_name}={value!r:.80} is not a whole number")
     return int(value)
 
 
 def _refuse(file: GgufFile, problem: str) -> None:
     raise ValueError(
-        f"base={file.path!r} is no whole model: {problem}. Download or convert it again."
+        f"base={file.path!r} is not a complete model: {problem}. Download or convert it again."
     )
 
 

@@ -34,10 +34,10 @@ Array = NDArray[np.float64]
 # A filter may make the difference of two vectors at most this many times larger, for vectors
 # of length 1: so what rounding adds stays below 1e-5.
 MOST_GAIN = 200.0
-# Partial whitening draws each variance this far to the mean of all: of few texts, the smallest
-# are too small, or 0. With it, 100 texts are enough, and of 1,000 nothing is lost.
+# Partial whitening draws each variance this far towards the mean of all: with few texts, the
+# smallest are too small, or 0. This makes 100 texts enough, and loses nothing with 1,000.
 _SHRINKAGE = 0.5
-# A smaller standard deviation, in parts of the vectors' length, is mostly rounding of float32.
+# A smaller standard deviation, relative to the vectors' length, is mostly rounding in float32.
 _LEAST_DEVIATION = 1e-5
 # Rows whose float64 copies exist at a time.
 _ROWS_AT_A_TIME = 4096
@@ -93,18 +93,23 @@ class Filter:
         """Fit a filter on vectors, in float64.
 
         Args:
-            document_vectors: [N, d], as the model gives them without a filter. A mean needs 20 of
-                them, less than full whitening 100, ``"abtt"`` also one a dimension, and full
-                whitening four a dimension.
+            document_vectors: [N, d], as the model gives them without a filter. ``"center"`` needs
+                20 of them; the others need 100, ``"abtt"`` also at least one per dimension, and
+                full whitening at least four per dimension that it keeps.
             kind, r, dimensions, power: See the class.
             query_vectors: [M, d], of queries or of what stands for them, 20 or more; only their
                 mean is used.
-            model: The model that gave the vectors, so that the filter knows it again.
+            model: The model that gave the vectors, so that the filter can recognize it.
 
         Raises:
             ValueError: An option of another kind, too few vectors, NaN, or a direction in which
                 they hardly vary.
         """
+        if document_vectors.ndim != 2:
+            raise ValueError(
+                f"document_vectors has the shape {list(document_vectors.shape)}, not [N, d]. "
+                "Give the vectors of several texts."
+            )
         text_count, width = document_vectors.shape
         options = FilterOptions.make(kind, r, dimensions, power, text_count, width)
         mean = _finite_mean(document_vectors)
@@ -135,7 +140,7 @@ class Filter:
         *,
         model: SentenceTransformer | None = None,
     ) -> Filter | None:
-        """Fit what search needs, as far as there are vectors for it.
+        """Fit what search needs, as far as the number of vectors allows.
 
         Args:
             document_vectors: [N, d]. Of 100 or more, the filter half-whitens; of 20 or more, it
@@ -182,7 +187,7 @@ class Filter:
         return np.asarray(centered_vectors @ self.weight.T)
 
     def dense(self, dtype: torch.dtype = torch.float32) -> Dense:
-        """The filter of documents as sentence-transformers' own ``Dense``, W x − W·mean."""
+        """The documents' filter as sentence-transformers' own ``Dense``, W x − W·mean."""
         weight = torch.from_numpy(self.weight).to(dtype)
         # By the rounded W, so that the mean still becomes zero.
         bias = -(weight.double() @ torch.from_numpy(self.mean)).to(dtype)
@@ -197,7 +202,7 @@ class Filter:
         return dense.eval()
 
     def query_shift(self, dtype: torch.dtype = torch.float32) -> QueryShift | None:
-        """What makes the filter of documents that of queries, in front of it; None: they are the same."""
+        """A module before the documents' filter that makes it the queries'; None: not needed."""
         if self.query_mean is None:
             return None
         shift = torch.from_numpy(self.mean - self.query_mean).to(dtype)
@@ -215,7 +220,7 @@ class Filter:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Filter:
-        """Read what :meth:`to_bytes` gave; a ValueError where it is no filter, or damaged."""
+        """Read what :meth:`to_bytes` gave; a ValueError where it is not a filter, or damaged."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
@@ -224,7 +229,7 @@ class Filter:
             metadata = json.loads(_metadata_of(content)[_FORMAT])
             stored_filter = cls._from_stored(arrays, metadata)
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"it is no filter, or damaged: {error}. Fit it again.") from error
+            raise ValueError(f"it is not a filter, or damaged: {error}. Fit it again.") from error
         return stored_filter
 
     @classmethod
@@ -257,7 +262,7 @@ class Filter:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Filter:
-        """Read what :meth:`save` wrote; a ValueError where it is no filter, or damaged."""
+        """Read what :meth:`save` wrote; a ValueError where it is not a filter, or damaged."""
         try:
             return cls.from_bytes(Path(path).read_bytes())
         except ValueError as error:
@@ -278,7 +283,7 @@ def _mean_of_queries(query_vectors: Vectors, width: int) -> Array:
         )
     if query_count < FEWEST_FOR_MEAN:
         raise ValueError(
-            f"query_vectors: the mean of {query_count} is a chance one. "
+            f"query_vectors: the mean of {query_count} is unreliable. "
             f"Give {FEWEST_FOR_MEAN} or more, as sentences of the documents."
         )
     return _finite_mean(query_vectors)
@@ -305,12 +310,12 @@ def _fit_weight(vectors: Vectors, mean: Array, options: FilterOptions) -> Array:
 
 
 def shrink_variances(variances: Array, mean_variance: float) -> Array:
-    """Variances as partial whitening takes them: drawn to the mean of those of all dimensions."""
+    """Variances for partial whitening: drawn towards the mean over all dimensions."""
     return (1 - _SHRINKAGE) * variances + _SHRINKAGE * mean_variance
 
 
 def whitening_scales(variances: Array, squared_length: float, power: float) -> Array:
-    """By what whitening multiplies directions of such variances; ``squared_length``: mean of the vectors'."""
+    """Factors by which whitening scales directions; ``squared_length``: mean of the vectors'."""
     bounded_variances = np.maximum(variances, squared_length / MOST_GAIN**2)
     return np.asarray(bounded_variances**-power)
 
@@ -328,14 +333,14 @@ def _principal_directions(covariance: Array, count: int) -> tuple[Array, Array]:
     """The largest variances [count], falling, and their directions [count, d]."""
     variances, columns = np.linalg.eigh(covariance)
     directions = np.ascontiguousarray(columns.T[::-1][:count])
-    # Either sign is an eigenvector's; the same one has to come out on every machine.
+    # An eigenvector may have either sign; every machine must get the same one.
     largest_columns = np.abs(directions).argmax(axis=1)
     signs = np.sign(directions[np.arange(count), largest_columns])
     return variances[::-1][:count], directions * signs[:, None]
 
 
 def _metadata_of(content: bytes) -> dict[str, str]:
-    """Metadata of a .safetensors file, whose form is known to be right."""
+    """Metadata of a .safetensors file that is known to be well-formed."""
     header_length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + header_length])
     return dict(header.get("__metadata__") or {})

@@ -1,4 +1,4 @@
-"""A base that is named: its weights, tokenizer and adapter, loaded from a folder, the Hub or a GGUF file."""
+"""A base given by name: weights, tokenizer and adapter from a folder, the Hub or a GGUF file."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class NamedBase:
         model_kwargs["dtype"] = weights_type
 
     def _set_gguf_file(self, transformer_kwargs: Kwargs) -> GgufFile:
-        """Load from the GGUF file; it is refused where it cannot be read exactly."""
+        """Load from the GGUF file; one that cannot be read exactly is refused."""
         if not hasattr(transformers, "GgufConfig"):
             raise ImportError(
                 f"base={self.name!r} needs a newer transformers. Run: pip install -U transformers"
@@ -172,7 +172,7 @@ class NamedBase:
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:
-        """Within the ``with`` block, errors of others' loading name the base, in one line."""
+        """Inside the ``with`` block, other libraries' loading errors name the base, in one line."""
         subject = f"base={self.name!r}"
         if self.tokenizer is not None:
             subject += f", tokenizer={self.tokenizer!r}"
@@ -197,7 +197,7 @@ class NamedBase:
         if self.gguf_name is not None and self.dtype is None:
             transformer.stored_dtype = torch.bfloat16
             for weight in transformer.model.parameters():
-                # Rounded as it will be saved: what is computed now is what is loaded then.
+                # Rounded now as saving will round it, so that a loaded model computes the same.
                 weight.data = weight.data.to(torch.bfloat16).to(weight.dtype)
         elif self.dtype not in (None, "auto"):
             transformer.stored_dtype = None  # saved in the type that was asked for

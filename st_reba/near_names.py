@@ -1,4 +1,4 @@
-"""Names that somebody may have meant who mistyped the name of a base or a model."""
+"""Suggestions for a mistyped name of a base or a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .bases import EMBEDDED
 from .packaged import PACKAGED
 from .recipe import zoo, zoo_recipe
 
-# Between "mini" and "mnii"; between words that only share some letters, it is lower.
+# Names like "mini" and "mnii" reach it; words that only share some letters do not.
 _LEAST_SIMILARITY = 0.7
 _MOST_SUGGESTIONS = 3
 
@@ -23,7 +23,7 @@ def suggest_bases(name: str) -> str:
         name: A base that could not be loaded.
 
     Returns:
-        A question with a space behind it; "": nothing has such a name, or just this one.
+        A question and a space; "": no name is near, or there is something of this very name.
 
     Example:
         >>> suggest_bases("mnii"), suggest_bases("smolm2"), suggest_bases("no/such-name")
@@ -47,17 +47,17 @@ def suggest_models(name: str) -> str:
 
 
 def _list_neighbours(name: str) -> list[str]:
-    """Folders and GGUF files beside the path that a name may be."""
+    """Folders and GGUF files in the same folder as a name, taken as a path."""
     parent_folder = Path(name).parent
     try:
         siblings = sorted(parent_folder.iterdir())
-    except (OSError, ValueError):  # no folder, or no name of one
+    except (OSError, ValueError):  # not a folder, or not a possible name of one
         return []
     return [str(path) for path in siblings if path.is_dir() or path.suffix == ".gguf"]
 
 
 def _ask_for(name: str, known_names: Sequence[str], full_names: Mapping[str, str]) -> str:
-    """Ask for the nearest of the known names, by its full name where that is another."""
+    """Ask for the nearest known names, by their full names where these differ."""
     if os.path.exists(name) or name in known_names:
         return ""
     near_names = get_close_matches(name, set(known_names), _MOST_SUGGESTIONS, _LEAST_SIMILARITY)

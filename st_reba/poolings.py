@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import nn
 
-# The positions that a pooling may see, in words: with one copy of the text, and with several;
-# RepeatTransformer has them as ``pooled``.
+# The positions that a pooling may see, in words, for one copy of the text and for several;
+# RepeatTransformer's argument for them is ``pooled``.
 POSITIONS = {
     "last_copy": ("the text's tokens", "the tokens of the last copy"),
     "repeats": ("the text's tokens", "the tokens of all copies but the first"),
@@ -28,7 +28,7 @@ POSITIONS = {
 
 
 class PoolingOptions(Protocol):
-    """What a declaration reads of a :class:`st_reba.Method`."""
+    """What a declaration reads from a :class:`st_reba.Method`."""
 
     @property
     def implementation(self) -> str: ...
@@ -44,7 +44,7 @@ class PoolingOptions(Protocol):
 
 @dataclass(frozen=True)
 class PoolingSpec:
-    """Declaration of a pooling; as it stands, of one that sentence-transformers has.
+    """Declaration of a pooling; without a subclass, of one that sentence-transformers has.
 
     Args:
         name: The value of the option ``pooling``.
@@ -53,8 +53,8 @@ class PoolingSpec:
         pooling_mode: What sentence-transformers calls it.
         positions: What it sees where the option ``pooled`` is not given: one of ``POSITIONS``.
         default_of: The methods whose default it is.
-        readout: Its name where many readouts share a pass: see evaluation/readouts.py; None: its
-            model runs by itself.
+        readout: Its name when many readouts share a pass, see evaluation/readouts.py; None: its
+            model always runs by itself.
     """
 
     name: str
@@ -99,7 +99,7 @@ POOLINGS: list[PoolingSpec] = []
 
 
 def declare_pooling(spec: PoolingSpec) -> None:
-    """Enter a pooling: from here on methods, cards and exports know it."""
+    """Register a pooling; from then on methods, cards and exports know it."""
     POOLINGS.append(spec)
 
 

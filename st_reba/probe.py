@@ -27,7 +27,7 @@ _SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]{40})")
 
 @dataclass(frozen=True)
 class Probe:
-    """Vectors of a few fixed texts, which are compared, and what is known of the model that gave them.
+    """Vectors of a few fixed texts, for comparison, and what is known about their model.
 
     Args:
         vectors: Document vectors of ``PROBE_TEXTS``, [texts, d].
@@ -94,11 +94,13 @@ class Probe:
     def seen_from(
         self, folder: str | os.PathLike[str], model: SentenceTransformer | str | os.PathLike[str]
     ) -> Probe:
-        """The probe to store in a folder, to which the source is relative, beginning with a dot, if it is a folder.
+        """The probe to store in a folder; a source that is a folder becomes relative to that one.
+
+        A relative source begins with a dot.
 
         Args:
             folder: The folder.
-            model: What the caller gave: a name is the source.
+            model: What the caller gave; if it is a path or Hub id, that is the source.
         """
         model_source = os.fspath(model) if isinstance(model, (str, os.PathLike)) else self.source
         if model_source is not None and os.path.isdir(model_source):
@@ -110,12 +112,12 @@ class Probe:
     def find_source(self, folder: str | os.PathLike[str]) -> str:
         """Folder or Hub id of the model; ``folder`` holds the probe."""
         if self.source is None:
-            raise ValueError(f"the place of the model, {self}, is not known; {_REMEDY}")
+            raise ValueError(f"the location of the model, {self}, is not known; {_REMEDY}")
         if not self.source.startswith("."):
             return self.source
         model_folder = os.path.normpath(os.path.join(os.path.realpath(folder), self.source))
         if not os.path.isdir(model_folder):
-            # Not passed on: the name of a missing folder could be somebody's repository on the Hub.
+            # Not passed to the Hub, where a missing folder's name could be somebody's repository.
             raise ValueError(f"the folder of the model, {model_folder!r}, is gone; {_REMEDY}")
         return model_folder
 
@@ -226,7 +228,7 @@ def resolve_model(
 
     Args:
         model: The model, or its folder or Hub id.
-        options: Of `st_reba.load`: only where it is called.
+        options: Options of `st_reba.load`; refused if the model is loaded already.
     """
     options = options or {}
     if isinstance(model, (str, os.PathLike)):

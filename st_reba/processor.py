@@ -1,4 +1,4 @@
-"""What the processor is fast at, and the hint that a long run would gain from it."""
+"""Whether the processor is fast in bfloat16, and a hint when a long run would gain from it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Positions from which on a run is long: minutes, even with a small base.
+# A run of this many positions or more is long: minutes, even with a small base.
 LONG_RUN = 2_000_000
 
 _has_hinted = False
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor multiplies numbers in bfloat16 itself, and so about twice as fast as in float32.
+    """Whether the processor multiplies bfloat16 natively, so about twice as fast as float32.
 
     False also where torch is too old to say (before ``torch.cpu.get_capabilities``).
 
@@ -36,7 +36,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def hint_at_bfloat16(model: SentenceTransformer, position_count: int) -> None:
-    """Tell once in a process that a run of so many positions would be faster in bfloat16, if it is long."""
+    """Say, once in a process, that a long run of so many positions would be faster in bfloat16."""
     global _has_hinted
     if _has_hinted or position_count < LONG_RUN or not gains_from_bfloat16(model):
         return
@@ -55,7 +55,7 @@ def gains_from_bfloat16(model: SentenceTransformer) -> bool:
 
     if not isinstance(model[0], Transformer) or model.device.type != "cpu":
         return False
-    # Of quantized weights, some are numbers of another type.
+    # Some numbers of quantized weights have another type.
     parameter_types = {parameter.dtype for parameter in model.parameters()}
     if parameter_types != {torch.float32}:
         return False

@@ -1,4 +1,4 @@
-"""How far long work is: bars on a terminal; elsewhere, where asked for, a line every few seconds."""
+"""Progress of long work: bars on a terminal; elsewhere, if wanted, a line every few seconds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Step:
 
 
 class _Lines:
-    """Prints every few seconds, until its end, how far the innermost step is."""
+    """Prints the progress of the innermost step every few seconds, until it is ended."""
 
     def __init__(self, print_line: Callable[[str], object]) -> None:
         self._print_line = print_line
@@ -79,7 +79,7 @@ _lines: _Lines | None = None
 
 @contextmanager
 def printing_lines(print_line: Callable[[str], object]) -> Iterator[None]:
-    """Inside the ``with`` block, a line every few seconds where no bar can be shown.
+    """Inside the ``with`` block, print a line every few seconds where no bar can be shown.
 
     Example:
         >>> with printing_lines(print), step("Waiting"):
@@ -101,7 +101,7 @@ def is_terminal() -> bool:
 
 
 def step(description: str) -> AbstractContextManager[object]:
-    """Inside the ``with`` block, lines tell what is done and since when."""
+    """Inside the ``with`` block, lines tell what is being done and for how long."""
     return nullcontext() if _lines is None else _lines.show(Step(description))
 
 

@@ -103,8 +103,8 @@ TEMPLATES: dict[str, Any] = {
         "similarity": _TOPICS["prompteol-topic-4-zh"],
     },
 }
-# Lists of templates. MetaEOL asks from several sides; of a contrastive list, the last is taken
-# away.
+# Lists of templates. MetaEOL asks from several sides; in a contrastive list, the last one is
+# subtracted.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
     "metaeol": (
         TEMPLATES["prompteol-says"],

@@ -21,8 +21,8 @@ Values: TypeAlias = Mapping[str, Any]
 MutableValues: TypeAlias = dict[str, Any]
 
 LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
-# Facts for people: of the base as the Hub writes them (parameters as 7B), the paper that ran it and
-# its scores, scores measured with this recipe, and a note on its status or on how it was chosen.
+# Facts for people: about the base, as the Hub writes them (parameters: 7B); the paper that ran it,
+# with its scores; scores measured with this recipe; a note on its status or how it was chosen.
 ABOUT = (
     "language",
     "licence",
@@ -34,8 +34,8 @@ ABOUT = (
     "status",
     "note",
 )
-# Of a base that does not run as it is: it needs code of its own; does not run on new versions; or
-# lacks numbers of layers.
+# Remedies for a base that does not run as it is: it needs code of its own, does not run on new
+# versions, or the numbers of layers to convert are missing.
 _REMEDIES = {
     "remote-code": "If you trust it: trust_remote_code=True.",
     "old-transformers": "Use another base.",
@@ -44,7 +44,7 @@ _REMEDIES = {
 STATUSES = ("ready", *_REMEDIES)
 _MOST_CHARACTERS = (
     1 << 16
-)  # far more than any recipe needs; a file from elsewhere becomes memory and time
+)  # far more than any recipe needs; a larger foreign file would cost memory and time
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def recipe_for(base: str | os.PathLike[str], options: Values) -> Recipe | None:
 
     Args:
         base: The name.
-        options: Of `build`; a ValueError where they do not allow to build the recipe.
+        options: Options of `build`; a ValueError if the recipe cannot be built with them.
     """
     base_name = os.fspath(base)
     if base_name.startswith("zoo:"):
@@ -122,13 +122,13 @@ def recipe_of(values: object, file: str, name: str = "") -> Recipe:
     """A recipe from the values of its file; ``file`` is for messages."""
     if not isinstance(values, Mapping) or not isinstance(values.get("base"), str):
         raise ValueError(
-            f"{file!r} is no recipe: it must be a mapping with a base, as 'base: mini'."
+            f"{file!r} is not a recipe: it must be a mapping with a base, as 'base: mini'."
         )
     known_keys = {"base", "method", "about", *LOADING, *OPTIONS}
     for key_name in values:
         if key_name not in known_keys:
             raise ValueError(
-                f"{file!r}: {key_name!r:.80} is no key of a recipe. Pass it to build, or drop it."
+                f"{file!r}: {key_name!r:.80} is not a key of a recipe. Pass it to build, or drop it."
             )
     checked_about = _read_about(values.get("about"), file)
     loading = {
@@ -145,7 +145,7 @@ def recipe_of(values: object, file: str, name: str = "") -> Recipe:
             method_values[option] = values[option]
     if (
         checked_about.get("status", "ready") == "ready"
-    ):  # others may lack numbers of layers, which the caller gives
+    ):  # the others may lack options that the caller must give
         try:
             Method(**method_values)
         except (TypeError, ValueError) as error:
@@ -210,7 +210,7 @@ def save_recipe(
 
 
 def read_yaml(path: Path) -> Any:
-    """Read YAML without aliases, in which no key stands twice, of bounded size; else a ValueError."""
+    """Read YAML of bounded size without aliases or repeated keys; anything else is a ValueError."""
     import yaml  # here, as a model alone does not need it
 
     class Loader(yaml.SafeLoader):
@@ -266,7 +266,7 @@ def zoo_recipe(name: str) -> Recipe:
 
 @cache
 def _models() -> dict[str, MutableValues]:
-    """The values of each recipe of the zoo: of every base, by each method of its sets."""
+    """The values of each recipe in the zoo: one for each base and each method of its sets."""
     zoo_values = read_yaml(Path(__file__).with_name("zoo.yaml"))
     zoo_models: dict[str, MutableValues] = {}
     for base_name, base_values in zoo_values["bases"].items():

@@ -21,8 +21,8 @@ class BuildRequest:
     Args:
         base: The name of a base, never of a recipe; or a loaded model.
         method: The method, all its options set.
-        loading: Options of `build` that are none of the method's.
-        is_default_method: The caller named neither a method nor what is read of the layers.
+        loading: Options of `build` that do not belong to the method.
+        is_default_method: The caller named neither a method nor what to read from the layers.
     """
 
     base: Base

@@ -9,7 +9,7 @@ from random import Random
 # A line break; the space after a mark that ends a sentence; or such a mark in Chinese or Japanese,
 # which no space follows.
 _SENTENCE_END = re.compile(r"\s*\n\s*|(?<=[.!?…])\s+|(?<=[。！？；])\s*")
-# So many sentences of the documents stand for queries when the queries' mean is measured.
+# How many sentences of the documents stand in for queries when the queries' mean is measured.
 QUERY_SAMPLE = 200
 # Shorter ones are headings, numbers and cut abbreviations; of longer ones the beginning is as long
 # as a long query.
@@ -18,7 +18,7 @@ _MOST_CHARACTERS = 200
 
 
 def split_sentences(text: str) -> list[str]:
-    """Split a text where sentences end, by punctuation and line breaks alone; what hardly has letters is dropped.
+    """Split a text into sentences by punctuation and line breaks, dropping ones with few letters.
 
     Example:
         >>> split_sentences("The ship left. 船开走了。我们留下！ 3.")
@@ -43,7 +43,7 @@ def sample_sentences(
     count: int,
     seed: int = 0,
 ) -> list[str]:
-    """Draw different sentences of texts, from as many texts as there are, so that no long text outweighs others.
+    """Draw different sentences, from as many texts as possible, so that long texts do not dominate.
 
     Args:
         texts: The texts.

@@ -1,7 +1,7 @@
 """Vectors of the tokens of a text: the mean of their embeddings, rare tokens counting more.
 
-What a model says of a text in one word misses its names and numbers; the embeddings of its tokens
-have them. Beside the model's vectors, in a part of their own, they find more.
+A model that sums up a text in one word misses its names and numbers, which the embeddings of the
+tokens hold. Appended to the model's vectors as a part of their own, they make a search find more.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TokenMeans:
         """Fit on documents, and on sentences of them that stand for queries.
 
         Returns:
-            None: fewer than 100 documents or 20 sentences, or a model that is not of ours.
+            None for fewer than 100 documents or 20 sentences, or for a model that is not ours.
         """
         dimension = cls.dimension_for(model)
         are_enough = len(documents) >= FEWEST_FOR_DIRECTIONS
@@ -83,7 +83,7 @@ class TokenMeans:
 
     @staticmethod
     def dimension_for(model: SentenceTransformer) -> int:
-        """Dimension k that a fit for a model gives; 0: it is not of ours."""
+        """Dimension k that fitting for a model would give; 0: the model is not ours."""
         if not isinstance(model[0], RepeatTransformer):
             return 0
         return min(TOKEN_DIMENSIONS, _TokenReader(model).embedding_width)
@@ -100,7 +100,7 @@ class TokenMeans:
         texts: Sequence[str],
         task: Role,
     ) -> Matrix:
-        """Vectors [n, d] with those of the tokens of their texts, [n, d + k], as a :class:`TokenPart` joins them."""
+        """Append the texts' token vectors to [n, d], as :class:`TokenPart` does: [n, d + k]."""
         reader = _TokenReader(model)
         token_ids = reader.token_ids(texts)
         means = reader.mean_embeddings(token_ids, self.token_weights)
@@ -108,7 +108,7 @@ class TokenMeans:
         return append_tokens(torch.from_numpy(vectors), token_vectors, TOKEN_SHARE).numpy()
 
     def as_module(self, vector_width: int) -> TokenPart:
-        """What appends such vectors to those [n, d] of a model, of ``vector_width`` dimensions d."""
+        """A module that appends such vectors to a model's [n, d], where d is ``vector_width``."""
         dimension, embedding_width = self.linear_filter.weight.shape
         query_mean = self.linear_filter.query_mean
         assert query_mean is not None  # as `fit` gives it one
@@ -164,7 +164,7 @@ class _TokenReader:
         return int(self.mean_embeddings([[0]], np.ones(1, np.float32)).shape[1])
 
     def token_ids(self, texts: Sequence[str]) -> TokenIds:
-        """All tokens of each text, also those beyond what the model reads."""
+        """All tokens of each text, including those beyond what the model reads."""
         token_ids: TokenIds = self._transformer.content(texts)["input_ids"]
         return token_ids
 

@@ -24,14 +24,14 @@ from .modules.pooling import ReBAPooling
 from .modules.transformer import RepeatTransformer
 
 logger = logging.getLogger(__name__)
-# Han and kana, which are written without spaces; other letters and digits; either with the marks on
-# it.
+# Han and kana, which are written without spaces; other letters and digits; each with its
+# combining marks.
 _CHARACTER = r"(?=[\p{L}\p{N}])[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 _LETTER = rf"(?!{_CHARACTER})[\p{{L}}\p{{N}}]"
 _WORD = regex.compile(
     rf"{_CHARACTER}\p{{M}}*|(?:{_LETTER}\p{{M}}*)+(?:['’-](?:{_LETTER}\p{{M}}*)+)*"
 )
-# Where a word of letters does not go on.
+# A place where no word of letters continues.
 _EDGE = rf"(?:(?<!{_LETTER}|\p{{M}})|(?!{_LETTER}|\p{{M}}))"
 # Characters of a text, end excluded.
 CharacterSpan = tuple[int, int]
@@ -43,7 +43,7 @@ class TokenVectors(NamedTuple):
     Args:
         text: The text.
         vectors: [n, d].
-        weights: What each counts in a word, [n].
+        weights: How much each token counts in a word, [n].
     """
 
     text: str
@@ -67,7 +67,7 @@ class TokenEncoder:
 
     @cached_property
     def transformer(self) -> RepeatTransformer:
-        """The model's first module; a ValueError unless it makes one row of a text, in which the words stand."""
+        """The model's first module; a ValueError unless each text is one row with its words."""
         transformer = self.model[0]
         if not isinstance(transformer, RepeatTransformer) or transformer.own_input:
             problem = f"starts with {type(transformer).__name__} and its base's own input"
@@ -105,7 +105,7 @@ class TokenEncoder:
             yield TokenVectors(text, text_vectors, weights[row, : span.length].numpy())
 
     def _run(self, features: Features) -> tuple[Tensor, Tensor]:
-        """Vectors [B, n, d] and weights [B, n] of the tokens; behind a text's own, any."""
+        """Vectors [B, n, d] and weights [B, n] of tokens; arbitrary after a text's own tokens."""
         transformer, pooling = self.transformer, self._pooling
         if pooling is None:
             output = transformer(features)
@@ -141,7 +141,7 @@ def encode_words(
     show_progress_bar: bool = False,
     **fields: str,
 ) -> NDArray[np.float32]:
-    """Embed words where they stand; a text runs once for all of its words.
+    """Embed words in context; each text runs once for all of its words.
 
     ReBA: the mean of the word's e_i (by the authors' code: the sum of their rows over all columns,
     divided by its total). Other methods: the mean of the hidden states at the word's tokens in the
@@ -154,9 +154,9 @@ def encode_words(
         normalize: ReBA divides the weights of each e_i by their sum. (Vectors are not scaled to
             length 1.)
         batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_texts`.
-        prompt, task, fields: As for ``encode``; None: the default prompt. A task has its template,
-            if there are two.
-        show_progress_bar: Show one.
+        prompt, task, fields: As for ``encode``; None: the default prompt. Each task has a template
+            of its own, if there are two.
+        show_progress_bar: Show a progress bar.
 
     Returns:
         [items, d] float32.
@@ -324,5 +324,5 @@ def words_of(text: str, word: str | None = None) -> list[tuple[str, CharacterSpa
     elif word:
         matches = regex.finditer(_EDGE + regex.escape(word) + _EDGE, text)
     else:
-        raise ValueError("word='' is no word. Give one, or leave it out for all words.")
+        raise ValueError("word='' is not a word. Give one, or leave it out for all words.")
     return [(text, match.span()) for match in matches]

@@ -93,7 +93,7 @@ class Answers:
         return draw.draw_results(results, query, heading)
 
     def or_problem(self, run: Callable[..., str]) -> Callable[..., str]:
-        """The same function, which answers with the problem where it fails."""
+        """Wrap a function so that, if it fails, the answer describes the problem."""
 
         def answer(*values: object) -> str:
             try:

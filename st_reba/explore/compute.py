@@ -23,7 +23,7 @@ from ..modules.transformer import RepeatTransformer
 from ..safety import load
 from ..words import tokens_of_span
 
-# The score of a result, by a model its cosine with the query, and its text.
+# The score of a result (for a model, its cosine with the query), and its text.
 ScoredText = tuple[float, str]
 
 # Each sentence, position and result becomes a table that has to be read.
@@ -33,7 +33,7 @@ MAX_CHARACTERS = 300
 MAX_COPIES = 4
 MAX_POSITIONS = 192
 MAX_RESULTS = 5
-# Results of an index that methods rank again, and characters that they read of each.
+# How many results of an index the methods rerank, and how many characters they read of each.
 MAX_HITS = 30
 MAX_READ = 1000
 
@@ -48,7 +48,7 @@ class Refused(ValueError):
 
 
 def open_model(base: str, method: Method | None, **options: Any) -> SentenceTransformer:
-    """Load a saved model; build one where the base is no saved model, or a method is given."""
+    """Load a saved model; build one where the base is not a saved model, or a method is given."""
     is_name = method is None and ("/" in base or os.path.isdir(base))
     if is_name and load_file_path(base, "modules.json") is not None:
         return load(base, **options)
@@ -56,7 +56,7 @@ def open_model(base: str, method: Method | None, **options: Any) -> SentenceTran
 
 
 def lines_of(entered_text: str, *, least: int, most: int) -> list[str]:
-    """The lines of what was entered; Refused where they are too few, too many or too long."""
+    """The lines of the entered text; raises Refused if there are too few, too many or too long."""
     stripped_lines = map(str.strip, entered_text.splitlines())
     lines = list(filter(None, stripped_lines))
     if len(lines) < least:
@@ -98,7 +98,10 @@ class Inside:
     sinks: list[Any]
 
     def weights(self, chosen_tokens: Sequence[int]) -> NDArray[np.float64]:
-        """Weight of each position, [T], in the vector of some tokens; without any in the mean (alpha_t, times n)."""
+        """Weight of each position, [T], in the vector of the chosen tokens.
+
+        If none are chosen, n times its weight in the mean, n · alpha_t.
+        """
         if not chosen_tokens:
             return np.asarray(self.rows.sum(axis=0))
         return np.asarray(self.rows[list(chosen_tokens)].mean(axis=0))

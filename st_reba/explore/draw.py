@@ -43,8 +43,8 @@ class HeatMap:
         values: [rows, columns] the numbers.
         shares: [rows, columns] from 0 to 1.
         row_names, column_names: What the page shows beside and above them.
-        shows_numbers: The numbers stand in the cells; otherwise they appear at the pointer.
-        chosen_rows: Rows that are set off.
+        shows_numbers: Show the numbers in the cells; otherwise they appear at the pointer.
+        chosen_rows: Rows that are highlighted.
     """
 
     values: Numbers

@@ -201,8 +201,8 @@ class Page:
             self.answers.or_problem(run),
             inputs,
             gr.HTML(elem_id=f"{tab}-answer"),
-            # While an answer is computed, only the last of further events is kept: the answer fits
-            # the input.
+            # Of the events that arrive during a computation, only the last is kept, so that the
+            # answer matches the input.
             trigger_mode="always_last",
             concurrency_id="page",
             concurrency_limit=1,

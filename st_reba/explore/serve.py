@@ -51,12 +51,12 @@ def launch(
     open_browser: bool = False,
     **options: Any,
 ) -> None:
-    """Serve the page until it is interrupted; only models are fetched from elsewhere, the Hub.
+    """Serve the page until it is interrupted; only models are fetched, from the Hub.
 
     Args:
         models: One to six, each a saved model (folder or Hub id); a base, alone or with a method
             behind a space, as ``"mini echo:pooling=mean"``; ``"zoo:NAME"``; or a recipe's file.
-        host: Address; ``"0.0.0.0"`` serves to everybody who reaches this machine.
+        host: Address; ``"0.0.0.0"`` serves everybody who can reach this machine.
         port: Port; 0 takes a free one.
         index: Folder of an index to search in.
         open_browser: Open the page.
@@ -118,8 +118,8 @@ def make_app(
 ) -> ASGIApp:
     """The page in each language, below ``/en`` and ``/zh``, as an ASGI application.
 
-    It answers requests to ``allowed_hosts`` alone, if there are any: a page elsewhere can give a
-    name of its own the address of this machine.
+    If there are ``allowed_hosts``, it answers only requests to those names: a web page elsewhere
+    can make a host name of its own point to this machine.
     """
     from .draw import LANGUAGES
     from .page import Page, gr

@@ -1,4 +1,4 @@
-"""Load a model, once its files are seen to ask for no foreign code and for no more than they hold."""
+"""Load a model after checking that its files ask for no foreign code, or more than they hold."""
 
 from __future__ import annotations
 

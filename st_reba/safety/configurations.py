@@ -23,17 +23,17 @@ from .weights import (
 )
 
 _MOST_SETTING = 1 << 20
-# A group that repeats, and more repetitions than this, can take a regular expression for ever.
+# With a repeated group, or more repetitions than this, a regular expression can run forever.
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
-# Also "maybe": a question mark that makes no repetition lazy, and says nothing of a group.
+# This includes "?" for "maybe", but not where it makes a repetition lazy or follows "(".
 _REPETITION = re.compile(r"[*+{]|(?<![(*+?}])\?")
 _MOST_REPETITIONS = 4
 _INNERMOST_GROUP = re.compile(r"\(([^()]*)\)")
-# Ways through a regular expression that lists alternatives in group after group.
+# The most ways through a regular expression whose groups list alternatives.
 _MOST_WAYS = 100_000
 _NUMBER = re.compile(r"\d+")
 _MOST_ITERATIONS = 1000
-# Tokens that a text may be padded to: they take memory with their square, however short it is.
+# The most tokens that a text may be padded to: memory grows with their square, however short it is.
 _MOST_PADDING = 4096
 
 
@@ -42,7 +42,7 @@ def check_transformer(repository: Repository, settings_file: str) -> None:
 
     Args:
         repository: The files.
-        settings_file: The first that sentence-transformers reads settings from.
+        settings_file: The first file that sentence-transformers reads settings from.
     """
     for file_name in (settings_file, *names.OLDER_SETTINGS_FILES):
         _check_settings(repository.configuration(file_name))
@@ -76,9 +76,9 @@ def check_base(repository: Repository, *, is_adapted: bool = False) -> None:
 
 
 def check_gguf_folder(repository: Repository) -> None:
-    """Refuse a folder of a GGUF file whose other files, which transformers reads, ask for what they may not have.
+    """Refuse a GGUF file's folder if other files that transformers reads there are not allowed.
 
-    Its subfolders are not looked at: a file may lie in a folder that is not a model's.
+    Subfolders are not checked, as the file may lie in a folder that is not a model's.
     """
     repository.check_files(with_subfolders=False)
     _check_values(repository.configuration("config.json"))
@@ -91,7 +91,7 @@ def check_gguf_folder(repository: Repository) -> None:
 
 
 def check_tokenizer(repository: Repository) -> None:
-    """Refuse the files of a tokenizer that ask for more than a tokenizer."""
+    """Refuse tokenizer files that ask for more than a tokenizer may have."""
     repository.check_files()
     check_processors(repository)
 
@@ -121,7 +121,9 @@ def _check_settings(settings: Configuration) -> None:
         _check_text(settings, "module_output_name", settings.values.get("module_output_name"))
         longest_input = settings.values.get("max_seq_length")
         if longest_input is not None and not isinstance(longest_input, (int, float)):
-            raise settings.refusal_of("max_seq_length", longest_input, "is no number. Correct it.")
+            raise settings.refusal_of(
+                "max_seq_length", longest_input, "is not a number. Correct it."
+            )
         _check_methods(settings, settings.values.get("modality_config") or {})
         _check_padding(settings)
 
@@ -137,7 +139,7 @@ def _check_passed_on(settings: Configuration) -> None:
 
 
 def _check_methods(settings: Configuration, modalities: JsonObject) -> None:
-    """sentence-transformers calls a method of the model by its name."""
+    """Check names of methods: sentence-transformers calls the model's methods by name."""
     for modality in modalities.values():
         method = modality["method"]
         if not names.FEATURE_METHOD.fullmatch(method):
@@ -151,11 +153,11 @@ def _check_methods(settings: Configuration, modalities: JsonObject) -> None:
 
 def _check_text(settings: Configuration, setting: str, value: JsonValue) -> None:
     if value is not None and not isinstance(value, str):
-        raise settings.refusal_of(setting, value, "is no text. Correct it.")
+        raise settings.refusal_of(setting, value, "is not a text. Correct it.")
 
 
 def _check_padding(settings: Configuration) -> None:
-    """What sentence-transformers passes on to the tokenizer with every text."""
+    """Check the padding that sentence-transformers asks the tokenizer for with every text."""
     expansion = settings.values.get("query_expansion") or {}
     processing = settings.values.get("processing_kwargs") or {}
     options = {**processing.get("common", {}), **processing.get("text", {})}
@@ -176,7 +178,7 @@ def _check_padding(settings: Configuration) -> None:
 
 
 def _check_values(configuration: Configuration) -> None:
-    """Numbers, paths, implementations, classes and origins at any depth."""
+    """Check numbers, paths, implementations, classes and origins at any depth."""
     for setting, value in configuration.walk():
         largest_number = names.largest_number(setting)
         if isinstance(value, int) and abs(value) > largest_number:
@@ -191,7 +193,7 @@ def _check_values(configuration: Configuration) -> None:
 def _check_origin(configuration: Configuration, setting: str, value: JsonValue) -> None:
     names_repository = setting.endswith("name_or_path") and setting not in names.ORIGINS
     is_unchecked = setting in names.UNCHECKED_SETTINGS
-    # timm fetches what stands behind a colon.
+    # timm fetches what follows a colon.
     is_fetched = setting == "architecture" and ":" in str(value)
     if value and (is_unchecked or names_repository or is_fetched):
         reason = "can lead to code or files that are not checked. Remove it."
@@ -209,7 +211,7 @@ def _check_path(configuration: Configuration, setting: str, value: JsonValue) ->
 
 
 def _check_implementation(configuration: Configuration, setting: str, value: JsonValue) -> None:
-    """transformers fetches and runs a kernel that stands in place of an implementation's name."""
+    """Refuse a kernel in place of an implementation's name: transformers would fetch and run it."""
     if "attn_implementation" in setting:
         allowed_names = set(names.ATTENTION_IMPLEMENTATIONS)
         if is_flash_attn_2_available():
@@ -226,11 +228,11 @@ def _check_implementation(configuration: Configuration, setting: str, value: Jso
 
 
 def _check_class_name(configuration: Configuration, setting: str, value: JsonValue) -> None:
-    """What is named as a tokenizer or a processor must be one: other classes load more."""
+    """Refuse classes other than tokenizers and processors where these belong: they load more."""
     if not names.PROCESSOR_CLASS_SETTING.fullmatch(setting):
         return
     if isinstance(value, str) and not is_processor_name(value):
-        reason = "is no tokenizer or processor of transformers. Correct it."
+        reason = "is not a tokenizer or processor of transformers. Correct it."
         raise configuration.refusal_of(setting, value, reason)
 
 
@@ -238,12 +240,12 @@ def is_processor_name(class_name: str) -> bool:
     """Whether transformers knows no class of this name, or one that prepares inputs."""
     for spelling in (class_name, class_name.removesuffix("Fast"), class_name + "Fast"):
         named_class = getattr(transformers, spelling, None)
-        # A class whose packages are not installed stands for an error that names them.
+        # A class whose packages are missing is a dummy that raises an error naming them.
         if named_class is None or isinstance(named_class, DummyObject):
             continue
         if not isinstance(named_class, type) or not issubclass(named_class, _processor_classes()):
             return False
-        # It loads a whole repository of parts.
+        # A RAG tokenizer loads a whole repository of parts.
         if named_class.__name__.startswith("Rag"):
             return False
     return True
@@ -324,19 +326,19 @@ def _check_adapter(adapter_config: Configuration) -> None:
     if base_path is None:
         return
     if not isinstance(base_path, str):
-        reason = "is no name of a model. Correct it."
+        reason = "is not a name of a model. Correct it."
         raise adapter_config.refusal_of("base_model_name_or_path", base_path, reason)
     check_base(adapted_base(repository, base_path), is_adapted=True)
 
 
 def _check_patterns(configuration: Configuration, setting: str, value: JsonValue) -> None:
-    """Regular expressions that libraries search the names of all layers for."""
+    """Check regular expressions that libraries match against the names of all layers."""
     patterns = value if isinstance(value, (dict, list)) else [value]
     for pattern in map(str, patterns):
         repetition_count = len(_REPETITION.findall(pattern))
         is_repeated = _REPEATED_GROUP.search(pattern) or repetition_count > _MOST_REPETITIONS
         if is_repeated or _count_ways(pattern) > _MOST_WAYS:
-            reason = "can take for ever to search for. List the names."
+            reason = "can take forever to match. List the names."
             raise configuration.refusal_of(setting, pattern, reason)
 
 
@@ -350,7 +352,7 @@ def _count_ways(pattern: str) -> int:
 
 
 def _check_iterations(adapter_config: Configuration, initial_weights: str) -> None:
-    """PiSSA's first weights, which are found again when an adapter is loaded."""
+    """Check the iterations of PiSSA's initial weights, recomputed when an adapter is loaded."""
     for number in _NUMBER.findall(initial_weights):
         if len(number) > 9 or int(number) > _MOST_ITERATIONS:
             reason = f"asks for more than {_MOST_ITERATIONS} iterations. Correct it."
@@ -358,7 +360,7 @@ def _check_iterations(adapter_config: Configuration, initial_weights: str) -> No
 
 
 def _check_ranks(adapter_config: Configuration, tensors: StoredTensors) -> None:
-    """An adapter is made as large as its ranks say; the smaller side of its matrices is a rank."""
+    """Check ranks, which set an adapter's size, against the sides of its stored matrices."""
     smaller_sides = [min(tensor.shape, default=0) for tensor in tensors.values()]
     stored_rank = max(smaller_sides, default=0)
     ranks = [adapter_config.values.get(setting) for setting in names.RANK_SETTINGS]

@@ -53,7 +53,7 @@ def load(
     is_here = path in EMBEDDED or os.path.isdir(path)
     if is_here and not os.path.isfile(os.path.join(path, "modules.json")):
         remedy = f"Run: st-reba build {path} FOLDER"
-        raise ValueError(f"{path!r} holds no modules.json: it is no saved model. {remedy}")
+        raise ValueError(f"{path!r} holds no modules.json: it is not a saved model. {remedy}")
     dtype, kwargs = split_dtype(dtype, kwargs)
     model_kwargs: JsonObject = {"dtype": weights_dtype(dtype, device)}
     if kwargs.get("backend", "torch") == "torch":
@@ -104,7 +104,7 @@ def _check_model_settings(settings: Configuration) -> None:
     settings.check_size()
     model_type = settings.values.get("model_type", "SentenceTransformer")
     if model_type != "SentenceTransformer":
-        # sentence-transformers would load something else than what modules.json lists.
+        # sentence-transformers would load something other than what modules.json lists.
         raise settings.refusal(f"it is a {model_type!r:.80}. Use another model.")
     truncate_dim = settings.values.get("truncate_dim")
     if truncate_dim is None:
@@ -112,5 +112,5 @@ def _check_model_settings(settings: Configuration) -> None:
     # A boolean is a number to Python.
     is_number = type(truncate_dim) is int
     if not is_number or not 1 <= truncate_dim <= _MOST_DIMENSIONS:
-        reason = f"must be a whole number from 1 on. {COPY_AGAIN}"
+        reason = f"must be a whole number of at least 1. {COPY_AGAIN}"
         raise settings.refusal_of("truncate_dim", truncate_dim, reason)

@@ -40,7 +40,7 @@ _ACTIVATION_PACKAGES = (
     "torch.nn.modules.linear",
 )
 _ACTIVATIONS = {*torch.nn.modules.activation.__all__, "Identity"} - {"MultiheadAttention"}
-# What else a Dense has says nothing of its size.
+# Other settings of a Dense do not affect its size.
 _DENSE_SIZES = (
     "bias",
     "in_features",
@@ -71,7 +71,7 @@ class StoredModule:
         return self.repository.configuration(self.module_class.config_file_name, is_list=is_list)
 
 
-# It gives the folders of the modules within a module.
+# Checks a module; returns the folders of the modules within it, if any.
 Check: TypeAlias = Callable[[StoredModule], list[Repository] | None]
 
 
@@ -143,7 +143,7 @@ def _check_listed(
         module_class = find_module_class(type_name)
         module_type = find_module_type(module_class)
         if module_class is Router and list_file != _LIST_FILE:
-            reason = f"type={type_name!r:.80} is no module of a Router. Remove it."
+            reason = f"type={type_name!r:.80} is not a module of a Router. Remove it."
             raise repository.refusal(list_file, reason)
         module_folders = [folder]
         if module_type is not None:
@@ -153,12 +153,12 @@ def _check_listed(
             module_folders += module_type.check(stored_module) or []
         elif not trusted or str(type_name).startswith("sentence_transformers."):
             reason = (
-                f"type={type_name!r:.80} is no module of sentence-transformers or st_reba that is"
+                f"type={type_name!r:.80} is not a module of sentence-transformers or st_reba that is"
                 " checked, and could run code from elsewhere. If you have read and trust it:"
                 " trust_remote_code=True."
             )
             raise repository.refusal(list_file, reason)
-        # Weights are compared with those of one module, so several may not load the same.
+        # Weights are checked against one module, so several modules may not load the same file.
         for shared_folder in set(module_folders) & set(folders):
             if read_headers(shared_folder):
                 reason = f"{shared_folder.folder!r} is the folder of several modules. {COPY_AGAIN}"
@@ -203,7 +203,7 @@ def _check_router(stored_module: StoredModule) -> list[Repository]:
         parameters = config.values.get("parameters", {})
         for route in parameters.get("route_mappings") or {}:
             if len(route) > _MOST_ROUTE_LETTERS:
-                raise config.refusal(f"{route!r:.80} is no route. Correct it.")
+                raise config.refusal(f"{route!r:.80} is not a route. Correct it.")
         return _check_listed(
             stored_module.repository,
             config.file_name,
@@ -213,7 +213,7 @@ def _check_router(stored_module: StoredModule) -> list[Repository]:
 
 
 def _check_scalars(stored_module: StoredModule) -> None:
-    """Values of a configuration may be texts, booleans, numbers, and lists of these."""
+    """Refuse values other than texts, booleans, numbers, and lists of these."""
     most_items = _MOST_ITEMS
     if stored_module.module_class in _WORD_LISTS:
         most_items = _LARGEST_NUMBER
@@ -235,12 +235,12 @@ def _is_scalar(value: JsonValue) -> bool:
 
 
 def _refuse_value(stored_module: StoredModule, setting: str, value: JsonValue) -> None:
-    reason = f"is no value of a {stored_module.module_class.__name__}. {COPY_AGAIN}"
+    reason = f"is not a value of a {stored_module.module_class.__name__}. {COPY_AGAIN}"
     raise stored_module.config.refusal_of(setting, value, reason)
 
 
 def _check_sized(stored_module: StoredModule) -> None:
-    """A module whose configuration says how large it is: made without memory, and compared."""
+    """Check a module whose configuration gives its size: build it without memory, and compare."""
     _check_scalars(stored_module)
     repository, module_class = stored_module.repository, stored_module.module_class
     tensors = required_headers(repository)
@@ -281,7 +281,7 @@ def _check_word_embeddings(stored_module: StoredModule) -> None:
 
 
 def _check_static(stored_module: StoredModule) -> None:
-    """Embeddings of tokens, which may be stored once for several of them (model2vec)."""
+    """Check token embeddings; several tokens may share a stored one (model2vec)."""
     repository = stored_module.repository
     tensors = required_headers(repository)
     token_mapping = tensors.get("mapping")
@@ -329,7 +329,7 @@ _MODULE_TYPES: dict[ModuleClass, ModuleType] = {
     st_modules.WordEmbeddings: ModuleType("text", _check_word_embeddings),
     st_modules.WordWeights: ModuleType("tokens", _check_scalars),
 }
-# Modules that make the vector of a text at once.
+# Modules that make a text's vector directly, without vectors of tokens.
 _WITHOUT_TOKENS = (st_modules.BoW, st_modules.StaticEmbedding)
 # Modules whose configuration holds weights of words.
 _WORD_LISTS = (st_modules.BoW, st_modules.WordWeights)

@@ -27,7 +27,7 @@ TYPES_OF_SEVERAL_MODELS = {
 }
 # Settings by which libraries read other files than those that are checked, or replace classes.
 UNCHECKED_SETTINGS = {
-    "attribute_map",  # other names for settings, so that none of these is seen
+    "attribute_map",  # renames settings, so that the checks would miss them
     "audio_tokenizer",
     "configuration_files",
     "fusion_config",
@@ -41,7 +41,7 @@ UNCHECKED_SETTINGS = {
     "use_pretrained_backbone",
     "use_timm_backbone",
 }
-# Of the names that end so, these say where a model came from, and are not read again.
+# Settings ending in name_or_path that say where a model came from, and are not read again.
 ORIGINS = {
     "_model_name_or_path",
     "_name_or_path",
@@ -98,7 +98,7 @@ STORABLE_OPTIONS = {
     "use_cache",
     "use_fast",
 }
-# Under which names they are passed on.
+# The settings that hold such options.
 PASSED_ON = (
     "config_args",
     "config_kwargs",
@@ -152,14 +152,14 @@ ADAPTER_TYPES = {
     "P_TUNING",
     "VERA",
 }
-# Settings of an adapter that peft takes for a regular expression if they are a text, and always.
+# Adapter settings that peft takes as a regular expression: if they are a string, and always.
 PATTERN_OR_NAMES = ("exclude_modules", "target_modules")
 PATTERNS = ("modules_to_save",)
 # Settings of a quantization that transformers takes for regular expressions.
 PATTERNS_OF_QUANTIZATION = ("llm_int8_skip_modules", "modules_to_not_convert")
-# How large an adapter is made.
+# Settings that determine an adapter's size.
 RANK_SETTINGS = ("init_r", "r", "rank", "target_r")
-# Settings of any size.
+# Settings ending in these may be of any size.
 COUNTS_OF_TRAINING = (
     "epochs",
     "examples",
@@ -174,7 +174,7 @@ COUNTS_OF_TRAINING = (
 def largest_number(setting: str) -> float:
     """The largest number that a configuration may give a setting.
 
-    These take time or memory before a model's size is compared with its weights.
+    Larger ones would take time or memory before a model's size is compared with its weights.
 
     Args:
         setting: Its name.

@@ -1,4 +1,4 @@
-"""A limit on what a model is made of while a library constructs it."""
+"""A limit on the numbers that a model takes while a library constructs it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .repository import JsonValue, Repository
 from .weights import PICKLE_SUFFIXES, read_headers
 
-# What small models have beside their weights: tables of positions, masks.
+# What small models have besides their weights: tables of positions, masks.
 _FREE_NUMBERS = 1 << 20
 _FREE_TABLE_NUMBERS = 1 << 24
 _FREE_MODULES = 4096
-# The most numbers in a byte of a GGUF file, whose smallest types have 1.5 bits a number.
+# The most numbers per byte of a GGUF file, whose smallest types have 1.5 bits per number.
 _GGUF_NUMBERS_PER_BYTE = 6
 
 
 class NumberLimit:
     """Counts the numbers that a model in construction takes, and refuses more than a few times those stored.
 
-    transformers makes a model without memory first, on the device "meta". There some weights are
-    made several times, and stored once (T5's embeddings). With memory, each is counted once.
+    transformers first makes a model without memory, on the device "meta", where some weights that
+    are stored once are made several times (T5's embeddings). In memory, each is counted once.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ def _stored(repository: Repository) -> tuple[float, float]:
     if not isinstance(base_path, str):
         return numbers, tensors
     base_numbers, base_tensors = _stored_in_files(adapted_base(repository, base_path))
-    # An adapter is made of as many numbers as its ranks say, which are checked with its file.
+    # An adapter's ranks, which are checked with its file, determine how many numbers it has.
     return base_numbers + numbers, 8 * base_tensors + tensors
 
 
@@ -150,13 +150,13 @@ def _stored_in_files(repository: Repository) -> tuple[float, float]:
 
 
 def quantization(repository: Repository) -> JsonValue:
-    """How config.json says that weights are packed."""
+    """How weights are packed, according to config.json."""
     model_config = repository.configuration("config.json").values
     return model_config.get("quantization_config") or model_config.get("compression_config")
 
 
 def adapted_base(repository: Repository, path: str) -> Repository:
-    """The repository of the model that an adapter adapts; a revision is that of the adapter."""
+    """The repository of the model that an adapter adapts; the adapter's revision is dropped."""
     hub_options = dict(repository.hub_options)
     hub_options.pop("revision", None)
     return Repository(path, hub_options)

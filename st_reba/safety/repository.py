@@ -16,7 +16,7 @@ from sentence_transformers.util import load_file_path
 
 from ..bases import HUB
 
-# What JSON holds; nothing is known of it before it is checked.
+# A value read from JSON, of unknown content until it is checked.
 JsonValue: TypeAlias = Any
 JsonObject: TypeAlias = dict[str, JsonValue]
 _Json = TypeVar("_Json", dict[str, JsonValue], list[JsonValue])
@@ -28,14 +28,14 @@ HubOptions: TypeAlias = Mapping[str, JsonValue]
 COPY_AGAIN = "Copy all files of the model, or build it again."
 _JSON_NAMES = {dict: "an object", list: "a list"}
 _MAX_CONFIGURATION_BYTES = 4 << 20
-# An index of shards, or a list of words.
+# The limit for an index of shards, or a list of words.
 _MAX_LIST_BYTES = 64 << 20
 _MAX_VALUES = 100_000
-# Of a text, as a prompt or a template, which stands before every text that is encoded.
+# The most letters in a string, such as a prompt or template, which is added to every encoded text.
 _MAX_LETTERS = 1 << 18
-# A model with more files than these is a disk, reached through a link.
+# A folder with more files than this is not a model, but a disk reached through a link.
 _MAX_FILES = 100_000
-# Texts that libraries read whole; they may be as large as these, or as a quarter of the weights.
+# Text files that libraries read whole; the limit is this, or a quarter of the weights' size.
 _TEXT_NAME = re.compile(
     r"README\.md|modules\.json|merges\.txt|.*config.*\.json|.*token.*\.json|vocab.*|.*\.(jinja|model)"
 )
@@ -54,7 +54,7 @@ class Repository:
     Args:
         path: Its folder or Hub id.
         hub_options: How it is found on the Hub.
-        folder: Where in it files are looked for: the folder of a module, or ``"."``.
+        folder: The folder inside it where files are sought: that of a module, or ``"."``.
     """
 
     path: str
@@ -86,7 +86,7 @@ class Repository:
     def check_folder_name(self, folder: JsonValue, file_name: str) -> str:
         """A folder named in a file, if it lies in the repository."""
         if not isinstance(folder, str):
-            raise self.refusal(file_name, f"{folder!r:.80} is no name of a folder. {COPY_AGAIN}")
+            raise self.refusal(file_name, f"{folder!r:.80} is not a name of a folder. {COPY_AGAIN}")
         path = PureWindowsPath(folder)
         if path.anchor or ".." in path.parts or "\0" in folder:
             raise self.refusal(
@@ -239,7 +239,7 @@ def panics_as_errors() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # It stops with an error that is no Exception, and whose class it does not export.
+        # It stops with an error that is not an Exception, and whose class it does not export.
         if type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"a tokenizer's file is damaged: {error}") from None

@@ -33,15 +33,15 @@ _INTEGER_TABLES = {
     "tid2eid",
     "token_type_ids",
 }
-# Masks of attention, [1, 1, T, T], which bear the name of a bias.
+# Attention masks, [1, 1, T, T], which are named like a bias.
 _MASKS = {"bias", "masked_bias"}
-# Of the two types of 16 bits, the median of the numbers of a weight lies between these where they
-# are read as what they are; read as the other type, far outside.
+# If a weight's 16-bit numbers are read as the right type, their median lies between these; if they
+# are read as the other 16-bit type, it lies far outside.
 _USUAL_WEIGHTS = (1e-7, 0.4)
 _HALF_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 _SAMPLED_ROWS = 8
-# A header has about a hundred bytes a tensor; a longer one than a model's takes minutes to read.
-# So has an index of shards.
+# A header, like an index of shards, has about a hundred bytes per tensor; one that is far longer
+# would take minutes to read.
 _FREE_HEADER_BYTES = 1 << 20
 _MOST_HEADER_BYTES = 32 << 20
 _WEIGHT_BYTES_OF_A_HEADER_BYTE = 64
@@ -62,7 +62,7 @@ class StoredTensor:
 
     @property
     def unpacked_size(self) -> int:
-        """How many numbers it holds at most if whole numbers are packed, down to 2 bits a number."""
+        """The most numbers it can hold if whole numbers are packed, down to 2 bits per number."""
         if self.dtype[0] not in "IU":
             return self.size
         return self.size * int(self.dtype[1:]) // 2
@@ -120,7 +120,7 @@ def _shard_names(repository: Repository) -> list[str]:
         for shard_name in shard_names:
             is_beside = os.path.basename(shard_name) == shard_name
             if not is_beside or not shard_name.endswith(".safetensors"):
-                reason = f"{shard_name!r:.80} is no safetensors file beside it. {COPY_AGAIN}"
+                reason = f"{shard_name!r:.80} is not a safetensors file beside it. {COPY_AGAIN}"
                 raise index.refusal(reason)
     return shard_names
 
@@ -139,7 +139,7 @@ def read_header(repository: Repository, file_name: str) -> StoredTensors:
                 header = stored.get_slice(name)
                 tensors[name] = StoredTensor(header.get_dtype(), tuple(header.get_shape()), path)
     except (SafetensorError, OSError) as error:
-        reason = f"it is no safetensors file, or cut ({str(error)[:200]})."
+        reason = f"it is not a safetensors file, or cut ({str(error)[:200]})."
         raise repository.refusal(file_name, reason) from error
     return tensors
 
@@ -160,7 +160,7 @@ def _check_header_length(repository: Repository, file_name: str, path: str) -> N
 
 
 def check_number_types(repository: Repository, tensors: StoredTensors) -> None:
-    """Refuse weights that would be read as other numbers than they are: whole ones for floating."""
+    """Refuse weights that would be misread: whole numbers without a quantization."""
     for name, tensor in tensors.items():
         if tensor.dtype in _FLOATS or tensor.is_integer_table(name):
             continue
@@ -169,7 +169,7 @@ def check_number_types(repository: Repository, tensors: StoredTensors) -> None:
 
 
 def check_half_type(repository: Repository, tensors: StoredTensors, dtype: str) -> None:
-    """Refuse weights of the one type of 16 bits whose bits are numbers of the other.
+    """Refuse weights stored as one 16-bit type whose bits are numbers of the other.
 
     Args:
         repository: The files.
