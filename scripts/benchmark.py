@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from process_memory import peak_bytes
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -99,7 +100,7 @@ def peak_gibibytes(device: str) -> float:
         import torch
 
         return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return peak_bytes() / 2**30
 
 
 def run_worker(options: argparse.Namespace, texts: list[str]) -> None:

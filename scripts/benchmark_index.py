@@ -1,8 +1,8 @@
 """Measure st_reba.Index beside FAISS with a list and LanceDB, with the same documents.
 
 Vectors are random, of length one; texts have about 100 characters. Nothing is encoded: st_reba gets
-a model that hands out the ready vectors, so all that ``Index.build`` and ``add`` do besides is in
-their time. Each tool and size runs in processes of its own: one builds, some open, one searches,
+a model that returns these vectors, so the times of ``Index.build`` and ``add`` are those of all
+their other work. Each tool and size runs in processes of its own: one builds, some open, one searches,
 one changes; the files are in the system's memory, imports are not counted. A change is on the disk
 when its time ends. All are exact.
 
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from process_memory import peak_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 DIMENSIONS = 384
@@ -264,7 +265,7 @@ def run_phase(phase: str, tool_name: str, document_count: int, folder: Path) -> 
     tool = TOOLS[tool_name](folder, vectors)
     if phase == "build":
         seconds = time_call(tool.build, document_count)
-        return {"build": [seconds], "peak": peak_mebibytes()}
+        return {"build": [seconds], "peak": peak_bytes() / 2**20}
 
     def open_and_search() -> None:
         tool.open()
@@ -278,11 +279,6 @@ def run_phase(phase: str, tool_name: str, document_count: int, folder: Path) -> 
     # Seconds for each change.
     is_slow = document_count > 200_000 and tool_name == "FAISS + list"
     return time_changes(tool, document_count, queries[:1], 5 if is_slow else REPEATS)
-
-
-def peak_mebibytes() -> float:
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def time_searches(tool: Any, tool_name: str, document_count: int, queries: Any) -> Figures:

@@ -55,14 +55,14 @@ def kill(trial: Trial, random_moments: random.Random) -> Counter[str]:
         delay = random_moments.uniform(0, trial.seconds)
         outcome = trial.kill(delay=delay)
         # An operation may be done a little sooner than it was undisturbed: that is another draw.
-        if outcome.killed or outcome.problem is not None:
+        if outcome.was_killed or outcome.problem is not None:
             break
     if outcome.problem is not None:
         print(
             f"{trial.operation.name}, killed after {delay:.4f} s: {outcome.problem}",
             file=sys.stderr,
         )
-    return Counter(kills=1, after=int(outcome.after), equal=int(outcome.problem is None))
+    return Counter(kills=1, after=int(outcome.saw_new_state), equal=int(outcome.problem is None))
 
 
 def print_table(counts: dict[str, Counter[str]]) -> None:

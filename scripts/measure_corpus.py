@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,8 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from process_memory import peak_bytes
 
 
 def parse_options() -> argparse.Namespace:
@@ -109,7 +110,7 @@ def measure(model_name: str, texts_file: Path, size: int) -> dict[str, float]:
     ):
         corpus_folder = f"{scratch}/corpus"
         encode(model, islice(lines, size), corpus_folder, show_progress_bar=False)
-        encoding_peak = peak_mebibytes()
+        encoding_peak = peak_bytes() // 2**20
         build_index(model, corpus_folder, f"{scratch}/index")
     model_share = model_watch.seconds / encoding_watch.seconds
     return {
@@ -119,15 +120,8 @@ def measure(model_name: str, texts_file: Path, size: int) -> dict[str, float]:
         "all else, %": round(100 * (1 - model_share), 1),
         "most memory, encoding, MiB": encoding_peak,
         "indexing, s": round(indexing_watch.seconds, 1),
-        "most memory, MiB": peak_mebibytes(),
+        "most memory, MiB": peak_bytes() // 2**20,
     }
-
-
-def peak_mebibytes() -> int:
-    """The most memory that this process has held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Kilobytes on Linux, bytes on macOS.
-    return peak // (2**20 if sys.platform == "darwin" else 2**10)
 
 
 if __name__ == "__main__":

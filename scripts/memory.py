@@ -14,7 +14,6 @@ the hidden size (the embedding, the layer's input, the state behind its attentio
 from __future__ import annotations
 
 import os
-import re
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from process_memory import held_bytes, peak_bytes
 from transformers import AutoConfig, AutoModel  # type: ignore[attr-defined]
 
 # On a CPU, larger tensors are given back to the system at once, so that the peak is that of
@@ -100,7 +100,7 @@ def held_gigabytes() -> float:
         allocated = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         return allocated / 1e9
-    resident = process_gigabytes("VmRSS")
+    resident = held_bytes() / 1e9
     Path("/proc/self/clear_refs").write_text("5", "utf-8")
     return resident
 
@@ -109,13 +109,7 @@ def peak_gigabytes() -> float:
     """The most that they held since :func:`held_gigabytes` was called."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e9
-    return process_gigabytes("VmHWM")
-
-
-def process_gigabytes(field: str) -> float:
-    status = Path("/proc/self/status").read_text("utf-8")
-    match = re.search(rf"{field}:\s*(\d+)", status)
-    return int(match[1]) * 1024 / 1e9 if match else 0.0
+    return peak_bytes() / 1e9
 
 
 def config_of(name: str) -> Any:
@@ -215,7 +209,7 @@ def main() -> None:
     if len(sys.argv) <= 3:
         print_table()
         return
-    # The environment counts from the start of a process on.
+    # These variables take effect only when a process starts, so it is started again with them.
     if not ENVIRONMENT.items() <= os.environ.items():
         os.execve(
             sys.executable,

@@ -25,7 +25,19 @@ from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 8192
 MARKERS = ["<pad>", "<s>", "</s>", "<unk>"]
-ENGLISH_CHARACTERS = 22_000_000
+ENGLISH_CHARACTERS = 22_000_000  # enough, without crowding Chinese out
+# Shorter documents, and shorter lines of Markdown, are left out. All are numbers of characters.
+SHORTEST_CHINESE_ARTICLE = 150
+SHORTEST_LCTT_ARTICLE = 200
+SHORTEST_ENGLISH_ARTICLE = 300
+LONGEST_ENGLISH_ARTICLE = 4000  # the rest is cut off
+LONGEST_SKIPPED_LINE = 30
+LEAST_SHARE_OF_CHINESE = 0.4
+# What the tokenizer is trained on: numbers of documents, and of their first characters.
+CHINESE_SAMPLE = 26_000
+CHINESE_SAMPLE_CHARACTERS = 1500
+ENGLISH_SAMPLE = 4500
+ENGLISH_SAMPLE_CHARACTERS = 1000
 
 
 def clean(raw_text: str) -> str:
@@ -44,7 +56,9 @@ def clean_markdown(raw_text: str) -> str:
     prose_lines: list[str] = []
     for line in raw_text.split("\n"):
         clean_line = clean(line)
-        if len(clean_line) > 30 and share_of_chinese(clean_line) > 0.4:
+        if len(clean_line) <= LONGEST_SKIPPED_LINE:
+            continue
+        if share_of_chinese(clean_line) > LEAST_SHARE_OF_CHINESE:
             prose_lines.append(clean_line)
     return "\n".join(prose_lines)
 
@@ -78,12 +92,12 @@ def read_chinese(wiki_folder: Path, articles_folder: Path) -> list[str]:
     wiki_files = files_in(wiki_folder, "wiki_*")
     for raw_text in wiki_articles(tqdm(wiki_files, desc="Chinese wiki", unit="file")):
         document = clean(simplify(raw_text))
-        if len(document) > 150:
+        if len(document) > SHORTEST_CHINESE_ARTICLE:
             documents.append(document)
     article_files = files_in(articles_folder, "*.md")
     for article_file in tqdm(article_files, desc="LCTT", unit="file"):
         document = clean_markdown(article_file.read_text(encoding="utf-8", errors="ignore"))
-        if len(document) > 200:
+        if len(document) > SHORTEST_LCTT_ARTICLE:
             documents.append(document)
     return documents
 
@@ -97,8 +111,8 @@ def read_english(wiki_folder: Path, random_state: random.Random) -> list[str]:
     for wiki_file in tqdm(wiki_files, desc="English wiki", unit="file"):
         for raw_text in wiki_articles([wiki_file]):
             document = clean(raw_text)
-            if len(document) > 300:
-                documents.append(document[:4000])
+            if len(document) > SHORTEST_ENGLISH_ARTICLE:
+                documents.append(document[:LONGEST_ENGLISH_ARTICLE])
                 character_count += len(documents[-1])
         if character_count > ENGLISH_CHARACTERS:
             break
@@ -185,8 +199,12 @@ def prepare(zh_wiki: Path, en_wiki: Path, lctt: Path, out_folder: Path) -> None:
     english_documents = read_english(en_wiki, random_state)
     random_state.shuffle(chinese_documents)
     random_state.shuffle(english_documents)
-    chinese_sample = [document[:1500] for document in chinese_documents[:26_000]]
-    english_sample = [document[:1000] for document in english_documents[:4500]]
+    chinese_sample = [
+        document[:CHINESE_SAMPLE_CHARACTERS] for document in chinese_documents[:CHINESE_SAMPLE]
+    ]
+    english_sample = [
+        document[:ENGLISH_SAMPLE_CHARACTERS] for document in english_documents[:ENGLISH_SAMPLE]
+    ]
     tokenizer = train_tokenizer([*chinese_sample, *english_sample])
     save_tokenizer(tokenizer, out_folder)
     documents = chinese_documents + english_documents

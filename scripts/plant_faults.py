@@ -4,15 +4,16 @@ r"""Plant faults in the package, one at a time, and see whether the tests find t
         --junitxml=junit.xml
     python scripts/plant_faults.py --faults 150 --seed 0 --out faults.jsonl
 
-The first, by pytest-cov, writes which tests run a line, and how long they take; the second a line a
-fault, and counts.
+The first records, with pytest-cov, which tests run each line and how long each test takes. The
+second writes one line of JSON for each fault and prints the counts.
 
 A fault is one small change: a comparison, a sign, a number, a condition, a statement left out. The
-tests that run the changed line are run until one fails: first those in the file of the same name,
-then the quickest; then that file as a whole, and those of a line that few tests run, as a fixture's
-counts for the first alone. A test that finds a fault is seen to pass without it. Processes are
-forked from one that holds the heavy libraries, so a fault costs seconds. A program that a test
-starts is without the fault.
+tests that run the changed line are run until one fails: those in the test file of the same name
+first, then the quickest. Then that whole file is run, and also the whole files of a line that few
+tests run, because coverage counts a fixture only for the first test that uses it. A test that finds
+a fault is run again without it, and must pass. Tests run in forks of a process that has imported
+the heavy libraries, so that a fault costs seconds. Programs that a test starts do not have the
+fault.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ SWAPPED_CALLS = {
     "argmax": "argmin",
     "cumsum": "cumprod",
 }
-# Types are no code.
+# Types are not code.
 FIELDS_WITHOUT_FAULTS = {
     "annotation",
     "returns",
@@ -154,7 +155,7 @@ def swap(operator: ast.AST) -> Any:
 
 
 def is_text(node: ast.AST) -> bool:
-    """Or a list: what is added up to a longer one."""
+    """Whether a node is a text, list or tuple, which `+` joins."""
     if isinstance(node, (ast.JoinedStr, ast.List, ast.Tuple)):
         return True
     return isinstance(getattr(node, "value", 0), str)
@@ -189,7 +190,7 @@ class Planter(ast.NodeTransformer):
 
     def _visit_fields(self, node: ast.AST, *, has_fault: bool) -> None:
         for name, value in ast.iter_fields(node):
-            # The words of an error are no fault.
+            # The words of an error are not a fault.
             if name in FIELDS_WITHOUT_FAULTS or (has_fault and name == "exc"):
                 continue
             if isinstance(value, ast.AST):
@@ -286,7 +287,7 @@ def run_tests(
 
 
 def prepare_child(fault: Fault | None, time_limit: int) -> None:
-    """Where its output goes, how long it may run, and the fault."""
+    """Redirect the output, limit the time, and install the fault."""
     log_file = os.environ.get("ST_REBA_FAULTS_LOG", os.devnull)
     os.dup2(os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     os.dup2(1, 2)
@@ -375,7 +376,7 @@ class Judge:
         ]
 
     def _tests_of_line(self, fault: Fault) -> list[str]:
-        """A line that runs when the file is imported is no test's: then those of the file's other lines."""
+        """The tests that run the line; for a line that runs only at import, the tests of the whole file."""
         contexts_by_line = self.coverage.contexts_by_lineno(str(ROOT / fault.file))
         contexts = set(contexts_by_line.get(fault.line, ())) - {""}
         if not contexts:

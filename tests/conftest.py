@@ -27,7 +27,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_bar_unasked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where nobody looks on, no bar is shown, but where a test asks for one."""
+    """No progress bar is shown, except in tests that are marked ``bars``."""
     from tqdm import std
 
     callers: list[str] = []
@@ -56,14 +56,14 @@ def calling_module(frame: FrameType) -> str:
 
 
 def pytest_collection_finish() -> None:
-    """The libraries stay: the garbage collector need not walk through them again after each file."""
+    """Exempt the imported libraries from garbage collection, so that it is quick after each file."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _forgotten(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a file's own caches hold goes with its last test: models would add up to gigabytes."""
+    """Clear a file's caches after its last test; their models would add up to gigabytes."""
     yield
     for value in vars(request.module).values():
         if hasattr(value, "cache_clear") and value.__module__ == request.module.__name__:
@@ -105,3 +105,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         return str(STORIES)
 
     return folder_of
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama with its language-modelling head, as most bases are; not to be changed."""
+    from architectures import save
+
+    return save("llama", tmp_path_factory.mktemp("llama"), "bos", causal_lm=True)

@@ -199,8 +199,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "longcat_flash": {"zero_expert_num": 2},
     "xmod": {"default_language": "en_XX"},
 }
-# Other values than the first, where those bring rounding near the tolerance or, by chance, show
-# nothing.
+# Other seeds, for types whose first weights bring rounding near the tolerance or by chance hide a
+# fault.
 SEEDS = {
     "longcat_flash": 3,
     "qwen3_5_text": 2,

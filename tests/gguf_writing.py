@@ -22,7 +22,7 @@ TOKENS = [
     "<s>",
 ]
 LAYERS = 2
-# Values of a file, by the end of the writer's function.
+# Metadata of a file, by the writer's method without ``add_``.
 METADATA: dict[str, Any] = {
     "context_length": 128,
     "embedding_length": 64,
@@ -57,9 +57,9 @@ def gguf_file(
         folder: Where to write.
         kind: Type of the matrices, as Q8_0.
         name: Of the file; None: by its kind.
-        without: Metadata and tensors to leave out, by the end of the writer's function, or by the
-            tensor's name.
-        **metadata: Other values, by the end of the writer's function.
+        without: What to leave out: metadata by the writer's method without ``add_``, tensors by the
+            start of their names.
+        **metadata: Other values, by the writer's method without ``add_``.
     """
     gguf = pytest.importorskip("gguf")
     file = folder / (name or f"tiny-{kind}.gguf")
@@ -77,7 +77,8 @@ def gguf_file(
             continue
         weight_type = kind if weight.ndim > 1 else "F32"
         dtype = gguf.GGMLQuantizationType[weight_type]
-        # Q8_1 cannot be written either: more bytes than it would take.
+        # The gguf package cannot quantize to Q8_1, so the plain numbers are written, which take more
+        # bytes.
         values = weight.numpy()
         if kind != "Q8_1":
             values = gguf.quants.quantize(values, dtype)

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-# By default processes that fork share the lock of progress bars: one that is killed while it holds
-# it keeps it.
+# Forked processes share tqdm's lock by default. One that is killed while it holds the lock never
+# releases it.
 tqdm.set_lock(threading.RLock())
 tqdm.monitor_interval = 0
 
@@ -64,9 +64,9 @@ class Outcome(NamedTuple):
     """Result of one kill.
 
     Args:
-        was_killed: False: the operation was faster.
-        saw_new_state: A reader then saw the new state.
-        problem: A traceback.
+        was_killed: Whether the kill came before the end.
+        saw_new_state: Whether a reader saw the new state after the kill.
+        problem: The traceback of what went wrong; None: nothing.
     """
 
     was_killed: bool
@@ -211,10 +211,10 @@ def run_child(
 
 
 def renew_thread_pool() -> None:
-    """Let a fork have its own pool of torch's threads before it starts any.
+    """Give a forked process its own pool of torch threads before it starts any.
 
-    Otherwise the first threads that compute make it, and two at once (transformers loads weights by
-    several) end in torch's "Invalid thread pool".
+    Otherwise the first thread that computes creates the pool, and two that do so at once
+    (transformers loads weights in several threads) fail with torch's "Invalid thread pool".
     """
     torch.set_num_threads(torch.get_num_threads())
 

@@ -1,4 +1,4 @@
-"""What `scripts/test` leaves to `scripts/test --all`, and a type."""
+"""Marks for slow cases, and the type of the fixture ``base``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def slow_but(values: Iterable[Any], *fast_values: Any, rows: bool = False) -> li
 
     Args:
         values: The parameters; with ``rows`` a tuple of several for each case.
-        *fast_values: Those that are not slow; of rows also by what they begin with.
+        *fast_values: The cases that are not slow; with ``rows``, the first parameter names a case too.
         rows: Each value holds several parameters.
     """
     parameters: list[Any] = []

@@ -82,7 +82,7 @@ def state(work_folder: Path) -> State:
 
 
 class Nearly(float):
-    """A number that equals others which rounding alone makes different."""
+    """A number that equals every number within 1e-5 of it."""
 
     def __eq__(self, other_number: object) -> bool:
         return isinstance(other_number, float) and math.isclose(self, other_number, abs_tol=1e-5)
@@ -95,7 +95,10 @@ def _round_score(result: SearchResult) -> SearchResult:
 
 
 def state_but_for_rounding(work_folder: Path) -> State:
-    """The state of an index whose vectors every repetition computes from the stored ones."""
+    """The state of an index whose vectors are computed anew by every repetition.
+
+    They may differ by rounding.
+    """
     whole_state = state(work_folder)
     results_by_query = []
     for results in whole_state["found"]:
@@ -336,21 +339,21 @@ class _Operations:
 
 def operations(size: int = 24) -> list[Operation]:
     """All operations; ``size``: documents of the index that is built first."""
-    on = _Operations(size)
-    all_factories = ("Flat", on.flat_lists, on.coded_lists)
+    cases = _Operations(size)
+    all_factories = ("Flat", cases.flat_lists, cases.coded_lists)
     return [
-        Operation("build whitened", on.write_inputs, build_whitened, state, FileExistsError),
+        Operation("build whitened", cases.write_inputs, build_whitened, state, FileExistsError),
         Operation("compact whitened", change_whitened, whiten_anew, state_but_for_rounding),
-        Operation("encode_corpus", on.write_inputs, on.encode, state),
-        *map(on.building, all_factories),
-        on.overwriting(),
-        *on.changing("add a file with ids", on.add_mixed),
-        *on.changing("add a file without ids", on.add_plain),
-        *on.changing("add a list", on.add_list, on.flat_lists),
-        *on.changing("add that folds", on.add_and_rewrite, "Flat", on.coded_lists),
-        *on.changing("upsert", on.upsert_mixed, "Flat", on.coded_lists),
-        *on.changing("delete a few", on.delete_few),
-        *on.changing("delete most", on.delete_most, on.flat_lists),
-        *on.changing("compact", on.compact, *all_factories),
-        *map(on.exporting, EXPORTS),
+        Operation("encode_corpus", cases.write_inputs, cases.encode, state),
+        *map(cases.building, all_factories),
+        cases.overwriting(),
+        *cases.changing("add a file with ids", cases.add_mixed),
+        *cases.changing("add a file without ids", cases.add_plain),
+        *cases.changing("add a list", cases.add_list, cases.flat_lists),
+        *cases.changing("add that folds", cases.add_and_rewrite, "Flat", cases.coded_lists),
+        *cases.changing("upsert", cases.upsert_mixed, "Flat", cases.coded_lists),
+        *cases.changing("delete a few", cases.delete_few),
+        *cases.changing("delete most", cases.delete_most, cases.flat_lists),
+        *cases.changing("compact", cases.compact, *all_factories),
+        *map(cases.exporting, EXPORTS),
     ]

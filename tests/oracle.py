@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from reference import (
     Layout,
     as_double,
     hidden_and_attention,
-    layout,
+    lay_out,
     symmetrized_max,
 )
 from torch import Tensor
@@ -33,6 +36,7 @@ TEXTS = (
 )
 # A text, and where a word of it begins and ends.
 WordInText = tuple[str, tuple[int, int]]
+# The texts of a template around its slots, which are None.
 Pieces = tuple[str | None, ...]
 
 
@@ -41,7 +45,7 @@ def folder(base: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def double(base: str) -> PreTrainedModel:
+def float64_model(base: str) -> PreTrainedModel:
     """The base in float64."""
     model = AutoModel.from_pretrained(
         folder(base), attn_implementation="eager", dtype=torch.float32
@@ -62,18 +66,33 @@ def oracle(
     limit: int | None = None,
 ) -> tuple[Layout, Tensor, Tensor]:
     """Layout, hidden states V [T, d] and A^new [T, T], float64."""
-    text_layout = layout(tokenizer_of(base), text, pieces, limit=limit)
-    hidden_states, attention = hidden_and_attention(double(base), text_layout.ids)
+    text_layout = lay_out(tokenizer_of(base), text, pieces, limit=limit)
+    hidden_states, attention = hidden_and_attention(float64_model(base), text_layout.ids)
     return text_layout, hidden_states, symmetrized_max(attention)
 
 
-def assert_close(actual: object, expected: Tensor, tolerance: float = 1e-5) -> None:
-    """Largest difference, relative to the scale (largest entry) of the expected vector."""
-    actual_vector = torch.as_tensor(actual).double()
-    difference = (actual_vector - expected).abs().max().item()
-    scale = expected.abs().max().item()
-    message = f"difference {difference:.2e} exceeds {tolerance} of the scale {scale:.2e}"
-    assert difference <= tolerance * scale, message
+def relative_error(actual: object, expected: object) -> float:
+    """The largest difference, as a share of the largest expected number; of zeros, 0 or infinity."""
+    actual_numbers = torch.as_tensor(actual).double()
+    expected_numbers = torch.as_tensor(expected).double()
+    assert actual_numbers.shape == expected_numbers.shape
+    difference = (actual_numbers - expected_numbers).abs().max().item()
+    scale = expected_numbers.abs().max().item()
+    if scale == 0:
+        return 0.0 if difference == 0 else math.inf
+    return difference / scale
+
+
+def assert_close(actual: object, expected: object, tolerance: float = 1e-5) -> None:
+    """Assert that numbers differ by at most ``tolerance`` times the largest expected one."""
+    error = relative_error(actual, expected)
+    assert error <= tolerance, f"a difference of {error:.2e} of the scale, at most {tolerance}"
+
+
+def unit_rows(vectors: ArrayLike) -> NDArray[np.float64]:
+    """Vectors [n, d], each divided by its length."""
+    rows = np.asarray(vectors, np.float64)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def word_in_text(text: str, word: str, occurrence: int = 0) -> WordInText:
@@ -82,13 +101,13 @@ def word_in_text(text: str, word: str, occurrence: int = 0) -> WordInText:
     return text, matches[occurrence].span()
 
 
-def oracle_of(
+def oracle_of_word(
     base: str,
     word: WordInText,
     pieces: Pieces,
     limit: int | None = None,
 ) -> tuple[Layout, Tensor, Tensor, list[int]]:
-    """The oracle of a text, and the content tokens that share a character with the word, found on its side."""
+    """The oracle of a text, and the indices of the content tokens that overlap the word."""
     text, word_span = word
     clean_text = re.sub("[\ud800-\udfff]", "\ufffd", text)
     tokens = tokenizer_of(base)(

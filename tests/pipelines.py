@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -119,6 +120,12 @@ def build(base: Any, method: Any = "reba", **options: Any) -> SentenceTransforme
     return st_reba.build(base, method, **(defaults | options))
 
 
+def save_and_load(model: SentenceTransformer, folder: Path, **options: Any) -> SentenceTransformer:
+    """The model as sentence-transformers loads it from the folder that it is saved to."""
+    model.save_pretrained(str(folder))
+    return SentenceTransformer(str(folder), device="cpu", **options)
+
+
 def encoded(
     model: SentenceTransformer,
     texts: Sequence[str] = TEXTS,
@@ -137,7 +144,7 @@ def features_of(model: SentenceTransformer, texts: Sequence[str] = TEXTS) -> dic
 
 
 def gradients(model: SentenceTransformer, features: dict[str, Any]) -> dict[str, Tensor]:
-    """Of a sum in which every number of the vectors has a weight of its own."""
+    """The gradients of all parameters, of a sum of the vectors' numbers with random weights."""
     model.zero_grad()
     torch.manual_seed(0)
     vectors = model(dict(features))["sentence_embedding"]
@@ -155,7 +162,7 @@ def assert_gradients(
     expected: dict[str, Tensor],
     tolerance: float = 1e-4,
 ) -> None:
-    """Both have the same parameters, and differ by little, relative to the largest number."""
+    """Assert that both have the same parameters, and differ by at most ``tolerance`` times the largest gradient."""
     assert set(actual) == set(expected) and expected
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
     for name, gradient in expected.items():
@@ -174,5 +181,7 @@ def counted_positions(model: Any) -> Iterator[list[int]]:
 
     embeddings = model[0].model.get_input_embeddings()
     hook = embeddings.register_forward_hook(count)
-    yield position_counts
-    hook.remove()
+    try:
+        yield position_counts
+    finally:
+        hook.remove()

@@ -1,7 +1,7 @@
 """The methods in plain float64 loops: slow, obvious, and independent of the package they are compared with.
 
 Positions and token indices count from 0 here; copies count from 1, as in the formulas (0 marks a
-position that is no content at all). The formulas' letters:
+position that is not a content at all). The formulas' letters:
 
     V       hidden_states    [T, d]        one last hidden state v_t for each position t
     A       attention        [L, H, T, T]  a matrix for each layer and head, queries in rows
@@ -49,7 +49,7 @@ class Layout:
         return [t for t, copy_at_t in enumerate(self.copy_of) if copy_at_t == copy_number]
 
 
-def layout(
+def lay_out(
     tokenizer: PreTrainedTokenizerBase,
     text: str,
     template_pieces: Sequence[str | None],

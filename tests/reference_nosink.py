@@ -78,8 +78,15 @@ class Plan:
     m: int = 1
     variant: Literal["paper", "published"] = "paper"
 
+    @property
+    def has_second_stream(self) -> bool:
+        """Whether another stream of layers runs beside the whole model."""
+        if self.architecture == "extra":
+            return True
+        return self.variant == "published" and self.architecture != "extend"
 
-def plan(
+
+def plan_upper_layers(
     depth: int,
     architecture: Any = "inplace",
     kind: str = "bidirectional",
@@ -320,9 +327,7 @@ def run(
     if plan.architecture == "extend":
         hidden_states = sequence_run.run_last_layer_again(hidden_states)
     vectors = runner.norm(hidden_states)
-    if plan.architecture == "extra" or (
-        plan.architecture != "extend" and plan.variant == "published"
-    ):
+    if plan.has_second_stream:
         second_states = sequence_run.run_second_stream()
         if plan.variant == "paper":
             vectors = vectors + runner.norm(second_states)

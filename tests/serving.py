@@ -1,4 +1,4 @@
-"""A server in a process of its own, which is stopped at the end."""
+"""A server in a process of its own, and the vectors of its answers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 import st_reba
 
+if TYPE_CHECKING:
+    import httpx
+
+PATH = "/v1/embeddings"
 ROOT = Path(st_reba.__file__).parents[1]
 
 
@@ -41,3 +49,15 @@ def server_process(
             yield server, base_address
         finally:
             server.kill()
+
+
+def vectors_of(answer: httpx.Response) -> NDArray[Any]:
+    """The vectors of an answer, which come in the order of the texts."""
+    assert answer.status_code == 200, answer.text
+    data = answer.json()["data"]
+    assert [item["index"] for item in data] == list(range(len(data)))
+    return np.array([item["embedding"] for item in data])
+
+
+def assert_near(vectors: Any, expected_vectors: Any) -> None:
+    np.testing.assert_allclose(vectors, expected_vectors, atol=1e-6, rtol=0)

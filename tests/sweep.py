@@ -18,6 +18,7 @@ import pytest
 import reference
 import torch
 from oracle import TEXTS as ORACLE_TEXTS
+from oracle import relative_error
 from pipelines import build, encoded
 from reference import Layout
 from reference_nosink import visible
@@ -45,7 +46,7 @@ REFUSALS = {
     "is an encoder-decoder": "is an encoder-decoder",
     "attends to more keys than tokens": "attends to more keys than tokens|mask of shape .* cannot be changed",
     "selects keys in a way of its own": "passes an unknown|chooses? (its|their) keys by an indexer",
-    "is no single stack of layers": "no single stack of layers",
+    "is not a single stack of layers": "no single stack of layers",
     "sees padding": "when a text is padded",
     "cannot run with a mask of another shape": "cannot run it: ",
     "mixes tokens beside its attention": r"token \d+ sees token",
@@ -53,12 +54,12 @@ REFUSALS = {
     "shares its attention between layers": "says layer_idx=",
     "runs its layers more than once": r"ran as \S+ \d+ times, not",
 }
-# Types whose reported attention is not what the values are weighed by: the oracle weighs the
-# identity instead.
+# Types that report other attention weights than they apply. The oracle reads the applied ones by
+# attending to an identity matrix.
 UNREPORTED_SINKS = ("granite_swa", "granitemoe_swa")
-# Types for which the oracle runs in float32: the first two make float32 tensors on the way, and
-# early releases compute the experts of the others in two ways that disagree, of which float64 has
-# but one.
+# Types for which the oracle runs in float32. The first two create float32 tensors inside. Early
+# releases have two implementations of the others' experts, which disagree, and only one of them
+# takes float64.
 FLOAT32_ONLY = (
     "inkling2_text",
     "inkling2_loop_text",
@@ -179,15 +180,22 @@ def masked_run(
 
 @dataclass
 class Outcome:
-    """What became of one model type."""
+    """What became of one model type.
+
+    Args:
+        class_name: Class of the model.
+        how: How attention is read: by the "interface" of transformers, or by "hooks"; "refused"
+            where it is not, and "none" where there is no model.
+        shares: "yes" where rows share a prefix, for every method but ReBA and NoSink; else "no".
+        methods: For each method "exact", "refused: …", "inexact: …", "failed: …" or "no model: …".
+        unfit: Premises of the comparison that do not hold.
+    """
 
     class_name: str
-    how: str = "refused"  # or "none", or how attention is read: by the "interface" of transformers, by "hooks"
-    shares: str = "no"  # whether rows share a prefix, which every method but ReBA and NoSink has then: "yes" or "no"
-    methods: dict[str, str] = field(
-        default_factory=dict
-    )  # each "exact", or "refused: …", "inexact: …", "failed: …"
-    unfit: list[str] = field(default_factory=list)  # premises of the comparison that do not hold
+    how: str = "refused"
+    shares: str = "no"
+    methods: dict[str, str] = field(default_factory=dict)
+    unfit: list[str] = field(default_factory=list)
 
     def record(self) -> Record:
         return {
@@ -215,7 +223,7 @@ class Sweep:
             self.oracle_model = reference.as_double(self.oracle_model)
 
     def layouts(self, copies: int) -> list[Layout]:
-        return [reference.layout(self.tokenizer, text, [None] * copies) for text in TEXTS]
+        return [reference.lay_out(self.tokenizer, text, [None] * copies) for text in TEXTS]
 
     def largest_error(self, method: str) -> float:
         """The largest of a method's errors, relative to a vector's scale."""
@@ -259,7 +267,7 @@ class Sweep:
             shared_rows = model[0].eval()(dict(features))["token_embeddings"]
             patch.setitem(STAGE_COST, "cpu", 10**9)
             whole_rows = model[0](dict(features))["token_embeddings"]
-        error = relative_error(shared_rows, whole_rows.double())
+        error = relative_error(shared_rows, whole_rows)
         if error > 5e-6:
             self.outcome.unfit.append(f"shared rows differ from whole rows by {error:.0e}")
 
@@ -270,9 +278,9 @@ class Sweep:
         except Exception:  # an encoder-decoder, for example
             layers = []
         if not layers or layers[0] < 0:
-            # The oracle has no way in. What st_reba says to any setting:
+            # The oracle cannot replace any mask, so st_reba must refuse every setting.
             build(self.path, "nosink", setting="mask0-bidir", k=1)
-            raise AssertionError("converts layers that the oracle cannot")
+            raise AssertionError("st_reba converts layers whose masks the oracle cannot replace")
         *lower_layers, top_layer = layers
         model = build(self.path, "nosink", setting="mask0-bidir", k=[top_layer])
         lower_kinds = dict.fromkeys(lower_layers, "nosink-forward")
@@ -352,12 +360,6 @@ def sweep(
     if outcome.methods.get("echo") == "exact":
         type_sweep.check_sharing()
     return outcome
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Largest difference, relative to the scale (largest entry) of the expected vector."""
-    difference = (actual.double() - expected).abs().max().item()
-    return difference / expected.abs().max().item()
 
 
 def describe_error(error: Exception) -> str:

@@ -6,49 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from architectures import save
+from architectures import save_adapter
 from oracle import assert_close
 from pipelines import build, encoded
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 NEW_TOKENS = [f"<|new{number}|>" for number in range(700)]
 TEXTS = ["<|new1|> is a letter.", "The cat sat.", "<|new698|><|new699|>"]
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save("llama", tmp_path_factory.mktemp("llama"), "bos", causal_lm=True)
-
-
-def extended_adapter(
-    base: Path, folder: Path, *, save_embeddings: bool | str = "auto", **options: Any
-) -> tuple[Path, Path]:
-    """An adapter whose tokenizer has more tokens than its base, and the same merged by peft."""
-    peft = pytest.importorskip("peft")
-    tokenizer = AutoTokenizer.from_pretrained(base)
+def extended_tokenizer(base_folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a base, with more tokens than the base has."""
+    tokenizer = AutoTokenizer.from_pretrained(base_folder)
     tokenizer.add_tokens(NEW_TOKENS)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    row_count = max(tokenizer.get_vocab().values()) + 1
-    assert row_count > len(model.get_input_embeddings().weight)
-    model.resize_token_embeddings(row_count, mean_resizing=False)
-    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    for name, value in options.items():
-        setattr(config, name, value)
-    adapted = peft.get_peft_model(model, config)
-    torch.manual_seed(0)
-    for parameter in adapted.parameters():
-        parameter.data += 0.3 * parameter.requires_grad * torch.randn_like(parameter)
-    adapted.save_pretrained(folder / "adapter", save_embedding_layers=save_embeddings)
-    tokenizer.save_pretrained(folder / "adapter")
-    adapted.merge_and_unload().save_pretrained(folder / "merged")
-    tokenizer.save_pretrained(folder / "merged")
-    return folder / "adapter", folder / "merged"
+    return tokenizer
 
 
-def new_ids(base: Path) -> list[int]:
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    tokenizer.add_tokens(NEW_TOKENS)
+def extended_adapter(base_folder: Path, folder: Path, **options: Any) -> tuple[Path, Path]:
+    """An adapter with that tokenizer, and the same merged by peft."""
+    tokenizer = extended_tokenizer(base_folder)
+    return save_adapter(base_folder, folder, tokenizer=tokenizer, **options)
+
+
+def new_ids(base_folder: Path) -> list[int]:
+    tokenizer = extended_tokenizer(base_folder)
     return list(tokenizer.convert_tokens_to_ids(NEW_TOKENS))
 
 

@@ -17,10 +17,10 @@ import huggingface_hub
 import pytest
 import torch
 import transformers
-from architectures import TOKENIZERS, lose, on_the_hub, save
+from architectures import TOKENIZERS, lose, on_the_hub, save_adapter
 from gguf_writing import gguf_file
 from oracle import assert_close
-from pipelines import PIPELINES, build, encoded
+from pipelines import PIPELINES, build, encoded, save_and_load
 from sentence_transformers import SentenceTransformer
 from tiny import tiny_model
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
@@ -33,17 +33,6 @@ from st_reba.modules.selfcheck import is_causal
 needs_gguf = pytest.mark.skipif(
     not hasattr(transformers, "GgufConfig"), reason="no GGUF file is made dense"
 )
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama with its language-modelling head, as most bases are."""
-    return save("llama", tmp_path_factory.mktemp("llama"), "bos", causal_lm=True)
-
-
-def save_and_load(model: SentenceTransformer, folder: Path, **options: Any) -> SentenceTransformer:
-    model.save_pretrained(str(folder))
-    return SentenceTransformer(str(folder), device="cpu", **options)
 
 
 def bytes_per_number(model: SentenceTransformer, folder: Path) -> float:
@@ -168,25 +157,6 @@ def test_quantized_vectors_do_not_depend_on_their_batch(
     assert "bitsandbytes" in settings
 
 
-def save_adapter(base_folder: Path, folder: Path, **options: Any) -> tuple[Path, Path]:
-    """An adapter whose every weight matters, and the same merged into its base by peft."""
-    peft = pytest.importorskip("peft")
-    settings = {"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **options}
-    config = peft.LoraConfig(**settings)
-    is_headless = config.task_type == "FEATURE_EXTRACTION"
-    model_class: Any = AutoModel if is_headless else AutoModelForCausalLM
-    base_model = model_class.from_pretrained(base_folder, dtype=torch.float32)
-    model = peft.get_peft_model(base_model, config)
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        parameter.data += 0.3 * parameter.requires_grad * torch.randn_like(parameter)
-    adapter_folder, merged_folder = folder / "adapter", folder / "merged"
-    model.save_pretrained(adapter_folder)
-    model.merge_and_unload().save_pretrained(merged_folder)
-    AutoTokenizer.from_pretrained(base_folder).save_pretrained(merged_folder)
-    return adapter_folder, merged_folder
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -237,7 +207,9 @@ def test_a_revision_is_that_of_the_adapter(llama: Path, tmp_path: Path) -> None:
     ("peft_type", "problem"),
     [("PROMPT_TUNING", "positions"), ("ADAPTION_PROMPT", "positions"), ("LORA", "names no base")],
 )
-def test_adapters_that_are_refused(peft_type: str, problem: str, tmp_path: Path) -> None:
+def test_adapters_that_cannot_be_merged_are_refused(
+    peft_type: str, problem: str, tmp_path: Path
+) -> None:
     pytest.importorskip("peft")
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": peft_type}))
     with pytest.raises(ValueError, match=problem):
@@ -296,35 +268,10 @@ REFUSED_CALLS: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "load",
-    [
-        lambda: build("no/such"),
-        lambda: build("mini", tokenizer="no/such"),
-        lambda: st_reba.load("no/such"),
-        lambda: verify("no/such"),
-    ],
-    ids=["base", "tokenizer", "model", "verify"],
-)
-def test_a_hub_that_does_not_answer_is_asked_once(
-    load: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", "http://127.0.0.1:1")
-    ask_for_file = Mock()
-    monkeypatch.setattr("huggingface_hub.file_download.get_hf_file_metadata", ask_for_file)
-    with pytest.raises((OSError, ValueError), match="no/such"):
-        load()
-    # transformers 5.0 asks for the processor of a tokenizer all the same.
-    assert ask_for_file.call_count <= 1
-    (warning,) = caplog.messages
-    assert warning.startswith(
-        "no/such: the Hub does not answer, so only files in its cache are used"
-    )
-
-
 @pytest.mark.parametrize("problem", REFUSED_CALLS)
-def test_bases_that_are_refused(llama: Path, problem: str, tmp_path: Path) -> None:
+def test_bases_that_cannot_be_built_on_are_refused(
+    llama: Path, problem: str, tmp_path: Path
+) -> None:
     # An ImportError where an older transformers reads no GGUF files.
     with pytest.raises((ValueError, OSError, ImportError)) as raised:
         REFUSED_CALLS[problem](llama, tmp_path / "new")
@@ -506,3 +453,30 @@ def test_an_odd_value_is_refused_in_one_line_that_names_its_option(
 def test_no_base_is_refused() -> None:
     with pytest.raises(ValueError, match="base=None"):
         st_reba.build(None)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda: build("no/such"),
+        lambda: build("mini", tokenizer="no/such"),
+        lambda: st_reba.load("no/such"),
+        lambda: verify("no/such"),
+    ],
+    ids=["base", "tokenizer", "model", "verify"],
+)
+def test_a_hub_that_does_not_answer_is_asked_once(
+    load: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", "http://127.0.0.1:1")
+    ask_for_file = Mock()
+    monkeypatch.setattr("huggingface_hub.file_download.get_hf_file_metadata", ask_for_file)
+    with pytest.raises((OSError, ValueError), match="no/such"):
+        load()
+    # transformers 5.0 asks for the processor of a tokenizer all the same.
+    assert ask_for_file.call_count <= 1
+    (warning,) = caplog.messages
+    assert warning.startswith(
+        "no/such: the Hub does not answer, so only files in its cache are used"
+    )

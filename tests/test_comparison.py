@@ -46,7 +46,7 @@ def test_stored_probes_rely_on_these_texts() -> None:
     assert len(set(GOLDEN_TEXTS)) == 20 and GOLDEN_TEXTS[0] == ""
 
 
-def test_the_number_type_of_a_model() -> None:
+def test_the_number_type_is_that_of_the_weights() -> None:
     model = tiny_model()
     assert dtype_name(model) == "float32"
     assert dtype_name(model.half()) == "float16"

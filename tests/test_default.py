@@ -47,7 +47,7 @@ def test_default_reads_states_where_attention_is_hidden(
 ) -> None:
     model = st_reba.build(base("bloom"), device="cpu")
     assert str(st_reba.method_of(model)) == "prompteol:template=prompteol-search"
-    assert "Its states are: read='states'" in caplog.text
+    assert "Its states are read instead: read='states'" in caplog.text
     with pytest.raises(ValueError, match="attention blocks"):
         st_reba.build(base("bloom"), DEFAULT, device="cpu")
 

@@ -1,4 +1,4 @@
-"""Every pipeline on a device without numbers: no two devices meet; and what a pass reads it reads once, at its end."""
+"""Every pipeline on the meta device: no two devices are mixed, and the host waits only once, at the end of a pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ INDEXING_OPERATORS = {"index", "index_put_", "_index_put_impl_"}
 
 
 class ReadCounter(TorchDispatchMode):
-    """Keeps what the host would wait for from a model's first layer on: before, transformers looks for padding."""
+    """Records the operators that the host would wait for, from the first layer on.
+
+    Before it, transformers looks for padding.
+    """
 
     def __init__(self, first_layer: nn.Module) -> None:
         super().__init__()

@@ -16,8 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from pipelines import build, encoded, features_of
-from sentence_transformers import SentenceTransformer
+from pipelines import build, encoded, features_of, save_and_load
 from sentence_transformers.util import cos_sim
 
 import st_reba
@@ -57,11 +56,6 @@ def toy_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         sys.modules.pop(Path(name).stem, None)
 
 
-def saved_and_loaded(model: SentenceTransformer, folder: Path) -> SentenceTransformer:
-    model.save_pretrained(str(folder))
-    return SentenceTransformer(str(folder), device="cpu")
-
-
 def published_code(folder: Path) -> ModuleType:
     """The code that travels with a model, imported as a file of its own."""
     spec: Any = importlib.util.spec_from_file_location("published_toy", folder / "st_reba.py")
@@ -78,7 +72,7 @@ def test_a_mask_that_is_declared_elsewhere_works_and_travels(
     model: Any = build("mini", "nosink", setting="toy-window", k=3)
     vectors = model.encode(TEXTS)
     assert abs(vectors - build("mini", "nosink", setting="baseline").encode(TEXTS)).max() > 1e-3
-    loaded: Any = saved_and_loaded(model, tmp_path / "saved")
+    loaded: Any = save_and_load(model, tmp_path / "saved")
     assert loaded[0].layer_masks == model[0].layer_masks
     np.testing.assert_allclose(loaded.encode(TEXTS), vectors, atol=1e-6)
     code = published_code(tmp_path / "saved")
@@ -96,7 +90,7 @@ def test_a_pooling_that_is_declared_elsewhere_works_and_travels(
     assert doctest.DocTestRunner().run(example) == (0, 3)
     model: Any = build("mini", "echo", pooling="toy")
     vectors = model.encode(TEXTS)
-    loaded = saved_and_loaded(model, tmp_path / "saved")
+    loaded = save_and_load(model, tmp_path / "saved")
     np.testing.assert_allclose(loaded.encode(TEXTS), vectors, atol=1e-6)
     checked = st_reba.load(str(tmp_path / "saved"))
     np.testing.assert_allclose(checked.encode(TEXTS), vectors, atol=1e-6)
@@ -142,7 +136,7 @@ def test_pairs_with_a_number_have_a_reader_and_a_metric_of_their_own(toy_files: 
     distances = abs(cosine), 0, abs(cosine - 0.5)
     assert result.score == pytest.approx(1 - sum(distances) / 3, abs=1e-5)
     with pytest.raises(
-        ValueError, match=r"row 1, column 'stars': '1.5' is no whole number from 1 to 5"
+        ValueError, match=r"row 1, column 'stars': '1.5' is not a whole number from 1 to 5"
     ):
         read_task(pairs.assign(stars="1.5"))
 

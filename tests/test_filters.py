@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from oracle import unit_rows
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
@@ -43,10 +45,6 @@ SEARCH_TEMPLATE = {
     "document": "Passage: {text} Word:",
     "similarity": "Text: {text} Word:",
 }
-
-
-def unit_rows(vectors: Vectors) -> Vectors:
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 @pytest.fixture(scope="module")
@@ -198,35 +196,47 @@ def test_settings_of_the_model_are_carried_over() -> None:
     assert np.abs(vectors - expected[:, :20]).max() < 1e-3 * np.abs(expected).max()
 
 
-REFUSED_FITS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "19 texts": (TEXTS[:19], "center", {}),
-    "99 texts": (TEXTS[:99], "whiten", {"power": 0.25}),
-    "5 different texts": (TEXTS[:5] * 50, "center", {}),
-    "fewer texts than dimensions": (TEXTS[:191], "abtt", {}),
-    "fewer texts than four a dimension": (TEXTS, "whiten", {}),
-    "one text": ("".join(map(chr, range(200, 500))), "center", {}),
-    "a number among the texts": ([*TEXTS, 5], "abtt", {}),
-    "an unknown kind": (TEXTS, "zca", {}),
-    "r of another kind": (TEXTS, "center", {"r": 4}),
-    "dimensions of another kind": (TEXTS, "abtt", {"dimensions": 4}),
-    "power of another kind": (TEXTS, "abtt", {"power": 0.25}),
-    "r below 1": (TEXTS, "abtt", {"r": 0}),
-    "r that is no number": (TEXTS, "abtt", {"r": True}),
-    "r of all dimensions": (TEXTS, "abtt", {"r": 192}),
-    "too many dimensions": (TEXTS, "whiten", {"dimensions": 193}),
-    "a fraction of a dimension": (TEXTS, "whiten", {"dimensions": 2.0}),
-    "power 0": (TEXTS, "whiten", {"power": 0}),
-    "power above a half": (TEXTS, "whiten", {"power": 0.6}),
-    "power that is no number": (TEXTS, "whiten", {"power": True}),
+# Texts, a kind and options, and a part of the message that refuses them.
+REFUSED_FITS: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "19 texts": (TEXTS[:19], "center", {}, "19 different texts"),
+    "99 texts": (TEXTS[:99], "whiten", {"power": 0.25}, "99 different texts"),
+    "5 different texts": (TEXTS[:5] * 50, "center", {}, "5 different texts"),
+    "fewer texts than dimensions": (TEXTS[:191], "abtt", {}, "abtt: 191 different texts"),
+    "fewer texts than four a dimension": (TEXTS, "whiten", {}, "whiten: 256 different texts"),
+    "one text": ("".join(map(chr, range(200, 500))), "center", {}, "texts is one str"),
+    "a number among the texts": ([*TEXTS, 5], "abtt", {}, "texts holds 5"),
+    "an unknown kind": (TEXTS, "zca", {}, "kind='zca'"),
+    "r of another kind": (TEXTS, "center", {"r": 4}, "r=4 belongs to kind='abtt'"),
+    "dimensions of another kind": (
+        TEXTS,
+        "abtt",
+        {"dimensions": 4},
+        "dimensions=4 belongs to kind='whiten'",
+    ),
+    "power of another kind": (
+        TEXTS,
+        "abtt",
+        {"power": 0.25},
+        "power=0.25 belongs to kind='whiten'",
+    ),
+    "r below 1": (TEXTS, "abtt", {"r": 0}, "r=0 must"),
+    "r that is not a number": (TEXTS, "abtt", {"r": True}, "r=True must"),
+    "r of all dimensions": (TEXTS, "abtt", {"r": 192}, "r=192 must"),
+    "too many dimensions": (TEXTS, "whiten", {"dimensions": 193}, "dimensions=193 must"),
+    "a fraction of a dimension": (TEXTS, "whiten", {"dimensions": 2.0}, "dimensions=2.0 must"),
+    "power 0": (TEXTS, "whiten", {"power": 0}, "power=0 must"),
+    "power above a half": (TEXTS, "whiten", {"power": 0.6}, "power=0.6 must"),
+    "power that is not a number": (TEXTS, "whiten", {"power": True}, "power=True must"),
     "texts without sentences": (
-        [str(number) for number in range(200)],
+        list(map(str, range(200))),
         "center",
         {"queries": True},
+        "0 different sentences",
     ),
-    "a task for both": (TEXTS, "center", {"queries": True, "task": "query"}),
-    "a prompt for both": (TEXTS, "center", {"queries": True, "prompt": "x"}),
-    "tokens without queries": (TEXTS, "whiten", {"tokens": True}),
-    "tokens of another kind": (TEXTS, "center", {"queries": True, "tokens": True}),
+    "a task for both": (TEXTS, "center", {"queries": True, "task": "query"}, "task='query'"),
+    "a prompt for both": (TEXTS, "center", {"queries": True, "prompt": "x"}, "prompt='x'"),
+    "tokens without queries": (TEXTS, "whiten", {"tokens": True}, "tokens=True"),
+    "tokens of another kind": (TEXTS, "center", {"queries": True, "tokens": True}, "tokens=True"),
 }
 
 
@@ -234,9 +244,9 @@ REFUSED_FITS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 def test_fit_filter_refuses_before_it_encodes(
     model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    texts, kind, options = REFUSED_FITS[case]
+    texts, kind, options, part_of_message = REFUSED_FITS[case]
     monkeypatch.setattr("st_reba.filters.encode_texts", lambda *_, **__: pytest.fail("it ran"))
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises((ValueError, TypeError), match=re.escape(part_of_message)):
         st_reba.fit_filter(model, texts, kind, **options)
 
 
@@ -274,12 +284,11 @@ def test_model_of_other_modules_takes_no_filter() -> None:
 
 def test_filter_of_another_model_is_refused(fitted_filters: dict[str, Filter]) -> None:
     other_model = st_reba.build("mini", **{**ECHO, "layer": 2})
-    for fitted_filter in (
-        fitted_filters["abtt"],
-        Filter.fit(np.random.default_rng(0).normal(size=(200, 6)), "center"),
-    ):
-        with pytest.raises(ValueError):
-            with_filter(other_model, fitted_filter)
+    with pytest.raises(ValueError, match="cannot be used with mini .*layer=2"):
+        with_filter(other_model, fitted_filters["abtt"])
+    narrow_filter = Filter.fit(np.random.default_rng(0).normal(size=(200, 6)), "center")
+    with pytest.raises(ValueError, match="takes 6 dimensions, but the model gives 192"):
+        with_filter(other_model, narrow_filter)
 
 
 def test_dense_layer_of_others_is_part_of_the_model(model: SentenceTransformer) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from gguf_writing import gguf_file
@@ -114,27 +115,29 @@ def test_a_rule_that_is_not_known_is_refused_and_another_tokenizer_is_the_remedy
     assert model.encode("A text.").shape == (64,)
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_shard_is_refused_at_once(number: int, tmp_path: Path) -> None:
-    """By its metadata, of which the second has no others; and by its name, where it has none."""
+SHARD_MESSAGE = r"one of 2 shards.*llama-gguf-split --merge \S+-00001-of-00002\.gguf"
+
+
+def test_a_shard_is_refused_by_its_name(tmp_path: Path) -> None:
+    file = gguf_file(tmp_path, name="tiny-00001-of-00002.gguf")
+    with pytest.raises(ValueError, match=SHARD_MESSAGE):
+        st_reba.build(file, tokenizer="mini")
+
+
+def test_a_shard_is_refused_by_its_metadata(tmp_path: Path) -> None:
+    """Those of a second shard hold nothing else."""
     gguf = pytest.importorskip("gguf")
-    name = f"tiny-0000{number}-of-00002.gguf"
-    if number == 1:
-        file = gguf_file(tmp_path, name=name)
-    else:
-        file = tmp_path / "renamed.gguf"
-        writer = gguf.GGUFWriter(file, "")
-        writer.kv_data[0].clear()
-        writer.add_uint16("split.no", 1)
-        writer.add_uint16("split.count", 2)
-        writer.add_tensor("blk.1.attn_q.weight", __import__("numpy").zeros((4, 4), "float32"))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    with pytest.raises(
-        ValueError, match=r"one of 2 shards.*llama-gguf-split --merge \S+-00001-of-00002\.gguf"
-    ):
+    file = tmp_path / "renamed.gguf"
+    writer = gguf.GGUFWriter(file, "")
+    writer.kv_data[0].clear()
+    writer.add_uint16("split.no", 1)
+    writer.add_uint16("split.count", 2)
+    writer.add_tensor("blk.1.attn_q.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match=SHARD_MESSAGE):
         st_reba.build(file, tokenizer="mini")
 
 
@@ -161,22 +164,10 @@ def test_a_gap_is_refused_and_named(missing: str, says: str, tmp_path: Path) -> 
     assert "\n" not in str(raised.value)
 
 
-def test_what_a_file_says(tmp_path: Path) -> None:
+def test_quantization_splitting_rule_and_shapes_are_read(tmp_path: Path) -> None:
     file = read_gguf(str(gguf_file(tmp_path, "Q8_0", tokenizer_pre="smollm")))
     assert (file.quantization, file.pre_tokenizer) == ("Q8_0", "smollm")
     assert file.shapes["token_embd.weight"] == (64, file.metadata["tokenizer.ggml.tokens"])
-
-
-def test_lists_within_lists_for_ever_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
-    list_of_one_list = struct.pack("<IQ", 9, 1)
-    header = (
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
-    )
-    file = tmp_path / "nested.gguf"
-    file.write_bytes(header + list_of_one_list * 3000)
-    with pytest.raises(ValueError, match="is no whole GGUF file"):
-        st_reba.build(file)
 
 
 UINT8, UINT32, FLOAT32, STRING, ARRAY = 0, 4, 6, 8, 9
@@ -190,6 +181,14 @@ def write_fields(file: Path, **fields: tuple[int, bytes]) -> Path:
         content += struct.pack("<Q", len(key)) + key + struct.pack("<I", value_type) + value
     file.write_bytes(content)
     return file
+
+
+def test_lists_within_lists_for_ever_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    list_of_one_list = struct.pack("<IQ", ARRAY, 1)
+    file = write_fields(tmp_path / "nested.gguf", a=(ARRAY, list_of_one_list * 3000))
+    with pytest.raises(ValueError, match="is not a complete GGUF file"):
+        st_reba.build(file)
 
 
 def test_more_values_than_a_vocabulary_has_are_refused(
@@ -224,7 +223,7 @@ def test_metadata_of_a_wrong_type_are_refused(
 ) -> None:
     pytest.importorskip("gguf")
     file = write_fields(tmp_path / "typed.gguf", **{name: value})
-    with pytest.raises(ValueError, match="is no whole") as raised:
+    with pytest.raises(ValueError, match="is not a complete") as raised:
         st_reba.build(file)
     assert "typed.gguf" in str(raised.value)
 
@@ -233,7 +232,7 @@ def test_metadata_of_a_wrong_type_are_refused(
 def test_a_number_of_layers_that_is_no_number_is_refused(block_count: Any, tmp_path: Path) -> None:
     file = read_gguf(str(gguf_file(tmp_path)))
     metadata = file.metadata | {"llama.block_count": block_count}
-    with pytest.raises(ValueError, match="block_count=.* is no whole number"):
+    with pytest.raises(ValueError, match="block_count=.* is not a whole number"):
         check_gguf(replace(file, metadata=metadata), has_other_tokenizer=False)
 
 

@@ -169,7 +169,7 @@ def test_a_module_outside_the_folder_is_refused(folder: Path, name: str) -> None
 def test_a_router_in_a_router_is_refused(folder: Path) -> None:
     list_modules(folder, (TYPES + "Router", "0_Router"))
     write_json(folder / "0_Router" / "router_config.json", types={"a": TYPES + "Router"})
-    assert_refused(folder, "router_config.json: type=.* is no module of a Router")
+    assert_refused(folder, "router_config.json: type=.* is not a module of a Router")
 
 
 @pytest.mark.parametrize("type_name", ["SparseStaticEmbedding", "SpladePooling", "MLMTransformer"])
@@ -490,7 +490,7 @@ def test_an_index_of_shards_that_is_larger_than_a_models_is_refused(folder: Path
 )
 def test_settings_of_another_type_are_refused(folder: Path, settings: dict[str, Any]) -> None:
     write_json(folder / SETTINGS, **settings)
-    assert_refused(folder, "is no text|is no number")
+    assert_refused(folder, "is not a text|is not a number")
 
 
 EMBEDDINGS = torch.rand(8192, 6)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from oracle import unit_rows
 from safetensors.numpy import save
 
 from st_reba import Filter
@@ -23,10 +23,6 @@ def draw_vectors(count: int, width: int, seed: int = 0) -> Vectors:
     random = np.random.default_rng(seed)
     rotation = np.linalg.qr(random.normal(size=(width, width)))[0]
     return random.normal(size=(count, width)) * np.linspace(3, 0.2, width) @ rotation + 5
-
-
-def unit_rows(vectors: Vectors) -> Vectors:
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +66,7 @@ def test_filter_equals_a_singular_value_decomposition(
 def test_partial_whitening_divides_by_a_power_of_the_variance(
     power: float,
 ) -> None:
-    """Each variance is drawn to the mean of all by half of their distance."""
+    """Each variance is moved halfway to the mean variance."""
     sample = draw_vectors(300, 6)
     covariance = np.cov(sample.T, bias=True)
     variances, directions = np.linalg.eigh(covariance)
@@ -83,7 +79,7 @@ def test_partial_whitening_divides_by_a_power_of_the_variance(
 
 
 def test_partial_whitening_takes_fewer_texts_than_dimensions() -> None:
-    """Directions in which the sample has no variance at all get no more than the others of the least."""
+    """A direction without variance is scaled as one of half the mean variance."""
     sample = draw_vectors(100, 400)
     weight = Filter.fit(sample, "whiten", power=0.25).weight
     gains = np.linalg.norm(weight, axis=1)
@@ -104,7 +100,7 @@ def test_gain_of_whitening_is_bounded() -> None:
 
 
 def test_gain_of_partial_whitening_is_bounded() -> None:
-    """Where even the mean of all variances is tiny, as that of vectors that all but agree."""
+    """Also for nearly equal vectors, whose mean variance is tiny."""
     sample = unit_rows(draw_vectors(900, 6) * 1e-4 + np.array([5, 0, 0, 0, 0, 0]))
     weight = Filter.fit(sample, "whiten", power=0.25).weight
     assert np.linalg.norm(weight, ord=2) == pytest.approx(MOST_GAIN**0.5)
@@ -138,28 +134,56 @@ def flat_vectors() -> Vectors:
     return draw_vectors(200, 6) @ np.diag([1, 1, 1, 1e-6, 1e-6, 1e-6]) @ rotation
 
 
-REFUSED_VECTORS: dict[str, Callable[[], Filter]] = {
-    "whitening flat directions": lambda: Filter.fit(flat_vectors(), "whiten"),
-    "removing flat directions": lambda: Filter.fit(flat_vectors(), "abtt", r=4),
-    "equal vectors": lambda: Filter.fit(np.ones((200, 6)), "abtt"),
-    "equal vectors, partly whitened": lambda: Filter.fit(np.ones((200, 6)), "whiten", power=0.25),
-    "119 vectors of 30 dimensions": lambda: Filter.fit(draw_vectors(119, 30), "whiten"),
-    "NaN": lambda: Filter.fit(np.full((200, 6), np.nan), "center"),
-    "one vector": lambda: Filter.fit(draw_vectors(1, 6)[0], "center"),
-    "queries of other dimensions": lambda: Filter.fit(
-        draw_vectors(200, 6), query_vectors=draw_vectors(200, 5)
+# Arguments of Filter.fit, and a part of the message that refuses them.
+REFUSED_VECTORS: dict[str, tuple[Vectors, dict[str, Any], str]] = {
+    "whitening flat directions": (
+        flat_vectors(),
+        {"kind": "whiten"},
+        "whiten: the vectors hardly vary in some of the 6 directions",
     ),
-    "19 queries": lambda: Filter.fit(draw_vectors(200, 6), query_vectors=draw_vectors(19, 6)),
+    "removing flat directions": (
+        flat_vectors(),
+        {"kind": "abtt", "r": 4},
+        "abtt: the vectors hardly vary in some of the 4 directions",
+    ),
+    "equal vectors": (np.ones((200, 6)), {"kind": "abtt"}, "abtt: the vectors hardly vary"),
+    "equal vectors, partly whitened": (
+        np.ones((200, 6)),
+        {"kind": "whiten", "power": 0.25},
+        "whiten: the vectors hardly vary",
+    ),
+    "119 vectors of 30 dimensions": (
+        draw_vectors(119, 30),
+        {"kind": "whiten"},
+        "119 different texts are too few for 30 dimensions",
+    ),
+    "NaN": (np.full((200, 6), np.nan), {"kind": "center"}, "vectors hold NaN"),
+    "queries of other dimensions": (
+        draw_vectors(200, 6),
+        {"query_vectors": draw_vectors(200, 5)},
+        "query_vectors have 5 dimensions",
+    ),
+    "19 queries": (
+        draw_vectors(200, 6),
+        {"query_vectors": draw_vectors(19, 6)},
+        "query_vectors: the mean of 19",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED_VECTORS)
 def test_vectors_without_a_filter_are_refused(case: str) -> None:
-    with pytest.raises(ValueError):
-        REFUSED_VECTORS[case]()
+    vectors, options, part_of_message = REFUSED_VECTORS[case]
+    with pytest.raises(ValueError, match=part_of_message):
+        Filter.fit(vectors, **options)
 
 
-def test_least_vectors_that_have_a_filter() -> None:
+def test_one_vector_is_refused() -> None:
+    with pytest.raises(ValueError, match="vectors"):
+        Filter.fit(draw_vectors(1, 6)[0], "center")
+
+
+def test_the_fewest_vectors_are_accepted() -> None:
     Filter.fit(flat_vectors(), "abtt", r=3)
     Filter.fit(draw_vectors(120, 30), "whiten")
 
@@ -211,7 +235,7 @@ DAMAGED_FILES: dict[str, bytes] = {
 def test_damaged_file_is_refused(tmp_path: Path, case: str) -> None:
     file = tmp_path / "filter.safetensors"
     file.write_bytes(DAMAGED_FILES[case])
-    with pytest.raises(ValueError, match="is no filter, or damaged"):
+    with pytest.raises(ValueError, match="is not a filter, or damaged"):
         Filter.load(file)
     file.write_bytes(stored_filter())
     Filter.load(file)

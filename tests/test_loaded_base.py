@@ -11,15 +11,9 @@ import pytest
 import torch
 from architectures import save
 from oracle import assert_close
-from pipelines import PIPELINES, build, encoded
+from pipelines import PIPELINES, build, encoded, save_and_load
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama with its language-modelling head, as most bases are."""
-    return save("llama", tmp_path_factory.mktemp("llama"), "bos", causal_lm=True)
 
 
 def generate(language_model: Any) -> Any:
@@ -61,9 +55,7 @@ def test_a_loaded_model_shares_its_weights(
     addresses = {parameter.data_ptr() for parameter in language_model.parameters()}
     for parameter in model.parameters():
         assert parameter.data_ptr() in addresses, "a weight was copied"
-    model.save_pretrained(str(tmp_path / "saved"))
-    saved_model = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
-    assert torch.equal(encoded(saved_model), encoded(model))
+    assert torch.equal(encoded(save_and_load(model, tmp_path / "saved")), encoded(model))
 
 
 @pytest.mark.parametrize(("architecture", "pipeline_name"), LOADED_CASES)
@@ -122,7 +114,7 @@ def build_loaded(folder: Path, **options: Any) -> SentenceTransformer:
         (put_embeddings_on_disk, "embeddings on disk"),
     ],
 )
-def test_loaded_models_that_are_refused(
+def test_loaded_models_that_cannot_be_used_are_refused(
     llama: Path,
     change: Callable[[PreTrainedModel], None],
     problem: str,
@@ -141,7 +133,7 @@ def test_loaded_models_that_are_refused(
         ({"dtype": "bfloat16"}, "dtype='bfloat16'"),
     ],
 )
-def test_options_that_a_loaded_model_does_not_take(
+def test_options_that_do_not_fit_a_loaded_model_are_refused(
     llama: Path, options: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):

@@ -17,10 +17,9 @@ import pytest
 import reference
 import torch
 from architectures import POSITIONS, TOKENIZERS, random_model
-from oracle import TEXTS, assert_close, double, tokenizer_of
-from pipelines import build, encoded
-from reference_nosink import Plan, hooked, plan
-from sentence_transformers import SentenceTransformer
+from oracle import TEXTS, assert_close, float64_model, tokenizer_of
+from pipelines import build, encoded, save_and_load
+from reference_nosink import Plan, hooked, plan_upper_layers
 from transformers import AutoConfig, AutoModel
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
@@ -130,8 +129,8 @@ def test_echo_and_reba_read_the_text_tower(base_folder: BaseFolder, name: str) -
     echo_vectors = encoded(build(path, "echo", pooling="mean"))
     reba_vectors = encoded(build(path))
     for text, echo_vector, reba_vector in zip(TEXTS, echo_vectors, reba_vectors, strict=True):
-        layout = reference.layout(tokenizer_of(path), text, (None, None))
-        decoder = double(path).get_decoder()
+        layout = reference.lay_out(tokenizer_of(path), text, (None, None))
+        decoder = float64_model(path).get_decoder()
         hidden_states, attention = reference.hidden_and_attention(decoder, layout.ids)
         assert_close(echo_vector, reference.echo(hidden_states, layout, "mean"))
         symmetrized = reference.symmetrized_max(attention)
@@ -148,18 +147,16 @@ def test_saved_models_give_the_same_vectors(
     base_folder: BaseFolder, name: str, tmp_path: Path
 ) -> None:
     model = build(base_folder(name))
-    model.save_pretrained(str(tmp_path))
-    loaded_model = SentenceTransformer(str(tmp_path), device="cpu")
-    assert torch.equal(encoded(loaded_model), encoded(model))
+    assert torch.equal(encoded(save_and_load(model, tmp_path)), encoded(model))
 
 
 @pytest.mark.parametrize(
     ("options", "layer_plan"),
     [
-        ({"setting": "mask0&bidir", "k0": 1}, plan(DEPTH, k=2, k0=1)),
-        ({"setting": "inter-bidir"}, plan(DEPTH, "inter", k=2)),
-        ({"setting": "extra-bidir"}, plan(DEPTH, "extra", k=2)),
-        ({"setting": "extend-bidir"}, plan(DEPTH, "extend", k=2)),
+        ({"setting": "mask0&bidir", "k0": 1}, plan_upper_layers(DEPTH, k=2, k0=1)),
+        ({"setting": "inter-bidir"}, plan_upper_layers(DEPTH, "inter", k=2)),
+        ({"setting": "extra-bidir"}, plan_upper_layers(DEPTH, "extra", k=2)),
+        ({"setting": "extend-bidir"}, plan_upper_layers(DEPTH, "extend", k=2)),
     ],
 )
 @pytest.mark.parametrize(
@@ -178,8 +175,10 @@ def test_settings_change_the_layers_of_the_text_tower(
     tolerance = 1e-4 if layer_plan.architecture == "extend" else 1e-5
     vectors = encoded(build(path, "nosink", k=2, **options))
     for text, vector in zip(TEXTS, vectors, strict=True):
-        layout = reference.layout(tokenizer_of(path), text, (None,))
-        hidden_states, _ = hooked(double(path).get_decoder(), layout.ids, layer_plan, windows)
+        layout = reference.lay_out(tokenizer_of(path), text, (None,))
+        hidden_states, _ = hooked(
+            float64_model(path).get_decoder(), layout.ids, layer_plan, windows
+        )
         assert_close(vector, reference.classical(hidden_states, layout, "mean"), tolerance)
 
 

@@ -22,7 +22,7 @@ from st_reba.near_names import suggest_bases, suggest_models
         ("no-folder/mini\0", ""),
     ],
 )
-def test_near_names_of_bases(mistyped_name: str, suggestion: str) -> None:
+def test_the_nearest_base_is_suggested(mistyped_name: str, suggestion: str) -> None:
     question = suggest_bases(mistyped_name)
     assert question.startswith(suggestion) and bool(question) == bool(suggestion)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,11 +28,14 @@ torch_can_tell = pytest.mark.skipif(
 
 
 @pytest.fixture
-def long_run_limit(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Sets LONG_RUN; no hint was given yet, and the processor would gain."""
+def set_long_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets from how many positions on a run is long.
+
+    No hint was given yet, and the processor would gain.
+    """
     monkeypatch.setattr(processor, "_has_hinted", False)
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
-    return monkeypatch
+    return partial(monkeypatch.setattr, processor, "LONG_RUN")
 
 
 @pytest.fixture
@@ -86,14 +91,14 @@ def test_torch_tells_what_the_system_tells() -> None:
 
 def test_a_long_encode_in_float32_gets_one_hint(
     float32_model: SentenceTransformer,
-    long_run_limit: pytest.MonkeyPatch,
+    set_long_run: Callable[[int], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     position_count = sum(measure_lengths(float32_model, TEXTS, is_batched=True).positions)
-    long_run_limit.setattr(processor, "LONG_RUN", position_count + 1)
+    set_long_run(position_count + 1)
     encode_texts(float32_model, TEXTS)
     assert logged_hints(caplog) == []
-    long_run_limit.setattr(processor, "LONG_RUN", position_count)
+    set_long_run(position_count)
     encode_texts(float32_model, TEXTS)
     encode_texts(float32_model, TEXTS)
     (only_hint,) = logged_hints(caplog)
@@ -102,10 +107,10 @@ def test_a_long_encode_in_float32_gets_one_hint(
 
 def test_a_model_in_bfloat16_gets_no_hint(
     base: Base,
-    long_run_limit: pytest.MonkeyPatch,
+    set_long_run: Callable[[int], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    long_run_limit.setattr(processor, "LONG_RUN", 1)
+    set_long_run(1)
     bfloat16_model = build(base("llama"), "prompteol", dtype="bfloat16")
     encode_texts(bfloat16_model, TEXTS)
     assert logged_hints(caplog) == []
@@ -113,20 +118,21 @@ def test_a_model_in_bfloat16_gets_no_hint(
 
 def test_a_processor_without_instructions_gets_no_hint(
     float32_model: SentenceTransformer,
-    long_run_limit: pytest.MonkeyPatch,
+    set_long_run: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    long_run_limit.setattr(processor, "LONG_RUN", 1)
-    long_run_limit.setattr(processor, "multiplies_bfloat16", lambda: False)
+    set_long_run(1)
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: False)
     encode_texts(float32_model, TEXTS)
     assert logged_hints(caplog) == []
 
 
 def test_a_model_without_a_transformer_gets_no_hint(
-    long_run_limit: pytest.MonkeyPatch,
+    set_long_run: Callable[[int], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    long_run_limit.setattr(processor, "LONG_RUN", 1)
+    set_long_run(1)
     encode_texts(tiny_model(), TEXTS)
     assert logged_hints(caplog) == []
 
@@ -134,7 +140,8 @@ def test_a_model_without_a_transformer_gets_no_hint(
 def test_a_corpus_gets_the_hint_before_its_first_part(
     float32_model: SentenceTransformer,
     tmp_path: Path,
-    long_run_limit: pytest.MonkeyPatch,
+    set_long_run: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """By its whole length, though no part is long; one that was begun keeps its number type."""
@@ -142,13 +149,13 @@ def test_a_corpus_gets_the_hint_before_its_first_part(
         measure_lengths(float32_model, TEXTS, "document", is_batched=True).positions
     )
     # Between the length of a part and that of the corpus.
-    long_run_limit.setattr(processor, "LONG_RUN", position_count * 2 // 3)
+    set_long_run(position_count * 2 // 3)
     corpus_folder = tmp_path / "corpus"
     corpus = encode_corpus(float32_model, TEXTS, corpus_folder, part_size=4)
     assert len(logged_hints(caplog)) == 1 and corpus.parts() == 3
 
     caplog.clear()
-    long_run_limit.setattr(processor, "_has_hinted", False)
+    monkeypatch.setattr(processor, "_has_hinted", False)
     corpus.reopen()
     corpus.remove_vectors(2)
     encode_corpus(float32_model, TEXTS, corpus_folder)

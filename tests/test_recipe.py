@@ -124,7 +124,7 @@ REFUSED_RECIPES = [*NO_RECIPES, *(f"base: mini\n{line}" for line in REFUSED_LINE
 
 
 @pytest.mark.parametrize("text", REFUSED_RECIPES, ids=lambda text: text[:40])
-def test_recipes_that_are_refused(text: str, tmp_path: Path) -> None:
+def test_wrong_recipes_are_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as raised:
         read_recipe(write_recipe(tmp_path, text))
     assert len(str(raised.value)) < 3000

@@ -72,7 +72,7 @@ ROUTER_TYPE = name_of_type(Router)
 
 @pytest.fixture(autouse=True)
 def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A file that planted code would write; none has when a test ends, unless the test removed it."""
+    """The file that planted code writes; at the end of a test it must not exist."""
     path = tmp_path / "ran"
     monkeypatch.setenv("PLANTED_MARKER", str(path))
     yield path

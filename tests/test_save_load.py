@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from marks import slow_but
+from pipelines import save_and_load
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.modules import Router
@@ -171,8 +172,7 @@ def test_what_was_changed_later_is_saved(tmp_path: Path) -> None:
     model.max_seq_length = 100
     with torch.no_grad():
         next(model.parameters()).add_(1e-6)
-    model.save_pretrained(str(tmp_path))
-    loaded_model = SentenceTransformer(str(tmp_path), device="cpu")
+    loaded_model = save_and_load(model, tmp_path)
     assert loaded_model.max_seq_length == 100
     assert np.array_equal(loaded_model.encode(TEXTS), model.encode(TEXTS))
 

@@ -11,7 +11,7 @@ import pytest
 import reference
 import torch
 from marks import Base, slow_but
-from oracle import WordInText, assert_close, oracle_of, word_in_text
+from oracle import Pieces, WordInText, assert_close, oracle_of_word, word_in_text
 from pipelines import build
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -34,8 +34,6 @@ ITEMS = [
     word_in_text("一二", "一二"),
 ]
 RIVER_BANK = ("The river bank", (4, 9))
-# The texts of a template around its slots, which are None.
-Pieces = tuple[str | None, ...]
 
 
 def expected_words(
@@ -49,7 +47,7 @@ def expected_words(
     """The oracle's vectors of words; ``authors`` is ReBA as its authors' code computes it."""
     word_vectors: list[torch.Tensor] = []
     for word_item in items:
-        layout, hidden_states, attention, tokens = oracle_of(
+        layout, hidden_states, attention, tokens = oracle_of_word(
             base_path, word_item, pieces, max_seq_length
         )
         if method == "reba":
@@ -379,7 +377,7 @@ def test_numbers_that_are_not_finite_stay_in_their_text() -> None:
         (" ,。\n", []),
     ],
 )
-def test_words_of_a_text(text: str, words: list[str]) -> None:
+def test_a_text_is_split_into_words(text: str, words: list[str]) -> None:
     """White space and punctuation part words, marks do not; Han and kana stand alone."""
     assert [text[start:end] for _, (start, end) in words_of(text)] == words
 

@@ -60,7 +60,7 @@ READINGS = {
     "Echo-2, mean, layer {half}": "echo:pooling=mean,layer={half}",
     "Echo-2, mean, layer {two_thirds}": "echo:pooling=mean,layer={two_thirds}",
 }
-# The reading of a model that is no base.
+# The reading of a model that is not a base.
 ITSELF = "itself"
 # Texts that are encoded before the cache is written.
 CACHED_TEXTS = 1000
@@ -140,14 +140,7 @@ class Base:
         """Vectors of methods that share a pass, from the cache if all are there."""
         files: dict[str, Path] = {}
         for method in methods:
-            key = hashlib.sha256(
-                repr(
-                    [
-                        method,
-                        *texts,
-                    ]
-                ).encode()
-            ).hexdigest()[:24]
+            key = hashlib.sha256(repr([method, *texts]).encode()).hexdigest()[:24]
             files[method] = self.cache / f"{key}.npy"
         if not all(file.exists() for file in files.values()):
             print(f"{self.name} {methods}: {len(texts)} texts", file=sys.stderr, flush=True)

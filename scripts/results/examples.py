@@ -54,6 +54,9 @@ from st_reba.sentences import QUERY_SAMPLE, sample_sentences
 
 VectorsByMethod = dict[Method, NDArray[np.float32]]
 Pair = tuple[float, str, str]
+# Columns, from 0 on, that hold the score of a pair; both sentences come right behind it.
+STSB_SCORE_COLUMN = 4
+SEMEVAL_SCORE_COLUMN = 0
 READINGS = ("states", "attention")
 CLOSING_QUOTES = {"en": '"', "zh": "”"}
 SENTENCES = {"en": (*EXAMPLES, *MORE_EXAMPLES), "zh": (*EXAMPLES_ZH, *MORE_EXAMPLES_ZH)}
@@ -101,6 +104,17 @@ def read_pairs(path: Path, score_column: int) -> list[Pair]:
     return scored_pairs
 
 
+def read_captions(folder: Path) -> list[str]:
+    """The captions of STS-B's test part, each once."""
+    captions: dict[str, None] = {}
+    path = folder / "sts" / "sts-test.csv"
+    for line in path.read_text(encoding="utf-8").splitlines():
+        columns = line.split("\t")
+        if columns[0] == "main-captions":
+            captions |= dict.fromkeys(columns[STSB_SCORE_COLUMN + 1 : STSB_SCORE_COLUMN + 3])
+    return list(captions)
+
+
 def read_chinese_pairs(path: Path) -> list[Pair]:
     """Scored pairs of a file of STS-B in Chinese: a name, two texts and a score, between double bars."""
     scored_pairs: list[Pair] = []
@@ -115,7 +129,7 @@ def read_years(folder: Path, years: Sequence[int]) -> list[Pair]:
     scored_pairs: list[Pair] = []
     for year in years:
         for path in sorted(folder.glob(f"sts/semeval/{year}.*.tsv")):
-            scored_pairs += read_pairs(path, 0)
+            scored_pairs += read_pairs(path, SEMEVAL_SCORE_COLUMN)
     return scored_pairs
 
 
@@ -134,9 +148,11 @@ def development_sets(folder: Path, language: str, size: int) -> list[list[Pair]]
     if language == "zh":
         reported = read_chinese_pairs(sts / "cnsd-sts-test.txt")
         return [draw_unseen(read_chinese_pairs(sts / "cnsd-sts-dev.txt"), reported, size)]
-    reported = read_pairs(sts / "sts-test.csv", 4) + read_years(folder, range(2013, 2017))
+    stsb_test = read_pairs(sts / "sts-test.csv", STSB_SCORE_COLUMN)
+    stsb_dev = read_pairs(sts / "sts-dev.csv", STSB_SCORE_COLUMN)
+    reported = stsb_test + read_years(folder, range(2013, 2017))
     return [
-        draw_unseen(read_pairs(sts / "sts-dev.csv", 4), reported, size),
+        draw_unseen(stsb_dev, reported, size),
         draw_unseen(read_years(folder, [2012]), reported, size),
     ]
 

@@ -17,11 +17,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples import Pair, development_sets, read_pairs, read_years
+from bases import CHOOSING_PAIRS
+
+from examples import (
+    STSB_SCORE_COLUMN,
+    Pair,
+    development_sets,
+    read_captions,
+    read_pairs,
+    read_years,
+)
 from st_reba.evaluation import read_task
 
 REPORTED_YEARS = range(2013, 2017)
-NOSINK_PAIRS = 300
 # The sentences of a pair, or one caption.
 Item = tuple[str, ...]
 
@@ -75,19 +83,19 @@ def count_shared(
 def english_choices(folder: Path) -> list[Choice]:
     """What the pages on English sentences and captions say that labels chose."""
     development_path = folder / "sts" / "sts-dev.csv"
-    development_pairs = read_pairs(development_path, 4)
+    development_pairs = read_pairs(development_path, STSB_SCORE_COLUMN)
     unseen_pairs: list[Pair] = []
     for pairs in development_sets(folder, "en", sys.maxsize):
         unseen_pairs += pairs
     wording_pairs = development_pairs + read_years(folder, [2014, 2016])
-    nosink_sentences = read_task(development_path, limit=NOSINK_PAIRS).texts
+    nosink_sentences = read_task(development_path, limit=CHOOSING_PAIRS).texts
     return [
         Choice(
             "the default: STS-B dev and STS 2012, filtered",
             sentences_of(unseen_pairs),
             is_separate=True,
         ),
-        Choice("NoSink's k: 300 pairs of STS-B dev", list(nosink_sentences)),
+        Choice(f"NoSink's k: {CHOOSING_PAIRS} pairs of STS-B dev", list(nosink_sentences)),
         Choice("prompteol-says: pairs of STS-B dev, STS14, STS16", sentences_of(wording_pairs)),
     ]
 
@@ -95,15 +103,10 @@ def english_choices(folder: Path) -> list[Choice]:
 def english_reports(folder: Path) -> dict[str, list[Item]]:
     """The sets that these pages report, whole."""
     test_path = folder / "sts" / "sts-test.csv"
-    reports = {"STS-B test": items_of(read_pairs(test_path, 4))}
+    reports = {"STS-B test": items_of(read_pairs(test_path, STSB_SCORE_COLUMN))}
     for year in REPORTED_YEARS:
         reports[f"STS{year % 100}"] = items_of(read_years(folder, [year]))
-    captions: dict[str, None] = {}
-    for line in test_path.read_text(encoding="utf-8").splitlines():
-        columns = line.split("\t")
-        if columns[0] == "main-captions":
-            captions.update(dict.fromkeys(columns[5:7]))
-    reports["captions"] = [(caption,) for caption in captions]
+    reports["captions"] = [(caption,) for caption in read_captions(folder)]
     return reports
 
 

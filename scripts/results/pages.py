@@ -56,12 +56,12 @@ def add_old_rows(
     return pd.concat([remaining_rows, score_frame])
 
 
-def fill_page(
+def replace_on_page(
     page: str,
     place_name: str,
     text: str,
 ) -> None:
-    """Replace the text between ``<!-- place_name -->`` and the next ``<!-- end -->`` of a page, and print it."""
+    """Replace the text between ``<!-- place_name -->`` and the next ``<!-- end -->`` of a page."""
     path = PAGES / page
     content_before, place, content_after = path.read_text(encoding="utf-8").partition(
         f"<!-- {place_name} -->\n"
@@ -72,4 +72,13 @@ def fill_page(
     path.write_text(
         f"{content_before}{place}\n{text}\n\n{end}{remaining_content}", encoding="utf-8"
     )
+
+
+def fill_page(
+    page: str,
+    place_name: str,
+    text: str,
+) -> None:
+    """Replace the text at a place of a page, and print it."""
+    replace_on_page(page, place_name, text)
     print(f"{page}, {place_name}\n{text}\n", flush=True)

@@ -28,6 +28,7 @@ from bases import (
 )
 from pages import add_old_rows, fill_page, format_table
 
+from examples import named_folder, read_captions
 from st_reba.encode import computed_positions
 from st_reba.evaluation import Task, compare, read_task
 from st_reba.evaluation.attention import attention_maps, sink_table
@@ -259,17 +260,6 @@ def chunk(base: Base, page_options: argparse.Namespace) -> None:
     )
 
 
-def read_captions(data_folder: Path) -> list[str]:
-    """The captions of STS-B's test part, each once."""
-    captions_so_far: dict[str, None] = {}
-    path = data_folder / "sts" / "sts-test.csv"
-    for line in path.read_text(encoding="utf-8").splitlines():
-        genre, *fields = line.split("\t")
-        if genre == "main-captions":
-            captions_so_far |= dict.fromkeys(fields[4:6])
-    return list(captions_so_far)
-
-
 def find_right_captions(texts: Sequence[str]) -> np.ndarray:
     """Which captions are right for each query, [queries, captions]."""
     is_right = np.zeros((len(QUERIES), len(texts)), bool)
@@ -403,16 +393,7 @@ def words(base: Base, page_options: argparse.Namespace) -> None:
         )
 
 
-FILL_FUNCTIONS: dict[
-    str,
-    Callable[
-        [
-            Base,
-            argparse.Namespace,
-        ],
-        None,
-    ],
-] = {
+FILL_FUNCTIONS: dict[str, Callable[[Base, argparse.Namespace], None]] = {
     "sentences-en": sentences_en,
     "sentences-zh": sentences_zh,
     "captions": captions,
@@ -428,7 +409,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("page", choices=FILL_FUNCTIONS)
     parser.add_argument("data", type=Path, help="folder of public sets")
-    parser.add_argument("bases", nargs="*", metavar="NAME=FOLDER", help="bases")
+    parser.add_argument("bases", nargs="*", type=named_folder, metavar="NAME=FOLDER", help="bases")
     parser.add_argument("--trained", help="folder of all-MiniLM-L6-v2")
     parser.add_argument("--skip", help="pattern of methods that are left out")
     parser.add_argument(
@@ -445,8 +426,7 @@ def main() -> None:
     )
     page_options = parser.parse_args()
     bases: list[Base] = []
-    for base_name in page_options.bases:
-        name, _, folder = base_name.partition("=")
+    for name, folder in page_options.bases:
         bases.append(Base(name, folder, page_options.cache, dtype="bfloat16"))
     if page_options.trained:
         bases.append(Base("all-MiniLM-L6-v2", page_options.trained, page_options.cache))

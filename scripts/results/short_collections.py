@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
 
-from examples import Pair, read_chinese_pairs, read_pairs
+from examples import STSB_SCORE_COLUMN, Pair, read_chinese_pairs, read_pairs
 
 QUERY_COUNT = 400
 DOCUMENT_COUNT = 4000
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("folder", metavar="FOLDER", type=Path)
     options = parser.parse_args()
     sts = options.data / "sts"
-    english_pairs = read_pairs(sts / "sts-test.csv", 4)
+    english_pairs = read_pairs(sts / "sts-test.csv", STSB_SCORE_COLUMN)
     chinese_pairs = read_chinese_pairs(sts / "cnsd-sts-test.txt")
     questions = read_judgements(sts / "afqmc-dev.jsonl", "sentence1", "sentence2")
     searches = read_judgements(options.data / "ranking" / "qbqtc-dev.json", "query", "title")

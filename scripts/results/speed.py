@@ -42,6 +42,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
+from pages import replace_on_page
 from speed_row import RowJob
 
 from st_reba.evaluation import read_task
@@ -49,7 +50,7 @@ from st_reba.processor import multiplies_bfloat16
 from st_reba.prompts import ENSEMBLES
 
 ROW_SCRIPT = Path(__file__).with_name("speed_row.py")
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "speed.md"
+PAGE = "speed.md"
 REFERENCE = "classical"
 Options = dict[str, object]
 
@@ -134,9 +135,9 @@ def parse_base(argument: str) -> Base:
     """``FOLDER`` or ``FOLDER=FILE.gguf``; a path that does not exist is refused."""
     folder, _, gguf_file = argument.partition("=")
     if not Path(folder).is_dir():
-        raise argparse.ArgumentTypeError(f"{folder!r} is no folder of a base")
+        raise argparse.ArgumentTypeError(f"{folder!r} is not a folder of a base")
     if gguf_file and not Path(gguf_file).is_file():
-        raise argparse.ArgumentTypeError(f"{gguf_file!r} is no GGUF file")
+        raise argparse.ArgumentTypeError(f"{gguf_file!r} is not a GGUF file")
     return Base(folder, gguf_file or None)
 
 
@@ -412,19 +413,6 @@ def measure_base(
     return tables
 
 
-def fill_page(name: str, text: str) -> None:
-    """Replace what the page holds between ``<!-- name -->`` and the next ``<!-- end -->``."""
-    page_text = PAGE.read_text(encoding="utf-8")
-    text_before, heading, text_behind = page_text.partition(f"<!-- {name} -->\n")
-    if not heading:
-        raise SystemExit(f"{PAGE}: there is no <!-- {name} -->.")
-    _, _, text_after = text_behind.partition("<!-- end -->")
-    PAGE.write_text(
-        f"{text_before}{heading}\n{text}\n\n<!-- end -->{text_after}",
-        encoding="utf-8",
-    )
-
-
 def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -477,7 +465,7 @@ def main() -> None:
         outputs |= measure_base(options, base, texts_by_kind)
     if options.write:
         for name, text in outputs.items():
-            fill_page(name, text)
+            replace_on_page(PAGE, name, text)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from process_memory import peak_bytes
+
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
@@ -204,21 +208,6 @@ RUNNERS: dict[str, Callable[..., Runner]] = {
 }
 
 
-def peak_memory() -> float:
-    """The most memory of this process so far, in GiB.
-
-    The kernel's own record: ``ru_maxrss`` would begin with the memory of the process that started
-    this one.
-    """
-    process_status = Path("/proc/self/status").read_text(encoding="utf-8")
-    for status_line in process_status.splitlines():
-        field_name, _, field_value = status_line.partition(":")
-        if field_name == "VmHWM":
-            kibibytes = int(field_value.split()[0])
-            return kibibytes / 2**20
-    raise OSError("/proc/self/status has no VmHWM")
-
-
 def answer_command(
     command_name: str,
     runner: Runner,
@@ -236,14 +225,14 @@ def answer_command(
     return {
         "seconds": seconds,
         "position_count": runner.position_count,
-        "peak_memory": peak_memory(),
+        "peak_memory": peak_bytes() / 2**30,
     }
 
 
 def serve(input_lines: Iterable[str]) -> None:
     """Set up a runner, then answer commands until there are no more."""
     answer_stream = sys.stdout
-    # What libraries print is no answer.
+    # What libraries print is not an answer.
     sys.stdout = sys.stderr
     line_iterator = iter(input_lines)
     job = RowJob(**json.loads(next(line_iterator)))

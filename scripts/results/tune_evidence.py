@@ -9,8 +9,8 @@ nearest centroid is of their class (topics), or mean average precision (search),
 split than the texts that views are made of.
 
 The best of hundreds is partly luck. "By labels" is the best on one half of the rows, compared on
-the other half (mean over 50 splits). "Truth / best": of the luckiest on rows drawn again, what the
-truly best candidate would have.
+the other half (mean over 50 splits). "Truth / best": on rows drawn again, the score of the truly
+best candidate divided by that of the one that looks best.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ def read_later_years(data_folder: Path) -> EvidenceSet:
 def read_2012(data_folder: Path) -> EvidenceSet:
     """STS 2012."""
     files = sorted(data_folder.glob("sts/semeval/2012.*"))
+    # Drawn twice, as the published rows were.
     rows = draw_rows(draw_rows(read_pairs(*files), 4000), 4000)
     return EvidenceSet("STS", rows[:LABELLED_ROWS], texts_of_pairs(rows[1000:]))
 

@@ -233,6 +233,6 @@ def times_of_parts(corpus: Corpus, part_indices: list[int]) -> list[int]:
 def test_a_part_that_kills_every_worker_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(
         RuntimeError,
-        match=f"part {MARKED_PART}: {ATTEMPTS} workers died over it",
+        match=f"part {MARKED_PART}: {ATTEMPTS} workers died on it",
     ):
         encode(tmp_path, workers=1, action=die_as_others_did)

@@ -108,7 +108,7 @@ def test_a_layer_that_runs_twice_is_shown_twice() -> None:
     assert len(look(model, "天气", 2).maps.layers) == 8
 
 
-def test_models_that_cannot_be_looked_at() -> None:
+def test_ensembles_and_other_models_cannot_be_looked_at() -> None:
     assert not compute.can_look(st_reba.build("mini", "prompteol", template="metaeol"))
     mini_folder = Path(st_reba.__file__).parent / "mini"
     modules = [Transformer(str(mini_folder)), Pooling(192, "mean")]
