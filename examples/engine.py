@@ -1,4 +1,4 @@
-"""Are the vectors of an engine, vLLM or llama.cpp, those of st_reba? See docs/how-to/vllm-llamacpp.md.
+"""Does an engine, vLLM or llama.cpp, give the vectors of st_reba? See docs/how-to/vllm-llamacpp.md.
 
     python examples/engine.py BASE http://127.0.0.1:8000
     python examples/engine.py BASE http://127.0.0.1:8000 echo:pooling=mean
@@ -6,7 +6,7 @@
 The first compares three methods that read the last position; for the second, the server must give
 every token's vector. BASE is the folder, Hub id or GGUF file that the engine serves. st_reba
 computes in float32; 40 texts in English and Chinese are sent as its token ids, and the cosines of
-both vectors are printed.
+the two vectors are printed.
 """
 
 import argparse

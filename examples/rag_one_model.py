@@ -41,12 +41,12 @@ def main() -> None:
     parser.add_argument("question", nargs="?", default="When was the bridge built?")
     parser.add_argument("--folder", type=Path, help="texts to search (default: six sentences)")
     parser.add_argument("--llm", required=True, help="folder or Hub id of a chat model")
-    parser.add_argument("-k", type=int, default=2, help="passages that the answer is taken from")
+    parser.add_argument("-k", type=int, default=2, help="how many passages to answer from")
     options = parser.parse_args()
 
     tokenizer = AutoTokenizer.from_pretrained(options.llm)
     chat_model = AutoModelForCausalLM.from_pretrained(options.llm, dtype=torch.float32)
-    # The embedder shares the weights: no second model is in memory, and writing works as before.
+    # The embedder shares the weights: no second model in memory, and writing works as before.
     embedder = st_reba.build(chat_model, tokenizer=tokenizer)
 
     texts = TEXTS if options.folder is None else read_paragraphs(options.folder)

@@ -3,7 +3,7 @@
     pip install '.[serve]' 'ray[serve]'     # in the checkout
     python examples/ray_serve.py my_model --replicas 1 4
 
-Ray starts more replicas while requests wait, stops some while none do, and replaces one that dies.
+Ray starts more replicas while requests wait, stops some when none do, and replaces any that dies.
 Clients are those of st-reba serve, at http://127.0.0.1:8000/v1. For several machines, join them
 with `ray start` first; each must have the model's folder, or give a Hub id.
 """
@@ -29,7 +29,7 @@ def make_application(
     thread_count: int,
     api_keys: list[str],
 ) -> Callable[[], Any]:
-    """The application, made in each replica, whose model no other shares."""
+    """A function that makes the application in each replica, with a model of its own."""
 
     def make() -> Any:
         import torch
@@ -50,7 +50,7 @@ def parse_options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", help="a saved model's folder or Hub id")
-    parser.add_argument("--index", help="an index of it")
+    parser.add_argument("--index", help="an index of this model")
     parser.add_argument("--replicas", type=int, nargs=2, default=(1, 4), metavar=("LEAST", "MOST"))
     parser.add_argument("--threads", type=int, default=1, help="of torch, in each replica")
     parser.add_argument("--port", type=int, default=8000)

@@ -60,7 +60,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "pooled": "end",
     },
     "echo": {"method": "echo", "template": TEMPLATES[2], "pooled": "end"},
-    # Pools by what attention gives to the last word, so no end token is needed.
+    # Pools by the attention that the last word receives, so no end token is needed.
     "reba": {"method": "reba", "template": TEMPLATES[2]},
 }
 # The names that files give to the same columns.
@@ -117,7 +117,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--symmetric",
         action="store_true",
-        help="positives are laid out as queries; so it is where pairs have scores",
+        help="format positives as queries (always so if pairs have scores)",
     )
     add(
         "--instruction",
@@ -137,7 +137,7 @@ def add_method_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--compute-matched",
         action="store_true",
-        help="half the steps, half the tokens of a text: what Echo doubles",
+        help="half the steps, and half the tokens of a text, since Echo doubles them",
     )
     add(
         "--max-seq-length",
@@ -159,7 +159,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         "--steps": (720, "steps of the optimizer"),
         "--warmup": (0.1, "share of the steps in which the rate rises"),
         "--seed": (0, "seed of all random draws"),
-        "--save-steps": (100, "steps to a checkpoint and a look at --dev"),
+        "--save-steps": (100, "steps between checkpoints, with a look at --dev"),
     }
     for option_name, (default_value, description) in numbers.items():
         add(
@@ -171,7 +171,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     flags = {
         "--bf16": "compute in bfloat16, by autocast",
         "--gradient-checkpointing": "less memory, more time",
-        "--resume": "go on from the last checkpoint; all else as in the first call",
+        "--resume": "resume from the last checkpoint; give all other options as in the first call",
         "--merge": "save whole weights, which need neither peft nor BASE; else the adapter",
         "--overwrite": "replace a model that is in OUT",
     }
@@ -206,7 +206,7 @@ def take_part(rows: list[Row], part_text: str) -> list[Row]:
     first_row, step = map(int, match.groups()) if match else (0, 0)
     if first_row >= step:
         message = "I/N takes every N-th row from row I on, 0 <= I < N."
-        raise SystemExit(f"{part_text!r} is no part: {message}")
+        raise SystemExit(f"{part_text!r} is not a part: {message}")
     return rows[first_row::step]
 
 
@@ -233,7 +233,7 @@ def read_data(source: str, part_text: str) -> Dataset:
 
 
 def select_positives(data: Dataset, min_score: float | None) -> Dataset:
-    """The pairs to train on: of pairs with scores those with the highest."""
+    """The pairs to train on; of pairs with scores, those with the highest."""
     if "score" not in data.column_names:
         return data
     if min_score is None:

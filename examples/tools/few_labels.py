@@ -25,7 +25,7 @@ for line in SENTENCES_FILE.read_text(encoding="utf-8").splitlines():
     sentence = json.loads(line)
     if sentence["topic"] in TOPICS:
         rows.append({"text": sentence["text"], "label": sentence["topic"]})
-# Four of every ten sentences, which are of one topic, are learned from.
+# Every ten sentences share a topic; the first four of them are for training.
 training_rows = [row for row_index, row in enumerate(rows) if row_index % 10 < 4]
 test_rows = [row for row_index, row in enumerate(rows) if row_index % 10 >= 4]
 training_set = Dataset.from_list(training_rows)

@@ -20,7 +20,7 @@ for line in SENTENCES_FILE.read_text(encoding="utf-8").splitlines():
 topic_model = BERTopic(
     embedding_model=SentenceTransformer(sys.argv[1], trust_remote_code=True),
     vectorizer_model=CountVectorizer(stop_words="english"),
-    # For thousands of texts leave these two out: UMAP and HDBSCAN are BERTopic's own choice.
+    # For thousands of texts, leave these two out: BERTopic then uses UMAP and HDBSCAN.
     umap_model=PCA(10),
     hdbscan_model=KMeans(8, random_state=0),
 )
