@@ -46,7 +46,7 @@ REFUSALS = {
     "is an encoder-decoder": "is an encoder-decoder",
     "attends to more keys than tokens": "attends to more keys than tokens|mask of shape .* cannot be changed",
     "selects keys in a way of its own": "passes an unknown|chooses? (its|their) keys by an indexer",
-    "is not a single stack of layers": "no single stack of layers",
+    "is not a single stack of layers": "not a single stack of layers",
     "sees padding": "when a text is padded",
     "cannot run with a mask of another shape": "cannot run it: ",
     "mixes tokens beside its attention": r"token \d+ sees token",

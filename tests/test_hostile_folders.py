@@ -364,12 +364,12 @@ def test_a_long_list_is_refused_where_no_words_are_listed(folder: Path) -> None:
     assert_refused(folder, "p=")
 
 
-def test_a_shard_that_is_no_safetensors_file_is_refused(folder: Path) -> None:
+def test_a_shard_that_is_not_a_safetensors_file_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "weights.bin")
     (folder / "other.safetensors").touch()
     index = folder / "model.safetensors.index.json"
     write_json(index, metadata={}, weight_map={"layer": "weights.bin"})
-    assert_refused(folder, "no safetensors file beside it")
+    assert_refused(folder, "is not a safetensors file beside it")
 
 
 def adapter_weights(rank: int) -> dict[str, torch.Tensor]:

@@ -259,7 +259,7 @@ def test_golden_vectors_without_digests_say_that_they_have_none(
     [
         ({"path": "/tmp", "type": "a.B"}, "leads out of"),
         ({"path": "../..", "type": "a.B"}, "leads out of"),
-        ({"path": 5, "type": "a.B"}, "no name of a folder"),
+        ({"path": 5, "type": "a.B"}, "is not a name of a folder"),
         ({"path": ""}, "a value is missing"),
         (5, "a value is missing"),
     ],
