@@ -245,11 +245,17 @@ def _input_options(model: SentenceTransformer, options: Options) -> dict[str, An
     return {name: value for name, value in options.items() if name in names}
 
 
-def saved_prompt(model: SentenceTransformer, task: Role | None = None) -> str | None:
+def saved_prompt(model: SentenceTransformer, task: str | None = None) -> str | None:
     """The prompt that a model puts in front of a task's texts; None: it has none."""
+    name = prompt_name_of(model, task)
+    return None if name is None else model.prompts[name]
+
+
+def prompt_name_of(model: SentenceTransformer, task: str | None) -> str | None:
+    """The name of the prompt that a model puts in front of a task's texts; None: it has none."""
     for name in (*PROMPT_NAMES.get(task or "", ()), model.default_prompt_name):
         if name in model.prompts:
-            return model.prompts[name]
+            return name
     return None
 
 

@@ -20,7 +20,7 @@ FILES_OF_LAYER = {
     "methods": "poolings encode processor words gguf_files packaged",
     "recipe": "request bases near_names",
     "safety": "adapters backbones",
-    "assembly": "comparison probe linear_filter token_means filters named_base loaded_base",
+    "assembly": "comparison probe linear_filter token_means filters named_base loaded_base graph_rules",
     "build": "__init__",
     "cli": "__main__",
 }

@@ -13,7 +13,7 @@ import yaml
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 
-from ..encode import PROMPT_NAMES
+from ..encode import prompt_name_of, saved_prompt
 from ..methods import METHODS, OPTIONS, Method, MutableOptions, method_of, open_fields
 from ..modules import (
     ChunkedReBAPooling,
@@ -150,18 +150,6 @@ def saved_prompts(model: SentenceTransformer) -> dict[str, str]:
     return {name: prompt for name, prompt in model.prompts.items() if prompt}
 
 
-def prompt_of_task(model: SentenceTransformer, task: str) -> str:
-    """The saved prompt that a task's texts get: of a query, a document, or a text given to `encode`."""
-    return model.prompts.get(_prompt_name(model, task) or "") or ""
-
-
-def _prompt_name(model: SentenceTransformer, task: str) -> str | None:
-    for name in (*PROMPT_NAMES.get(task, ()), model.default_prompt_name):
-        if name in model.prompts:
-            return name
-    return None
-
-
 def fields_of_texts(model: SentenceTransformer, task: str) -> list[str]:
     """The fields of a task's templates that get their values with each text.
 
@@ -169,13 +157,13 @@ def fields_of_texts(model: SentenceTransformer, task: str) -> list[str]:
     templates of its own, ``"similarity"`` means those that it uses.
     """
     template_task = task if task in cast(RepeatTransformer, model[0]).templates[0] else None
-    return open_fields(model, template_task, prompt_of_task(model, task))
+    return open_fields(model, template_task, saved_prompt(model, task))
 
 
 def filled_fields(model: SentenceTransformer, task: str) -> dict[str, str]:
     """Values of the fields of a task's templates: the saved prompt, and any value for what comes with a text."""
     values = dict.fromkeys(fields_of_texts(model, task), _ANY_VALUE)
-    prompt = prompt_of_task(model, task)
+    prompt = saved_prompt(model, task)
     if prompt and "instruction" in cast(RepeatTransformer, model[0]).fields(task):
         values["instruction"] = prompt
     return values
@@ -263,7 +251,7 @@ def _encoder_with_prompt_in_front(transformer: RepeatTransformer) -> str | None:
 def _tasks_of_prompt(model: SentenceTransformer, prompt_name: str) -> list[str]:
     """The tasks whose texts get a saved prompt, as those that `encode` takes with it."""
     transformer = cast(RepeatTransformer, model[0])
-    tasks = [task for task in TASKS if _prompt_name(model, task) == prompt_name]
+    tasks = [task for task in TASKS if prompt_name_of(model, task) == prompt_name]
     if prompt_name == model.default_prompt_name or not tasks:
         # As `RepeatTransformer.row_layouts` chooses the template for `encode`.
         only_queries_have_it = "instruction" in transformer.fields("query") - transformer.fields()

@@ -12,13 +12,14 @@ from sentence_transformers import SentenceTransformer
 
 from ..comparison import GOLDEN_TEXTS, relative_distance
 from ..encode import encode_texts
+from ..graph_rules import GraphTask
 from ..hub.golden import environment, make_entries, write_file
 from ..hub.graph_runner import GRAPH, Runner, versions
 from ..hub.save import new_folder
 from ..optional import required
 from .card import write_graph_card
 from .folder import write_folder
-from .graph import EmbeddingGraph, GraphTask
+from .graph import EmbeddingGraph
 from .int8 import quantize_graph
 from .tracing import export_graph
 

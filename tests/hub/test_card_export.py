@@ -15,9 +15,10 @@ from sentence_transformers.base.modules import Dense
 
 import st_reba
 from st_reba import QueryShift, TokenPart
+from st_reba.graph_rules import GraphTask
 from st_reba.hub import save
 from st_reba.hub.card_export import describe_export
-from st_reba.onnx.graph import EmbeddingGraph, GraphTask
+from st_reba.onnx.graph import EmbeddingGraph
 
 PROMPTS = {"query": "Find it", "document": "Doc: "}
 # Options of build besides the pipelines of every kind.
