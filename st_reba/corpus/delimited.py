@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, TextIO
 
 from . import text_files
@@ -17,6 +17,7 @@ DEFAULT_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SEPARATORS = (",", ";", "\t", "|")
 # An optional first line, "sep=;", that tells Excel the separator.
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*')
+_MOST_DIGITS = 18  # of a number that counts rows; Python converts none of more than 4,300
 _SAMPLE_LINES = 50
 # Lines of a record times the separators in each. From this number on, they rarely match the first
 # line by chance.
@@ -217,14 +218,20 @@ def _has_spaced_cells(rows: Iterable[Sequence[str]]) -> bool:
     return any(cell.startswith(" ") for _, *later_cells in rows for cell in later_cells)
 
 
+def _count_up(numbers: Sequence[str]) -> bool:
+    """True if each number is the one before it plus one."""
+    if max(map(len, numbers)) > _MOST_DIGITS:
+        return False
+    return all(int(number) + 1 == int(next_number) for number, next_number in pairwise(numbers))
+
+
 def _are_alike(cells: Sequence[str]) -> bool:
     """True if cells look like keys of one kind, such as d5 and d6, or are equal, such as en and en.
 
     Numbers are alike if they count up by one.
     """
-    if all(cell.isdecimal() for cell in cells):
-        numbers = list(map(int, cells))
-        return len(set(cells)) == 1 or numbers == list(range(numbers[0], numbers[0] + len(cells)))
+    if all(map(str.isdecimal, cells)):
+        return len(set(cells)) == 1 or _count_up(cells)
     cell_kinds = set()
     for cell in cells:
         if not cell or re.search(r'[\s"]', cell):

@@ -117,8 +117,11 @@ class Store:
         return self.path.with_name(f"{FILE}-wal").exists()
 
     def _file_version(self) -> tuple[int, ...]:
-        """What differs after a change by somebody else."""
-        status = self.path.stat()
+        """What differs after a change by somebody else; empty: there is no file."""
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return ()
         return status.st_ino, status.st_size, status.st_mtime_ns, self._has_log()
 
     def _connect(self, open_mode: str) -> Connection:

@@ -89,6 +89,7 @@ def test_texts_of_several_lines_stay_whole(tmp_path: Path) -> None:
         "Steps:\n8, 9 and 10 are optional",
         "Hello\nd2, come here",
         "Price\n12,50 euros",
+        f"Digits of pi\n{'3' * 5000},and so on",
         "\n".join(f"flour{number}, 50 g" for number in range(12)),
     ],
 )

@@ -208,6 +208,14 @@ def test_a_folder_without_an_index_is_refused(
         Index.open(tmp_path / name)
 
 
+def test_a_folder_without_an_index_is_refused_to_a_reader_who_cannot_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(FileNotFoundError, match="no index is there"):
+        Index.open(tmp_path)
+
+
 def test_a_database_of_others_is_refused(tmp_path: Path) -> None:
     run_sql(tmp_path, "CREATE TABLE a (b)")
     with pytest.raises(ValueError, match="no such table"):
