@@ -23,6 +23,7 @@ from ..comparison import (
     text_distances,
 )
 from ..encode import describe_pipeline_fault, unreported_cuts
+from ..methods import open_fields
 from ..modules.layout import TASKS, empty_text_token
 from ..modules.version import __version__
 from .digests import compare_digests, digests_of, writers_of
@@ -126,7 +127,7 @@ def environment(model: SentenceTransformer) -> dict[str, str]:
 
 def write_golden(model: SentenceTransformer, folder: Path) -> None:
     """Write ``golden.json`` into a model's folder: texts, their vectors, and what made them."""
-    fields = open_fields(model[0])
+    fields = _values_of_open_fields(model)
     texts = list(GOLDEN_TEXTS)
     try:
         empty_text_token(model.tokenizer)
@@ -175,7 +176,7 @@ def with_digests(report: Report, stored: Mapping[str, Any], folder: Path) -> Rep
 
 def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
     """Compare a loaded model with golden vectors that :func:`read_golden` read."""
-    if set(stored["fields"]) != {*open_fields(model[0])}:
+    if set(stored["fields"]) != {*_values_of_open_fields(model)}:
         raise ValueError(
             f"The golden vectors are of a template with the fields {[*stored['fields']]!s:.80}."
         )
@@ -222,16 +223,9 @@ def compare_vectors(
     return Report(distance, tolerance, distance_of_text, changes)
 
 
-def open_fields(
-    first: Any, task: str | None = None, field_value: str = _FIELD_VALUE
-) -> dict[str, str]:
-    """Fields of a task's templates that have no value of their own, each with the value given here."""
-    if not hasattr(first, "fields"):
-        return {}
-    field_names = set(first.fields(task))
-    if first.instruction:
-        field_names.discard("instruction")
-    return dict.fromkeys(sorted(field_names), field_value)
+def _values_of_open_fields(model: SentenceTransformer, task: str | None = None) -> dict[str, str]:
+    """A value for each field of a task's templates that has none; saved prompts are left out."""
+    return dict.fromkeys(open_fields(model, task, prompt=None), _FIELD_VALUE)
 
 
 def _encode_each(
@@ -245,7 +239,7 @@ def _encode_each(
     Each text is encoded alone, so that no vector depends on a batch.
     """
     if fields is None:
-        fields = open_fields(model[0], task)
+        fields = _values_of_open_fields(model, task)
     options = {"prompt": "", **fields}
     encode: Callable[..., Any] = model.encode
     if task is not None:
