@@ -160,6 +160,11 @@ def test_a_kind_of_task_is_declared_again_by_its_own_class_alone(toy_files: None
     other_class = type("OtherMargins", (type(first_kind),), {})
     with pytest.raises(ValueError, match="kind='Margins' is there already"):
         declare_kind(other_class())
+    with pytest.raises(ValueError, match="the role 'margin' has the columns margin, least already"):
+        declare_kind(
+            type("Other", (other_class,), {"name": "Other", "column_names": {"margin": ("gap",)}})()
+        )
+    assert "Other" not in KINDS
 
 
 def test_a_table_is_of_the_kind_that_comes_first(toy_files: None) -> None:

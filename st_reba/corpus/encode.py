@@ -16,11 +16,11 @@ from ..files import LOCK_FILE, make_folder, parse_path, remove_leftovers, sole_w
 from ..probe import Probe, encoding_rate, resolve_model, take_probe
 from ..processor import hint_at_bfloat16
 from ..progress import progress_bar
+from .encode_part import encode_part
 from .folder import HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
 from .options import Dtype, EncodeOptions
-from .parts import encode_part
 from .passages import make_cutter
-from .records import Document, to_json
+from .records import Document, json_line
 from .source import Input, Source, open_source
 
 if TYPE_CHECKING:
@@ -366,7 +366,7 @@ def _finish(corpus: Corpus) -> None:
     rejected_count = 0
     with whole_file(corpus.path / REJECTS_FILE) as stream:
         for reject in corpus.rejects():
-            stream.write(f"{to_json(asdict(reject))}\n".encode())
+            stream.write(f"{json_line(asdict(reject))}\n".encode())
             rejected_count += 1
     files[REJECTS_FILE] = sha256(corpus.path / REJECTS_FILE)
     part_infos = corpus.part_infos()

@@ -36,14 +36,14 @@ from .records import (
     Document,
     DocumentColumns,
     Reject,
-    to_json,
+    json_line,
 )
 
 HEADER_FILE = "corpus.json"
 REJECTS_FILE = "rejects.jsonl"
 
-# Columns of a part's file.
-_COLUMN_TYPES = {
+# Columns of a part's file, and their types.
+_PART_COLUMNS = {
     "record": pyarrow.int64(),
     **dict.fromkeys(DOCUMENT_COLUMNS, pyarrow.string()),
     "content_hash": pyarrow.int64(),
@@ -68,12 +68,12 @@ class Row(DocumentColumns):
         content_hash = None
         if document.id is None:
             content_hash = document.content_hash
-        return cls(record=record, content_hash=content_hash, **document.columns())
+        return cls(record=record, content_hash=content_hash, **document.stored_fields())
 
     @property
     def character_count(self) -> int:
         """Number of characters that the user gave for it, which limits the size of a part."""
-        return sum(len(value or "") for value in self.columns().values())
+        return sum(len(value or "") for value in self.document_fields().values())
 
     @property
     def vector_count(self) -> int:
@@ -142,8 +142,8 @@ class Part:
     def info(self) -> PartInfo:
         """What is known of the part, once its records are complete."""
         rejects = [astuple(reject) for reject in self.rejects]
-        cells_by_row = [row.cells(_COLUMN_TYPES) for row in self.rows]
-        content = to_json([self.start, self.end, cells_by_row, rejects])
+        cells_by_row = [row.cells(_PART_COLUMNS) for row in self.rows]
+        content = json_line([self.start, self.end, cells_by_row, rejects])
         return PartInfo(
             start=self.start,
             end=self.end,
@@ -275,7 +275,7 @@ class Corpus:
         path = self.documents_path(part_number)
         try:
             with parquet.ParquetFile(path, pre_buffer=False) as file:
-                table = file.read(list(_COLUMN_TYPES), use_threads=False)
+                table = file.read(list(_PART_COLUMNS), use_threads=False)
             rows = [Row(**cells) for cells in table.to_pylist()]
             corpus_part = Part(part_info.start, part_info.end, rows, part_info.rejects)
             if corpus_part.info != part_info:
@@ -287,7 +287,7 @@ class Corpus:
     def write_part(self, part_number: int, corpus_part: Part) -> None:
         """Write the documents of a part; this replaces the old ones and removes their vectors."""
         info = corpus_part.info
-        schema = pyarrow.schema(_COLUMN_TYPES, {"st_reba": json.dumps(asdict(info))})
+        schema = pyarrow.schema(_PART_COLUMNS, {"st_reba": json.dumps(asdict(info))})
         rows = [vars(row) for row in corpus_part.rows]
         self.remove_vectors(part_number)
         sync(self.path / "vectors")  # a power cut must not leave them beside new documents
@@ -362,7 +362,7 @@ class Corpus:
             "truncated": list(truncated),
         }
         with whole_file(self.summary_path(part_number)) as stream:
-            stream.write(f"{to_json(summary)}\n".encode())
+            stream.write(f"{json_line(summary)}\n".encode())
 
     def remove_vectors(self, part_number: int) -> None:
         """Remove the vectors of a part, so that it counts as not encoded."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ..files import remove_leftovers
 from ..optional import required
 from ..probe import Probe
+from .encode_part import encode_part
 from .folder import Corpus
-from .parts import encode_part
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -30,7 +30,7 @@ _REJECTS_IN_MESSAGE = 3
 _FINE_TIME_UNITS = ("ns", "ps", "fs", "as")
 _MISSING_TYPES = ("NoneType", "NAType", "NaTType")
 
-to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+json_line = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 """JSON on one line, letters of every script as they are."""
 _to_sorted_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True).encode
 
@@ -61,9 +61,9 @@ class Document:
         """Its fields as JSON values."""
         return {"id": self.id, "text": self.text, "metadata": self.metadata}
 
-    def columns(self) -> dict[str, Any]:
+    def stored_fields(self) -> dict[str, Any]:
         """Its fields as those of `DocumentColumns`."""
-        return {**self.to_json(), "metadata": to_json(self.metadata)}
+        return {**self.to_json(), "metadata": json_line(self.metadata)}
 
     @property
     def content(self) -> str:
@@ -100,7 +100,7 @@ class DocumentColumns:
     def document(self) -> Document:
         return Document(self.text, self.id, json.loads(self.metadata))
 
-    def columns(self) -> dict[str, Any]:
+    def document_fields(self) -> dict[str, Any]:
         """The fields of every document, without those that a subclass adds."""
         return dict(zip(DOCUMENT_COLUMNS, self.cells(DOCUMENT_COLUMNS), strict=True))
 
@@ -144,7 +144,7 @@ def validate(document: Document, place: str) -> Document | Reject:
         >>> validate(Document(" "), "line 1").reason
         'no text: it is empty or blank; leave the record out or give it a text'
     """
-    has_valid_id = _is_valid_id(document.id)
+    has_valid_id = _is_valid_string(document.id)
     reason = _text_fault(document.text)
     if reason is None and document.id is not None and not has_valid_id:
         shown_id = preview(document.id)
@@ -164,10 +164,10 @@ def validate(document: Document, place: str) -> Document | Reject:
     return Reject(place, reason, rejected_id, preview(document.text))
 
 
-def _is_valid_id(document_id: object) -> bool:
-    if not isinstance(document_id, str) or not document_id:
+def _is_valid_string(value: object) -> bool:
+    if not isinstance(value, str) or not value:
         return False
-    return _NOT_IN_IDS.search(document_id) is None
+    return _NOT_IN_IDS.search(value) is None
 
 
 def _text_fault(text: object) -> str | None:

@@ -21,7 +21,7 @@ COSINE_DIGITS = 6
 
 
 def pair_cosines(
-    vectors: Vectors,
+    vectors: NDArray[np.floating],
     first_rows: ArrayLike,
     second_rows: ArrayLike,
 ) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,29 @@ from ..filters import Filter
 from ..methods import Method, Options
 from .shared_pass import Readout, TokenRange, run_pass, transformer_of
 from .vectors import Vectors, normalize_rows
+
+_METHOD_OPTIONS = frozenset(option.name for option in fields(Method))
+# Options that change nothing before the layers run. Those of masks are among them, as masks are compared by themselves;
+# the number m of hidden tokens is not.
+_READING_OPTIONS = frozenset(
+    {
+        "name",
+        "pooling",
+        "pooled",
+        "include_special",
+        "normalize_weights",
+        "normalize",
+        "filter",
+        "implementation",
+        "setting",
+        "k",
+        "k0",
+        "layer",
+        "read",
+        "join",
+        "final_norm",
+    }
+)
 
 
 def load_base(base: Any, **loading_options: Any) -> SentenceTransformer:
@@ -269,16 +292,17 @@ def _can_share_pass(
     return pass_masks[: readout.layer] == _masks_of(method, readout.layer)
 
 
-def _input_key(method: Method) -> tuple[object, ...]:
-    """Methods with equal keys see the same tokens."""
-    copies: int | None = 1
-    if method.full_template is not None:
-        copies = None
-    elif method.name in ("reba", "echo"):
-        copies = method.repeats or 2
-    joining = None if method.templates is None else (method.template_weights, method.equal_norms)
-    limits = method.compute_matched, method.max_seq_length
-    return repr(method.full_template), copies, joining, method.instruction, limits, method.m
+def _input_key(method: Method) -> str:
+    """Methods with equal keys see the same tokens; a new option counts until it is listed as one of reading."""
+    key: dict[str, object] = {}
+    for option_name in _METHOD_OPTIONS - _READING_OPTIONS:
+        key[option_name] = getattr(method, option_name)
+    key["template"] = method.full_template
+    if method.full_template is None:
+        key["repeats"] = 1 if method.reads_once else method.repeats or 2
+    if method.templates is not None:
+        key["weights"] = method.template_weights
+    return repr(sorted(key.items()))
 
 
 def _masks_of(method: Method, layer_count: int) -> list[str] | None:

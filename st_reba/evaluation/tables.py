@@ -17,7 +17,7 @@ from ..corpus.tables import read_table
 
 Location: TypeAlias = "pd.DataFrame | str | os.PathLike[str]"
 CellReader = Callable[[Any], Any]
-# The reader for each column, by role. Texts come first, a label or score last.
+# The reader for each column, by role. Texts come first, then what an item has besides: a label or a score.
 ColumnReaders = Mapping[str, CellReader]
 
 # Usual names of the columns of a role; the first name that a table has counts. Kinds add theirs.
@@ -153,6 +153,10 @@ class LabelledTable:
             example = f"columns={{{first_role!r}: …}} (--column {first_role}=…)"
             raise ValueError(
                 f"{self.name}: the columns {names} are not {', '.join(readers)}: name them, {example}."
+            )
+        if self.labels is not None and list(readers.values())[-1] is read_text:
+            raise ValueError(
+                f"{self.name}: labels=… belongs to kinds with a label; this one has none."
             )
         value_of_label = {str(label): value for label, value in (self.labels or {}).items()}
         value_rows: list[tuple[Any, ...]] = []

@@ -96,7 +96,7 @@ class TaskKind(ABC):
     Args:
         name: Its name.
         column_readers: The reader of each column of its tables, by role: texts by ``read_text``,
-            and last a label.
+            and last a label, if its items have one.
         column_names: Usual names of each role's column. A role that is neither in this nor in
             ``tables.COLUMNS`` is itself the name of its column.
         detection_order: If a table has the columns of several kinds, the one with the lowest number
@@ -201,7 +201,8 @@ class TaskKind(ABC):
 
         Args:
             task: A task of this kind.
-            vectors: [N, d], of its texts or of its words.
+            vectors: [N, d], of its texts or of its words: as the model gives them, so of any
+                length, but all numbers are finite, and no vector is zero.
         """
 
     def score_items(self, task: Task, unit_vectors: Tensor) -> Tensor:
@@ -229,11 +230,17 @@ def declare_kind(kind: TaskKind) -> None:
     """Make a kind of task known; declaring it again, as a notebook cell does, replaces the old one.
 
     Raises:
-        ValueError: There is another kind with this name.
+        ValueError: There is another kind with this name, or other columns for one of its roles.
     """
     known_kind = KINDS.get(kind.name)
     if known_kind is not None and _place_of(known_kind) != _place_of(kind):
         raise ValueError(f"kind={kind.name!r} is there already. Choose another name.")
+    for role, names in kind.column_names.items():
+        if known_kind is None and COLUMNS.get(role, names) != names:
+            raise ValueError(
+                f"kind={kind.name!r}: the role {role!r} has the columns {', '.join(COLUMNS[role])} already. "
+                "Choose another name for the role."
+            )
     KINDS[kind.name] = kind
     COLUMNS.update(kind.column_names)
     for role in kind.column_readers:

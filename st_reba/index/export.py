@@ -147,7 +147,7 @@ def _bounded_groups(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
 def _read_rows(connection: Connection) -> Iterator[_Row]:
     """Key, columns of the document, and passage of every vector."""
     for document in read_documents(connection):
-        document_cells = document.columns().values()
+        document_cells = document.document_fields().values()
         passages: list[str] | list[None] = [None]
         if document.spans is not None:
             passages = document.passages

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..corpus.folder import Row
 from ..corpus.passages import cut_text
-from ..corpus.records import DOCUMENT_COLUMNS, DocumentColumns, to_json
+from ..corpus.records import DOCUMENT_COLUMNS, DocumentColumns, json_line
 
 
 class DamagedError(sqlite3.DatabaseError):
@@ -25,7 +25,7 @@ class DamagedError(sqlite3.DatabaseError):
 
 
 # Columns of the table `documents`, but for the checksum. Long texts come after what is looked up.
-_COLUMN_TYPES = {
+_TABLE_COLUMNS = {
     "key": "INTEGER PRIMARY KEY",
     "vector_count": "INTEGER NOT NULL",
     "spans": "TEXT",
@@ -50,9 +50,9 @@ class StoredDocument(DocumentColumns):
         """The stored form of a row of an encoded corpus."""
         spans = None
         if row.spans:
-            spans = to_json(row.spans)
+            spans = json_line(row.spans)
         return cls(
-            **{**row.columns(), "id": document_id},
+            **{**row.document_fields(), "id": document_id},
             key=key,
             vector_count=row.vector_count,
             spans=spans,
@@ -75,9 +75,9 @@ def _checksum(cells: list[Any]) -> int:
     return zlib.crc32(content.encode())
 
 
-_COLUMN_DECLARATIONS = ", ".join(f"{name} {sql_type}" for name, sql_type in _COLUMN_TYPES.items())
-_SELECT = f"SELECT {', '.join(_COLUMN_TYPES)}, checksum FROM documents"
-_INSERT = f"INSERT OR IGNORE INTO documents VALUES ({'?, ' * len(_COLUMN_TYPES)}?)"
+_COLUMN_DECLARATIONS = ", ".join(f"{name} {sql_type}" for name, sql_type in _TABLE_COLUMNS.items())
+_SELECT = f"SELECT {', '.join(_TABLE_COLUMNS)}, checksum FROM documents"
+_INSERT = f"INSERT OR IGNORE INTO documents VALUES ({'?, ' * len(_TABLE_COLUMNS)}?)"
 
 # Emptied when another index replaces the existing one.
 DATA_TABLES = {
@@ -116,7 +116,7 @@ def has_tables(connection: Connection) -> bool:
 
 def insert_document(connection: Connection, document: StoredDocument) -> bool:
     """Insert a document; False: its id is there already."""
-    cells = document.cells(_COLUMN_TYPES)
+    cells = document.cells(_TABLE_COLUMNS)
     cursor = connection.execute(_INSERT, (*cells, _checksum(cells)))
     return cursor.rowcount > 0
 
@@ -129,7 +129,7 @@ def read_documents(
     """Documents that meet a condition in SQL, in the order of addition; checksums are compared."""
     rows = connection.execute(f"{_SELECT} WHERE {where} ORDER BY key", parameters)
     for *cells, checksum in rows:
-        document = StoredDocument(**dict(zip(_COLUMN_TYPES, cells, strict=True)))
+        document = StoredDocument(**dict(zip(_TABLE_COLUMNS, cells, strict=True)))
         if _checksum(cells) != checksum:
             raise DamagedError(f"document {document.id!r:.80} is not what was written")
         yield document

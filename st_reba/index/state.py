@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from ..corpus.records import INDEX_FORMAT, to_json
+from ..corpus.records import INDEX_FORMAT, json_line
 from .schema import has_tables
 from .terms import TOKENIZERS
 
@@ -112,7 +112,7 @@ def _parse_state(text: str, digest: str) -> IndexState:
 
 
 def write_state(connection: Connection, state: IndexState) -> None:
-    text = to_json({"format": INDEX_FORMAT, **asdict(state)})
+    text = json_line({"format": INDEX_FORMAT, **asdict(state)})
     digest = hashlib.sha256(text.encode()).hexdigest()
     connection.execute("DELETE FROM meta")
     connection.execute("INSERT INTO meta VALUES (?, ?)", (text, digest))

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..corpus.records import clean_text, to_json
+from ..corpus.records import clean_text, json_line
 
 _COMPARISONS = ("=", "!=", "<", "<=", ">", ">=")
 OPERATORS = (*_COMPARISONS, "in", "has", "exists")
@@ -90,7 +90,7 @@ class _Field:
     """A metadata value by its name."""
 
     def __init__(self, name: str) -> None:
-        self._json_name = to_json(clean_text(name))
+        self._json_name = json_line(clean_text(name))
         path = f"$.{self._json_name}".replace("'", "''")
         self._path = f"'{path}'"
         self._type = f"json_type(metadata, {self._path})"
@@ -128,7 +128,7 @@ class _Field:
         parameters = []
         for value_kind, values in values_by_kind.items():
             clauses.append(f"{self._value_as(value_kind)} {_ANY_OF}")
-            parameters.append(to_json(values))
+            parameters.append(json_line(values))
         sql = " OR ".join(clauses) or "0"
         return Condition(f"({sql}) IS TRUE", tuple(parameters))
 

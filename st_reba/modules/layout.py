@@ -261,9 +261,11 @@ def make_row_layout(
             literals.append("")
         elif name is not None:
             literals[-1] += values[name]
-    segments: list[tuple[int, ...] | None] = []
-    for literal in literals:
-        segments.append(None)
+    segments: list[tuple[int, ...] | None] = [special[0]]
+    for literal_index, literal in enumerate(literals):
+        if literal_index > 0:
+            segments.append(None)
         if literal:
             segments.append(tuple(tokenize(tokenizer, [literal], special=True)["input_ids"][0]))
-    return RowLayout((special[0], *segments[1:], special[1]), reverses_text(template))
+    segments.append(special[1])
+    return RowLayout(tuple(segments), reverses_text(template))

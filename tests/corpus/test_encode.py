@@ -15,7 +15,7 @@ from tiny import WORDS, tiny_model
 
 import st_reba
 import st_reba.corpus.encode as encoding
-import st_reba.corpus.parts as parts
+import st_reba.corpus.encode_part as encode_part_module
 from st_reba.corpus import Corpus, Document, encode_corpus, open_source
 from st_reba.corpus.passages import PassageSize
 from st_reba.files import sole_writer
@@ -37,13 +37,13 @@ TEXTS = [text_of(start) for start in range(20)]
 def encoded_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that are encoded from now on."""
     recorded_texts: list[str] = []
-    encode_texts = parts.encode_texts
+    encode_texts = encode_part_module.encode_texts
 
     def record_and_encode(model: Any, texts: list[str], **options: Any) -> Any:
         recorded_texts.extend(texts)
         return encode_texts(model, texts, **options)
 
-    monkeypatch.setattr(parts, "encode_texts", record_and_encode)
+    monkeypatch.setattr(encode_part_module, "encode_texts", record_and_encode)
     return recorded_texts
 
 
@@ -472,7 +472,7 @@ def test_workers_encode_all_parts(
     ) -> None:
         calls.append((part_numbers, workers))
         for part_number in part_numbers:
-            parts.encode_part(model, corpus, part_number, progress)
+            encode_part_module.encode_part(model, corpus, part_number, progress)
 
     ray = SimpleNamespace(encode_on_ray=encode_on_ray)
     monkeypatch.setitem(sys.modules, "st_reba.corpus.ray", ray)

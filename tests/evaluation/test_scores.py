@@ -1,4 +1,4 @@
-"""Scores of the kinds of tasks by hand; test_papers.py compares them with mteb's."""
+"""Scores of the kinds of tasks (`kinds/` and `measures.py`) by hand; test_papers.py compares them with mteb's."""
 
 from __future__ import annotations
 

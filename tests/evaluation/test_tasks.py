@@ -350,6 +350,9 @@ REFUSED: dict[str, tuple[pd.DataFrame, dict[str, Any], str]] = {
     "train of pairs": (PAIRS, {"train": PAIRS}, "train="),
     "train of a ranking": (RANKED_WORDS, {"train": PAIRS}, "train="),
     "labels of questions": (PAIRS, {"kind": "WordSense", "labels": {}}, "labels="),
+    "labels without a label": (
+        table(anchor=WORDS, positive=WORDS, negative=WORDS), {"labels": {"x": 1}}, "labels=",
+    ),
     "few rows": (PAIRS[:9], {}, "10 are needed"),
     "no rows": (PAIRS[:0], {}, "there are no rows"),
     "equal scores": (PAIRS.assign(score=1), {}, "1.0"),

@@ -86,7 +86,7 @@ def test_vectors_that_are_too_few_for_a_factory_serve_another(
 ) -> None:
     with pytest.raises(ValueError, match="cannot be trained on 20"):
         build(index_path, texts(20), factory="IVF99,Flat")
-    monkeypatch.setattr("st_reba.corpus.parts.encode_texts", None)
+    monkeypatch.setattr("st_reba.corpus.encode_part.encode_texts", None)
     assert len(build(index_path, texts(20))) == 20
 
 

@@ -50,7 +50,7 @@ def test_build_refuses_an_index_that_cannot_be_searched(
     factory: str,
     parameters: str | None,
 ) -> None:
-    monkeypatch.setattr("st_reba.corpus.parts.encode_texts", None)  # nothing is encoded
+    monkeypatch.setattr("st_reba.corpus.encode_part.encode_texts", None)  # nothing is encoded
     with pytest.raises(ValueError, match="factory="):
         build(index_path, factory=factory, parameters=parameters)
 

@@ -76,7 +76,7 @@ def test_an_addition_that_waited_in_vain_keeps_its_vectors(
     assert stopped_progress(index.path) == (9, 9)
     note = f"{index.path}: 9 of 9 documents are encoded; repeat the call to resume"
     assert raised.value.__notes__ == [note]
-    monkeypatch.setattr("st_reba.corpus.parts.encode_texts", None)
+    monkeypatch.setattr("st_reba.corpus.encode_part.encode_texts", None)
     assert index.add(texts(9), **QUIET).added
     assert stopped_progress(index.path) is None
 
