@@ -18,10 +18,11 @@ from transformers import PreTrainedModel
 
 from . import modules
 from .backbones import check_backbone, cut_layers, most_equal_positions
-from .bases import check_device, check_loading
+from .bases import check_device, check_loading, recorded_name
+from .encode import transformer_of
 from .filters import Filter, with_filter
 from .loaded_base import LoadedBase
-from .methods import MASK_OPTIONS, Method, Options
+from .methods import LOADING_RECORD, MASK_OPTIONS, Method, Options
 from .modules import RepeatTransformer
 from .modules.mask_check import check_masks
 from .modules.outputs import shows_attention
@@ -86,21 +87,43 @@ class Assembly:
             self.base = LoadedBase(request.base, loading)
 
     def run(self) -> SentenceTransformer:
-        """The model."""
+        """The model; its recipe says how the base was loaded."""
         keeps_input = self.method.name == "nosink" and self.method.pooling is None
         if keeps_input and isinstance(self.base, NamedBase) and self.base.is_embedder:
             model = self._convert_embedder(self.base)
         else:
             model = self._build_pipeline()
+        transformer = transformer_of(model)
+        transformer.recipe = {
+            **(transformer.recipe or {}),
+            LOADING_RECORD: self._loading_record(transformer),
+        }
         if self.method.filter is None:
             return model
         return with_filter(model, Filter.load(self.method.filter))
+
+    def _loading_record(self, transformer: RepeatTransformer) -> dict[str, Any]:
+        """What a card needs beside the method to write a recipe, and the options that no recipe holds.
+
+        ``max_seq_length`` is None where the caller gave it for the tokenizer, not for the method.
+        """
+        kwargs = {name: dict(self.base.options.get(name) or {}) for name in KWARGS_OPTIONS}
+        given_length = kwargs["processor_kwargs"].pop("model_max_length", None)
+        tokenizer_name = None
+        if isinstance(self.base.tokenizer, (str, os.PathLike)):
+            tokenizer_name = recorded_name(self.base.tokenizer)
+        return {
+            "tokenizer": tokenizer_name,
+            "max_seq_length": transformer.max_seq_length if given_length is None else None,
+            "python_options": [name for name in KWARGS_OPTIONS if kwargs[name]],
+        }
 
     def _convert_embedder(self, base: NamedBase) -> SentenceTransformer:
         """Change the layers' masks in a sentence-transformers model; its input and pooling stay."""
         fixed_options = {**self.method.to_dict(), "tokenizer": base.tokenizer}
         fixed_options |= {"quantization": base.quantization, "gguf_file": base.gguf_name}
-        for option_name in sorted(fixed_options.keys() - {"name", "implementation", *MASK_OPTIONS}):
+        free_options = {"name", "implementation", "filter", *MASK_OPTIONS}
+        for option_name in sorted(fixed_options.keys() - free_options):
             if fixed_options[option_name] is not None:
                 problem = (
                     f"{option_name}={fixed_options[option_name]!r:.80}: the base keeps its own"

@@ -8,19 +8,20 @@ import os
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import transformers
 from huggingface_hub import cached_assets_path, constants, model_info
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from sentence_transformers import SentenceTransformerModelCardData
 from sentence_transformers.util import get_device_name
 
 from .files import whole_file
 from .gguf_files import read_gguf
 from .methods import Options
 from .optional import required
-from .packaged import is_packaged, packaged_gguf
+from .packaged import PACKAGED, is_packaged, packaged_gguf
 
 logger = logging.getLogger(__name__)
 DType: TypeAlias = "torch.dtype | str | None"
@@ -46,26 +47,13 @@ _TYPES_OF_OPTIONS: dict[str, tuple[Any, str]] = {
     "cache_folder": ((str, os.PathLike), "a folder"),
     "local_files_only": (bool, "True or False"),
     "trust_remote_code": (bool, "True or False"),
+    "model_card_data": (SentenceTransformerModelCardData, "a SentenceTransformerModelCardData"),
 }
 _MODEL_FILES = {"config.json", "modules.json", "adapter_config.json"}
 # transformers' names of the option, the older one last.
 _DTYPE_NAMES = ("dtype", "torch_dtype")
 _OPTIONS_WITH_DTYPE = ("model_kwargs", "config_kwargs")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-
-class BaseLocation(NamedTuple):
-    """Where a base is.
-
-    Args:
-        path: Its folder or Hub id.
-        name: The name to record, never a path of this machine.
-        gguf_file: Name of the GGUF file in it.
-    """
-
-    path: str
-    name: str
-    gguf_file: str | None = None
 
 
 def resolve_embedded(name: str) -> str:
@@ -98,16 +86,22 @@ def _unpack(name: str, packed_folder: Path) -> str:
     return str(cache_folder)
 
 
-def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> BaseLocation:
-    """Find a base, or its GGUF file; a packaged one is downloaded, and a Hub id is taken as it is."""
+def locate(
+    base: str | os.PathLike[str], gguf_file: str | None = None
+) -> tuple[str, str, str | None]:
+    """Find a base, or its GGUF file; a packaged one is downloaded, and a Hub id is taken as it is.
+
+    Returns:
+        Its folder or Hub id; the name to record, never a path of this machine; and the name of the GGUF file in it.
+    """
     base_path = os.fspath(base)
     if gguf_file is None:
         if base_path in EMBEDDED:
-            return BaseLocation(resolve_embedded(base_path), base_path)
+            return resolve_embedded(base_path), base_path, None
         if is_packaged(base_path):
             gguf_path = str(packaged_gguf(base_path))
             gguf_folder, gguf_file = os.path.split(gguf_path)
-            return BaseLocation(gguf_folder, _gguf_name(base_path, gguf_path), gguf_file)
+            return gguf_folder, _gguf_name(base_path, gguf_path), gguf_file
         if base_path.endswith(".gguf"):
             if not os.path.isfile(base_path):
                 raise FileNotFoundError(f"base={base_path!r}: there is no such file.")
@@ -119,11 +113,18 @@ def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> BaseLo
     is_folder = os.path.isdir(base_path)
     if is_folder and gguf_file is None:
         gguf_file = _only_gguf_file(base_path)
-    recorded_name = os.path.basename(os.path.abspath(base_path)) if is_folder else base_path
+    base_name = recorded_name(base_path)
     if gguf_file is not None:
-        shown_name = gguf_file if is_folder else f"{recorded_name}/{gguf_file}"
-        recorded_name = _gguf_name(shown_name, os.path.join(base_path, gguf_file))
-    return BaseLocation(base_path, recorded_name, gguf_file)
+        shown_name = gguf_file if is_folder else f"{base_name}/{gguf_file}"
+        base_name = _gguf_name(shown_name, os.path.join(base_path, gguf_file))
+    return base_path, base_name, gguf_file
+
+
+def recorded_name(path: str | os.PathLike[str]) -> str:
+    """The name of a folder, without its path on this machine; any other name unchanged."""
+    if os.path.isdir(path):
+        return os.path.basename(os.path.abspath(path))
+    return os.fspath(path)
 
 
 def _gguf_name(name: str, gguf_path: str) -> str:
@@ -169,9 +170,22 @@ def check_loading(base: object, loading: Options) -> None:
         option_value = loading.get(option_name)
         if option_value is not None and not isinstance(option_value, types):
             raise ValueError(f"{option_name}={option_value!r:.80} must be {description}.")
+    _check_revision(base, loading.get("revision"))
     _check_size("truncate_dim", loading.get("truncate_dim"))
     processor_kwargs = loading.get("processor_kwargs") or {}
     _check_size("processor_kwargs['model_max_length']", processor_kwargs.get("model_max_length"))
+
+
+def _check_revision(base: object, revision: str | None) -> None:
+    """Refuse a revision of what is not on the Hub: it would be ignored, and recorded all the same."""
+    if revision is None or not isinstance(base, (str, os.PathLike)):
+        return
+    base_name = os.fspath(base)
+    if base_name in EMBEDDED or base_name in PACKAGED or os.path.exists(base_name):
+        raise ValueError(
+            f"revision={revision!r}: base={base_name!r} is not a repository on the Hub, and has no "
+            "revisions. Drop it."
+        )
 
 
 def _check_size(option_name: str, size: object) -> None:

@@ -95,7 +95,9 @@ def encode_texts(
             logger.warning("%s", describe_truncation(len(lengths.truncated), len(texts)))
         else:
             on_truncated(lengths.truncated)
-    return in_order(encoded_batches, batches)
+    order = np.argsort(np.concatenate(batches))
+    vectors_in_order: NDArray[np.float32] = np.concatenate(encoded_batches)[order]
+    return vectors_in_order
 
 
 def _check_options(task: Role | None, options: Options) -> None:
@@ -245,6 +247,30 @@ def _input_options(model: SentenceTransformer, options: Options) -> dict[str, An
     return {name: value for name, value in options.items() if name in names}
 
 
+def transformer_of(model: SentenceTransformer) -> RepeatTransformer:
+    """The first module of a model of this package: it makes rows of a text, and runs them.
+
+    Args:
+        model: A model from :func:`st_reba.build`, or one loaded.
+
+    Raises:
+        ValueError: The model starts with another module.
+
+    Example:
+        >>> import st_reba
+        >>> transformer_of(st_reba.build("mini", "echo")).copies
+        2
+    """
+    from .modules.transformer import RepeatTransformer  # here: this file is read without torch
+
+    transformer = model[0]
+    if not isinstance(transformer, RepeatTransformer):
+        raise ValueError(
+            f"The model starts with {type(transformer).__name__}. Build it with st_reba.build(…, pooling=…)."
+        )
+    return transformer
+
+
 def saved_prompt(model: SentenceTransformer, task: str | None = None) -> str | None:
     """The prompt that a model puts in front of a task's texts; None: it has none."""
     name = prompt_name_of(model, task)
@@ -257,16 +283,6 @@ def prompt_name_of(model: SentenceTransformer, task: str | None) -> str | None:
         if name in model.prompts:
             return name
     return None
-
-
-def in_order(
-    encoded_batches: Sequence[NDArray[np.float32]],
-    batches: Sequence[Sequence[int]],
-) -> NDArray[np.float32]:
-    """Vectors of batches, put back into the order of the texts; ``batches`` holds text indices."""
-    indices = [index for batch in batches for index in batch]
-    vectors: NDArray[np.float32] = np.concatenate(encoded_batches)[np.argsort(indices)]
-    return vectors
 
 
 def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -21,6 +23,8 @@ SEARCH_POWER = 0.25
 TOKEN_DIMENSIONS = 256
 TOKEN_SHARE = 0.4
 _DEFAULT_REMOVED_DIRECTIONS = 3
+# What `FilterOptions.describe` writes.
+_DESCRIPTION = re.compile(rf"({'|'.join(get_args(Kind))}):(\w+=[^,]*,)*texts=\d+(,.*)?")
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,18 @@ class FilterOptions:
         facts["queries"] = query_count
         written_facts = [f"{name}={value}" for name, value in facts.items() if value is not None]
         return f"{self.kind}:" + ",".join(written_facts)
+
+
+def check_filter_name(filter_name: str | None) -> None:
+    """Refuse the description of a fitted filter, as the method of a model has it, in place of a file's name."""
+    if filter_name is None or os.path.exists(filter_name):
+        return
+    # A recipe's file puts its folder in front.
+    if _DESCRIPTION.fullmatch(os.path.basename(filter_name)):
+        raise ValueError(
+            f"filter={filter_name!r} describes a fitted filter, and names no file. Fit it again with "
+            "fit_filter, or drop filter."
+        )
 
 
 def _check_directions(

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 
-from .encode import Role, encode_texts
+from .encode import Role, encode_texts, transformer_of
 from .filter_options import FEWEST_FOR_MEAN, FilterOptions, Kind
 from .linear_filter import Filter as Filter
 from .methods import Options, Template
-from .modules import RepeatTransformer
+from .modules import RepeatTransformer, TokenPart
 from .modules.extensions import extensions
 from .modules.layout import SIMILARITY, TASKS
 from .sentences import QUERY_SAMPLE, sample_sentences
-from .token_means import TokenMeans
+from .token_means import fit_token_part
 
 
 def fit_filter(
@@ -85,12 +85,10 @@ def fit_filter(
     # Checked before the work of encoding.
     vector_width = int(unfiltered_model.get_embedding_dimension() or 0)
     FilterOptions.make(kind, r, dimensions, power, len(distinct_texts), vector_width)
+    query_sentences: list[str] = []
     query_vectors = None
-    token_means = None
     if queries:
         query_sentences = _sentences_for_queries(distinct_texts)
-        if tokens:
-            token_means = TokenMeans.fit(unfiltered_model, distinct_texts, query_sentences)
         query_vectors = _encode_as(unfiltered_model, query_sentences, "query", encoding)
         document_vectors = _encode_as(unfiltered_model, distinct_texts, "document", encoding)
     else:
@@ -104,20 +102,25 @@ def fit_filter(
         power=power,
         query_vectors=query_vectors,
     )
-    return with_filter(model, fitted_filter, token_means)
+    token_part = None
+    if tokens:
+        token_part = fit_token_part(
+            unfiltered_model, distinct_texts, query_sentences, len(fitted_filter.weight)
+        )
+    return with_filter(model, fitted_filter, token_part)
 
 
 def with_filter(
     model: SentenceTransformer,
     fitted_filter: Filter,
-    token_means: TokenMeans | None = None,
+    token_part: TokenPart | None = None,
 ) -> SentenceTransformer:
     """Append a filter to the model that it was fitted for; a ValueError for any other model.
 
     Args:
         model: The model; not changed.
         fitted_filter: The filter.
-        token_means: What appends dimensions to the filtered vectors; None: nothing does.
+        token_part: What appends dimensions to the filtered vectors, in no other model; None: nothing does.
     """
     filtered_model = _unfiltered_copy(model)
     filter_width = fitted_filter.mean.size
@@ -128,15 +131,14 @@ def with_filter(
         )
     if fitted_filter.probe is not None:
         fitted_filter.probe.check_same(filtered_model, "the filter")
-    transformer = copy.copy(_transformer_of(filtered_model))
+    transformer = copy.copy(transformer_of(filtered_model))
     _keep_fitted_templates(transformer, fitted_filter)
     # sentence-transformers gives all modules the first one's dtype.
     dtype = model.dtype or torch.float32
     description = fitted_filter.description
-    token_part = None
-    if token_means is not None:
-        description += f",tokens={token_means.dimension}"
-        token_part = token_means.as_module(len(fitted_filter.weight)).to(dtype)
+    if token_part is not None:
+        description += f",tokens={token_part.dimensions}"
+        token_part.to(dtype)
     transformer.recipe = {**(transformer.recipe or {}), "filter": description}
     modules = [transformer, *list(filtered_model)[1:]]
     normalize = Normalize() if isinstance(modules[-1], Normalize) else None
@@ -192,7 +194,7 @@ def _check_tokens(model: SentenceTransformer, kind: Kind, *, queries: bool) -> N
         raise ValueError(
             "tokens=True is for search: give kind='whiten' and queries=True with it, or leave it out."
         )
-    if _transformer_of(model).own_input:
+    if transformer_of(model).own_input:
         raise ValueError("tokens=True: the model keeps the base's own input. Leave it out.")
     if model.truncate_dim is not None:
         raise ValueError(
@@ -212,7 +214,7 @@ def _sentences_for_queries(texts: Sequence[str]) -> list[str]:
 
 def _check_task(model: SentenceTransformer, encoding: Options) -> None:
     task = encoding.get("task")
-    if task is not None and SIMILARITY in _transformer_of(model).templates[0]:
+    if task is not None and SIMILARITY in transformer_of(model).templates[0]:
         raise ValueError(
             f"task={task!r}: the template has wordings for three uses. Give queries=True for search, "
             "or drop task for what encode takes."
@@ -244,7 +246,7 @@ def _encode_as(
         raise ValueError(
             f"{name}={encoding[name]!r} does not go with queries=True, which encodes as both. Drop it."
         )
-    transformer = _transformer_of(model)
+    transformer = transformer_of(model)
     other_fields = transformer.forward_kwargs - transformer.fields(task)
     task_options = {name: value for name, value in encoding.items() if name not in other_fields}
     return encode_texts(model, texts, task=task, **task_options)
@@ -252,7 +254,7 @@ def _encode_as(
 
 def _unfiltered_copy(model: SentenceTransformer) -> SentenceTransformer:
     """A copy without ``truncate_dim``, as a filter stands before the cut; a model that has a filter is refused."""
-    recipe = _transformer_of(model).recipe or {}
+    recipe = transformer_of(model).recipe or {}
     if "filter" in recipe:
         raise ValueError(
             f"The model has a filter already ({recipe['filter']}). Fit on the model without it."
@@ -260,12 +262,3 @@ def _unfiltered_copy(model: SentenceTransformer) -> SentenceTransformer:
     whole_model = copy.copy(model)
     whole_model.truncate_dim = None
     return whole_model
-
-
-def _transformer_of(model: SentenceTransformer) -> RepeatTransformer:
-    transformer = model[0]
-    if not isinstance(transformer, RepeatTransformer):
-        raise ValueError(
-            f"The model starts with {type(transformer).__name__}. Build it with st_reba.build(…, pooling=…)."
-        )
-    return transformer

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from torch import nn
 
-from .encode import Role, saved_prompt
+from .encode import Role, saved_prompt, transformer_of
 from .methods import how_to_fill, open_fields
-from .modules.layout import RowLayout, decoder_of, reverses_text
+from .modules.layout import SIMILARITY, RowLayout, decoder_of, reverses_text
 from .modules.shift import QueryShift
 from .modules.token_part import TokenPart
 from .modules.transformer import RepeatTransformer
 from .poolings import is_exportable
 
 GraphTask = Role | Literal["similarity"] | None
+_TASKS: tuple[GraphTask, ...] = ("document", "query", "similarity")
 # Of rotary embeddings that change with the length of the input.
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
+
+
+def tasks_of_graphs(model: SentenceTransformer) -> list[str] | None:
+    """The tasks that each need a graph of their own, documents first; empty: one graph holds all tasks.
+
+    Args:
+        model: Any SentenceTransformer.
+
+    Returns:
+        Values of ``--task`` of ``st-reba onnx``; None if no graph can hold the model. Bases that cannot be traced
+        are not noticed here.
+    """
+    tasks = [str(task) for task in _TASKS if not any(problems_of_graph(model, task))]
+    if not tasks:
+        return None
+    if not any(problems_of_graph(model, None)):
+        return []
+    # `encode` may take what `encode_document` takes.
+    if {"document", SIMILARITY} <= set(tasks) and not _layouts_differ(model, (None, "document")):
+        tasks.remove(SIMILARITY)
+    return tasks
 
 
 def problems_of_graph(model: SentenceTransformer, task: GraphTask) -> Iterator[str]:
@@ -57,6 +79,9 @@ def _reasons_against(
         yield "runs several templates for a text, and a graph holds one. Give one template"
     if any(map(reverses_text, transformer.templates[0].values())):
         yield "reverses a text's words before they are tokenized, which no graph can. Give a template with {text}"
+    if not transformer.text_tokenizer.is_fast:
+        name = type(transformer.text_tokenizer).__name__
+        yield f"uses a {name} without tokenizer.json, which readers of a graph need"
     if decoder_of(base) is not base:
         yield (
             "has towers beside its decoder, and a graph holds text only. Save its text decoder alone, and use that"
@@ -68,7 +93,7 @@ def _reasons_against(
         yield "is quantized, and a graph is float32. Give dtype='float32'"
     if model.truncate_dim is not None:
         yield f"cuts its vectors (truncate_dim={model.truncate_dim}). Set it to None, and cut what the graph gives"
-    if task is None and _depends_on_task(model, transformer):
+    if task is None and _depends_on_task(model):
         yield (
             "treats a query otherwise than a document or than what encode takes, and a graph holds one of these. "
             "Give task='query', 'document' or 'similarity' (--task), into a folder each"
@@ -81,10 +106,15 @@ def _reasons_against(
         )
 
 
-def _depends_on_task(model: SentenceTransformer, transformer: RepeatTransformer) -> bool:
+def _depends_on_task(model: SentenceTransformer) -> bool:
     if any(isinstance(module, (QueryShift, TokenPart)) for module in model):
         return True
-    tasks: tuple[Role | None, ...] = (None, *get_args(Role))
+    return _layouts_differ(model, (None, *get_args(Role)))
+
+
+def _layouts_differ(model: SentenceTransformer, tasks: Sequence[Role | None]) -> bool:
+    """Whether something else stands around the texts of some task; None: those of `encode`."""
+    transformer = transformer_of(model)
     field_names = {
         field_name
         for task in tasks

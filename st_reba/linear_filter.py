@@ -186,7 +186,7 @@ class Filter:
         centered_vectors = np.asarray(vectors, np.float64) - mean
         return np.asarray(centered_vectors @ self.weight.T)
 
-    def dense(self, dtype: torch.dtype = torch.float32) -> Dense:
+    def dense(self, dtype: torch.dtype) -> Dense:
         """The documents' filter as sentence-transformers' own ``Dense``, W x − W·mean."""
         weight = torch.from_numpy(self.weight).to(dtype)
         # By the rounded W, so that the mean still becomes zero.
@@ -201,7 +201,7 @@ class Filter:
         )
         return dense.eval()
 
-    def query_shift(self, dtype: torch.dtype = torch.float32) -> QueryShift | None:
+    def query_shift(self, dtype: torch.dtype) -> QueryShift | None:
         """A module before the documents' filter that makes it the queries'; None: not needed."""
         if self.query_mean is None:
             return None

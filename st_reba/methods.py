@@ -62,6 +62,8 @@ _RESERVED_FIELDS = (
     "processing_kwargs|task"
 )
 _RESERVED_FIELD = re.compile(rf"(?<!{{){{({_RESERVED_FIELDS})}}")
+# In the recipe of a model: how its base was loaded. All else there are options of the method.
+LOADING_RECORD = "loading"
 _CONTRASTIVE_WEIGHTS = (1.0, -0.25)
 # Characters that mean something in the short form.
 _SPECIAL_CHARACTERS = re.compile(r'[,="\[\]{}]|^\s|\s$')
@@ -358,7 +360,7 @@ class Method:
         method_name = changed_options.pop("name")
         if not changed_options:
             return str(method_name)
-        written_options = [f"{key}={_write_value(value)}" for key, value in changed_options.items()]
+        written_options = [f"{key}={write_value(value)}" for key, value in changed_options.items()]
         return f"{method_name}:{','.join(written_options)}"
 
     @classmethod
@@ -398,7 +400,7 @@ def method_of(model: SentenceTransformer) -> Method | None:
     if recipe is None:
         return None
     try:
-        return Method(**recipe)
+        return Method(**{name: recipe[name] for name in recipe if name != LOADING_RECORD})
     except (TypeError, ValueError):
         return None
 
@@ -472,7 +474,8 @@ def read_value(text: str) -> Any:
         return text
 
 
-def _write_value(option_value: object) -> str:
+def write_value(option_value: object) -> str:
+    """A value as `read_value` reads it."""
     if (
         isinstance(option_value, str)
         and not _SPECIAL_CHARACTERS.search(option_value)

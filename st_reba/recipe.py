@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from .filter_options import check_filter_name
 from .methods import DEFAULT, OPTIONS, Method
 
 # What YAML holds: texts, numbers, lists and mappings.
@@ -92,13 +93,15 @@ class Recipe:
             raise ValueError(f"{problem} {_REMEDIES[status]}")
 
 
-def recipe_for(base: str | os.PathLike[str], options: Values) -> Recipe | None:
+def recipe_for(base: object, options: Values) -> Recipe | None:
     """The recipe that a base names, of the zoo or as a file; None: it is a model.
 
     Args:
-        base: The name.
+        base: A name, or a loaded model.
         options: Options of `build`; a ValueError if the recipe cannot be built with them.
     """
+    if not isinstance(base, (str, os.PathLike)):
+        return None
     base_name = os.fspath(base)
     if base_name.startswith("zoo:"):
         named_recipe = zoo_recipe(base_name.removeprefix("zoo:"))
@@ -194,6 +197,7 @@ def save_recipe(
     """
     import yaml
 
+    check_filter_name(method.filter)
     method_values = method.to_dict()
     if method.filter is not None:
         method_values["filter"] = os.path.relpath(method.filter, Path(path).parent)

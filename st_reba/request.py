@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from .filter_options import check_filter_name
 from .methods import DEFAULT, OPTIONS, Method, MutableOptions, Options
-from .recipe import Recipe, recipe_for
+from .recipe import recipe_for
 
 # A folder, a Hub id or a GGUF file; or a loaded model of transformers.
 Base: TypeAlias = str | os.PathLike[str] | Any
@@ -35,7 +36,8 @@ class BuildRequest:
         """Read the arguments of `build`; most of its errors are raised here, before torch is imported."""
         method_options, loading_options = split_options(options)
         is_default_method = method is None and "read" not in method_options
-        base_recipe = _read_recipe(base, method, options)
+        named_options = options if method is None else {**options, "method": method}
+        base_recipe = recipe_for(base, named_options)
         if base_recipe is not None:
             base = base_recipe.base
             loading_options = {**base_recipe.loading, **loading_options}
@@ -47,27 +49,15 @@ class BuildRequest:
             method = replace(method, **method_options)
         else:
             method = Method.parse(method or DEFAULT, **method_options)
+        check_filter_name(method.filter)
         return cls(base, method, loading_options, is_default_method)
 
 
 def split_options(options: Options) -> tuple[MutableOptions, MutableOptions]:
     """The options of the method, and those of loading."""
-    method_options: MutableOptions = {}
-    loading_options: MutableOptions = {}
-    for option_name, option_value in options.items():
-        if option_name in OPTIONS:
-            method_options[option_name] = option_value
-        else:
-            loading_options[option_name] = option_value
+    method_options = {name: value for name, value in options.items() if name in OPTIONS}
+    loading_options = {name: value for name, value in options.items() if name not in OPTIONS}
     return method_options, loading_options
-
-
-def _read_recipe(base: Base, method: str | Method | None, options: Options) -> Recipe | None:
-    if not isinstance(base, (str, os.PathLike)):
-        return None
-    if method is not None:
-        options = {**options, "method": method}
-    return recipe_for(base, options)
 
 
 def _check_prompts(prompts: object) -> None:

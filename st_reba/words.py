@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import regex  # type: ignore[import-untyped, unused-ignore]
@@ -16,12 +14,20 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from .encode import describe_truncation, input_lengths, list_of_texts, saved_prompt, token_batches
+from .encode import (
+    describe_truncation,
+    input_lengths,
+    list_of_texts,
+    saved_prompt,
+    token_batches,
+    transformer_of,
+)
+from .methods import Options
 from .modules.layout import Features, copy_starts, reverses_text
 from .modules.pooling import ReBAPooling
 from .modules.transformer import RepeatTransformer
+from .progress import progress_bar
 
 logger = logging.getLogger(__name__)
 # Han and kana, which are written without spaces; other letters and digits; each with its
@@ -49,85 +55,6 @@ class TokenVectors(NamedTuple):
     text: str
     vectors: NDArray[np.float32]
     weights: NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class TokenEncoder:
-    """Encodes the tokens of texts; its options are those of :func:`encode_words`."""
-
-    model: SentenceTransformer
-    input_options: dict[str, Any]
-    normalize: bool
-    batch_tokens: int | None
-    show_progress_bar: bool
-
-    def __post_init__(self) -> None:
-        if self.input_options["prompt"] is None:
-            self.input_options["prompt"] = saved_prompt(self.model)
-
-    @cached_property
-    def transformer(self) -> RepeatTransformer:
-        """The model's first module; a ValueError unless each text is one row with its words."""
-        transformer = self.model[0]
-        if not isinstance(transformer, RepeatTransformer) or transformer.own_input:
-            problem = f"starts with {type(transformer).__name__} and its base's own input"
-            raise ValueError(f"The model {problem}. Build it with st_reba.build(…, pooling=…).")
-        if transformer.rows > 1:
-            raise ValueError(
-                f"The model makes {transformer.rows} rows of a text. Use one template."
-            )
-        if any(map(reverses_text, transformer.templates[0].values())):
-            raise ValueError(
-                "The model reads a text with its words reversed. Use a template with {text}."
-            )
-        return transformer
-
-    def encode(self, texts: Sequence[str]) -> Iterator[TokenVectors]:
-        """Encode texts, those of similar length together."""
-        lengths = input_lengths(self.transformer, texts, self.input_options, is_batched=True)
-        self.model.eval()
-        with tqdm(
-            total=len(texts), desc="Texts", unit=" texts", disable=not self.show_progress_bar
-        ) as progress_bar:
-            for batch in token_batches(lengths.positions, self.batch_tokens):
-                yield from self._encode_batch([texts[index] for index in batch])
-                progress_bar.update(len(batch))
-
-    def _encode_batch(self, texts: list[str]) -> Iterator[TokenVectors]:
-        features = batch_to_device(
-            self.transformer.preprocess(texts, **self.input_options), self.model.device
-        )
-        with torch.inference_mode():
-            vectors, weights = self._run(features)
-        vectors, weights = vectors.float().cpu(), weights.float().cpu()
-        for row, (text, span) in enumerate(zip(texts, features["spans"], strict=True)):
-            text_vectors = vectors[row, : span.length].numpy()
-            yield TokenVectors(text, text_vectors, weights[row, : span.length].numpy())
-
-    def _run(self, features: Features) -> tuple[Tensor, Tensor]:
-        """Vectors [B, n, d] and weights [B, n] of tokens; arbitrary after a text's own tokens."""
-        transformer, pooling = self.transformer, self._pooling
-        if pooling is None:
-            output = transformer(features)
-            copy_start = copy_starts(output["copy_ids"], transformer.copies)
-            longest_span = max(span.length for span in output["spans"])
-            token_positions = copy_start + torch.arange(longest_span, device=copy_start.device)
-            token_vectors = torch.take_along_dim(
-                output["token_embeddings"], token_positions[:, :, None], dim=1
-            )
-            return token_vectors, torch.ones(token_vectors.shape[:2])
-        output = transformer(features, capture=pooling.token_capture)
-        token_vectors = pooling.token_vectors(output, self.normalize)
-        if pooling.authors:
-            return token_vectors, pooling.row_sums(output)
-        return token_vectors, torch.ones(token_vectors.shape[:2])
-
-    @property
-    def _pooling(self) -> ReBAPooling | None:
-        for module in self.model:
-            if isinstance(module, ReBAPooling):
-                return module
-        return None
 
 
 def encode_words(
@@ -174,16 +101,23 @@ def encode_words(
         >>> st_reba.encode_words(model, [("他在银行取钱", "银行"), ("他在银行取钱", (2, 4))]).shape
         (2, 192)
     """
-    input_options = {"prompt": prompt, "task": task, **fields}
-    encoder = TokenEncoder(model, input_options, normalize, batch_tokens, show_progress_bar)
+    transformer = _transformer_for_words(model)
     located_words = [_locate_word(item_index, item) for item_index, item in enumerate(items)]
     items_of_text: dict[str, list[int]] = {}
     for item_index, (text, _) in enumerate(located_words):
         items_of_text.setdefault(text, []).append(item_index)
-    word_vectors = np.zeros((len(items), encoder.transformer.get_embedding_dimension()), np.float32)
+    encoded_texts = _encode_tokens(
+        model,
+        list(items_of_text),
+        {"prompt": prompt, "task": task, **fields},
+        normalize=normalize,
+        batch_tokens=batch_tokens,
+        show_progress_bar=show_progress_bar,
+    )
+    word_vectors = np.zeros((len(items), transformer.get_embedding_dimension()), np.float32)
     truncated_count = 0
-    for text, token_vectors, token_weights in encoder.encode(list(items_of_text)):
-        offsets = encoder.transformer.content([text], offsets=True)["offset_mapping"][0]
+    for text, token_vectors, token_weights in encoded_texts:
+        offsets = transformer.content([text], offsets=True)["offset_mapping"][0]
         truncated_count += len(token_vectors) < len(offsets)
         for item_index in items_of_text[text]:
             word_tokens = tokens_of_span(
@@ -231,12 +165,83 @@ def encode_tokens(
         [(2, 192), (5, 192)]
     """
     texts = list_of_texts(texts)
-    input_options = {"prompt": prompt, "task": task, **fields}
-    encoder = TokenEncoder(model, input_options, normalize, batch_tokens, show_progress_bar)
-    vectors_of_text: dict[str, NDArray[np.float32]] = {}
-    for text, token_vectors, _ in encoder.encode(list(dict.fromkeys(texts))):
-        vectors_of_text[text] = token_vectors
+    encoded_texts = _encode_tokens(
+        model,
+        list(dict.fromkeys(texts)),
+        {"prompt": prompt, "task": task, **fields},
+        normalize=normalize,
+        batch_tokens=batch_tokens,
+        show_progress_bar=show_progress_bar,
+    )
+    vectors_of_text = {text: token_vectors for text, token_vectors, _ in encoded_texts}
     return [vectors_of_text[text] for text in texts]
+
+
+def _transformer_for_words(model: SentenceTransformer) -> RepeatTransformer:
+    """The model's first module; a ValueError unless each text is one row with its words."""
+    transformer = transformer_of(model)
+    if transformer.own_input:
+        raise ValueError(
+            "The model keeps its base's own input. Build it with st_reba.build(…, pooling=…)."
+        )
+    if transformer.rows > 1:
+        raise ValueError(f"The model makes {transformer.rows} rows of a text. Use one template.")
+    if any(map(reverses_text, transformer.templates[0].values())):
+        raise ValueError(
+            "The model reads a text with its words reversed. Use a template with {text}."
+        )
+    return transformer
+
+
+def _encode_tokens(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    input_options: Options,
+    *,
+    normalize: bool,
+    batch_tokens: int | None,
+    show_progress_bar: bool,
+) -> Iterator[TokenVectors]:
+    """Encode the tokens of texts, those of similar length together; options are those of `encode_words`."""
+    transformer = _transformer_for_words(model)
+    if input_options["prompt"] is None:
+        input_options = {**input_options, "prompt": saved_prompt(model)}
+    lengths = input_lengths(transformer, texts, input_options, is_batched=True)
+    model.eval()
+    with progress_bar("Texts", "texts", len(texts), is_shown=show_progress_bar) as bar:
+        for batch in token_batches(lengths.positions, batch_tokens):
+            batch_texts = [texts[index] for index in batch]
+            features = transformer.preprocess(batch_texts, **input_options)
+            features = batch_to_device(features, model.device)
+            with torch.inference_mode():
+                vectors, weights = _run_tokens(model, features, normalize)
+            vectors, weights = vectors.float().cpu(), weights.float().cpu()
+            for row, (text, span) in enumerate(zip(batch_texts, features["spans"], strict=True)):
+                text_vectors = vectors[row, : span.length].numpy()
+                yield TokenVectors(text, text_vectors, weights[row, : span.length].numpy())
+            bar.update(len(batch))
+
+
+def _run_tokens(
+    model: SentenceTransformer, features: Features, normalize: bool
+) -> tuple[Tensor, Tensor]:
+    """Vectors [B, n, d] and weights [B, n] of tokens; arbitrary after a text's own tokens."""
+    transformer = transformer_of(model)
+    pooling = next((module for module in model if isinstance(module, ReBAPooling)), None)
+    if pooling is None:
+        output = transformer(features)
+        copy_start = copy_starts(output["copy_ids"], transformer.copies)
+        longest_span = max(span.length for span in output["spans"])
+        token_positions = copy_start + torch.arange(longest_span, device=copy_start.device)
+        token_vectors = torch.take_along_dim(
+            output["token_embeddings"], token_positions[:, :, None], dim=1
+        )
+        return token_vectors, torch.ones(token_vectors.shape[:2])
+    output = transformer(features, capture=pooling.token_capture)
+    token_vectors = pooling.token_vectors(output, normalize)
+    if pooling.authors:
+        return token_vectors, pooling.row_sums(output)
+    return token_vectors, torch.ones(token_vectors.shape[:2])
 
 
 def _locate_word(
@@ -248,6 +253,8 @@ def _locate_word(
         if not isinstance(text, str):
             raise TypeError(f"the text is a {type(text).__name__}")
         if isinstance(word, str):
+            if not word:
+                raise ValueError("the word is empty")
             word_start = text.index(word)
             if word_start != text.rindex(word):
                 raise ValueError("the word is in its text twice")

@@ -139,7 +139,7 @@ def index_state(index_path: Path) -> State:
 def corpus_state(corpus: Corpus) -> State:
     try:
         header = corpus.header()
-        corpus_facts = {name: header[name] for name in ("totals", "files")}
+        corpus_facts = {name: header[name] for name in ("totals", "digest")}
     except (FileNotFoundError, KeyError):
         return {}
     corpus.verify()
@@ -149,6 +149,7 @@ def corpus_state(corpus: Corpus) -> State:
             rows.append((part_number, row, vectors.tobytes()))
     corpus_facts["rows"] = rows
     corpus_facts["rejects"] = list(corpus.rejects())
+    corpus_facts["rejects.jsonl"] = (corpus.path / "rejects.jsonl").read_bytes()
     return corpus_facts
 
 

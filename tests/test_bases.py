@@ -439,6 +439,7 @@ def test_an_unknown_number_type_is_refused_by_its_option(llama: Path, value: obj
         {"trust_remote_code": "yes"},
         {"truncate_dim": -1},
         {"truncate_dim": "x"},
+        {"model_card_data": 3},
     ],
     ids=str,
 )
@@ -448,6 +449,12 @@ def test_an_odd_value_is_refused_in_one_line_that_names_its_option(
     with pytest.raises(ValueError, match=next(iter(options))) as raised:
         build(llama, **options)
     assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_revision_of_what_is_not_on_the_hub_is_refused(llama: Path) -> None:
+    for base in ("mini", "smollm2", str(llama), llama):
+        with pytest.raises(ValueError, match="revision='v1': base=.* has no revisions. Drop it."):
+            st_reba.build(base, "echo", revision="v1")
 
 
 def test_no_base_is_refused() -> None:

@@ -20,6 +20,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 import st_reba
 from st_reba import (
     ChunkedReBAPooling,
+    Filter,
     Method,
     PromptEnsemble,
     ReBAPooling,
@@ -164,6 +165,19 @@ def test_options_that_an_embedder_keeps_are_refused(
     embedder_path = save_embedder(tmp_path, "bos_eos", "right", True)
     with pytest.raises(ValueError, match="keeps its own|states of every layer"):
         st_reba.build(embedder_path, MASKED, **options)
+
+
+def test_nosink_on_an_embedder_takes_a_filter(tmp_path: Path) -> None:
+    embedder_path = save_embedder(tmp_path, "bos_eos", "right", True)
+    vectors = np.random.default_rng(0).normal(size=(200, 32)).astype(np.float32)
+    filter_path = tmp_path / "center.safetensors"
+    Filter.fit(vectors, "center").save(filter_path)
+    model = st_reba.build(embedder_path, MASKED, filter=str(filter_path), device="cpu")
+    names = [type(module).__name__ for module in model]
+    assert names == ["NoSinkTransformer", "Pooling", "Dense"]
+    unfiltered_model = st_reba.build(embedder_path, MASKED, device="cpu")
+    expected_vectors = Filter.load(filter_path).apply(encoded(unfiltered_model).numpy())
+    np.testing.assert_allclose(encoded(model).numpy(), expected_vectors, atol=1e-5)
 
 
 def test_an_embedder_without_all_weights_is_refused(tmp_path: Path) -> None:

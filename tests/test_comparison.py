@@ -10,6 +10,7 @@ from st_reba.comparison import (
     GOLDEN_TEXTS,
     PROBE_TEXTS,
     dtype_name,
+    machine_tolerance,
     relative_distance,
     text_distances,
 )
@@ -25,7 +26,15 @@ def test_a_distance_is_relative_to_the_spread_of_the_stored_vectors() -> None:
 def test_vectors_that_are_all_alike_are_compared_by_their_lengths() -> None:
     zeros = np.zeros((2, 2))
     assert relative_distance(zeros, zeros) == 0
-    assert relative_distance(zeros + 100, zeros + 100.1) == pytest.approx(1)
+    assert relative_distance(zeros + 100, zeros + 100.1) == pytest.approx(0.1)
+
+
+def test_rounding_of_vectors_that_are_all_alike_is_allowed() -> None:
+    """With pooling="cls" in a causal model, every text has the vector of the first token."""
+    model = tiny_model()
+    vectors = np.random.default_rng(0).normal(size=(1, 64)).repeat(20, axis=0)
+    rounded_vectors = vectors.astype(np.float32)
+    assert 0 < relative_distance(vectors, rounded_vectors) < machine_tolerance(model, "float32")
 
 
 def test_vectors_that_cannot_be_compared_are_infinitely_far() -> None:

@@ -89,6 +89,24 @@ def test_a_saved_recipe_builds_from_another_folder(tmp_path: Path) -> None:
     assert module_names[-3:] == ["Normalize", "Dense", "Normalize"]
 
 
+def test_the_description_of_a_filter_is_not_taken_for_a_file(tmp_path: Path) -> None:
+    """It is what the method of a filtered model has."""
+    texts = [f"{name} sells {number} books." for name in ("Ann", "王芳") for number in range(60)]
+    model = st_reba.build("mini", "echo", pooling="mean", device="cpu")
+    method = method_of(st_reba.fit_filter(model, texts, "whiten", power=0.25))
+    assert method is not None
+    message = "describes a fitted filter, and names no file. Fit it again with fit_filter, or drop"
+    with pytest.raises(ValueError, match=message):
+        st_reba.build("mini", method)
+    recipe_path = tmp_path / "recipe.yaml"
+    with pytest.raises(ValueError, match=message):
+        save_recipe(recipe_path, "mini", method)
+    assert not recipe_path.exists()
+    write_recipe(tmp_path, f"base: mini\nmethod: echo\nfilter: '{method.filter}'")
+    with pytest.raises(ValueError, match=message):
+        st_reba.build(tmp_path / "other.yaml")
+
+
 def test_a_recipe_that_cannot_be_read_is_not_written(tmp_path: Path) -> None:
     recipe_path = tmp_path / "recipe.yaml"
     with pytest.raises(ValueError, match="notes"):

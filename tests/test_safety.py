@@ -27,6 +27,7 @@ from sentence_transformers.sentence_transformer.modules import (
 
 import st_reba
 from st_reba.bases import EMBEDDED
+from st_reba.hub import verify
 from st_reba.safety import (
     Repository,
     RepositoryRefused,
@@ -255,6 +256,17 @@ def test_options_are_passed_on(
     )
 
 
+def test_a_file_is_no_model_and_the_hub_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.jsonl").write_text("{}", encoding="utf-8")
+    monkeypatch.setattr("socket.getaddrinfo", Mock(side_effect=AssertionError("it was asked")))
+    for open_model in (load, verify):
+        with pytest.raises(ValueError, match="'x.jsonl' is a file, not a saved model. Give the"):
+            open_model("x.jsonl")
+
+
 def test_a_device_that_is_not_there_is_refused(models: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="'cpuu' cannot be used"):
         load(models["plain"], device="cpuu")
@@ -361,6 +373,10 @@ REFUSED: dict[str, list[tuple[Damage, str]]] = {
             f"{ROUTER_SETTINGS}: a value is",
         ),
         (write_json(MODULE_SETTINGS, model_args={"use_safetensors": False}), "use_safetensors"),
+        (
+            write_json(MODULE_SETTINGS, model_args={"file_name": "onnx/model.onnx"}),
+            "is an ONNX export, without weights for torch. Load it with SentenceTransformer(…, backend='onnx')",
+        ),
         (
             write_json(MODULE_SETTINGS, tokenizer_args={"trust_remote_code": True}),
             "trust_remote_code",

@@ -221,6 +221,11 @@ def test_a_wrong_item_is_named_before_anything_runs(wrong_item: Any) -> None:
         encode_words(model, [RIVER_BANK, RIVER_BANK, wrong_item])
 
 
+def test_an_empty_word_of_an_item_is_called_empty() -> None:
+    with pytest.raises(ValueError, match="the word is empty. Give"):
+        encode_words(st_reba.build("mini", "reba"), [("abc", "")])
+
+
 def test_a_span_without_a_token_is_refused() -> None:
     """A tokenizer may drop what a span holds, as a mark that a normalizer joins to its letter."""
     model, text = st_reba.build("mini", "reba"), "cafe\u0301"

@@ -18,23 +18,13 @@ from sentence_transformers import SentenceTransformer
 from st_reba.evaluation import Task, read_task
 from st_reba.evaluation.encoding import compute_evidence
 from st_reba.evaluation.readouts import encode_methods, group_by_pass, load_base
+from st_reba.evaluation.tried_methods import PAPERS as PAPERS
 from st_reba.evaluation.vectors import Vectors
 from st_reba.methods import Method
 from st_reba.safety import load
 
 Methods = dict[str, str]
 """The short form of each method, by its label in a table."""
-# The papers' methods at their published settings; NoSink's k is chosen by labels, in
-# `Base.best_nosink`.
-PAPERS = {
-    "classical, last": "classical",
-    "classical, mean": "classical:pooling=mean",
-    "PromptEOL": "prompteol",
-    "Echo-2, last": "echo",
-    "Echo-2, mean": "echo:pooling=mean",
-    "ReBA-2, last": "reba",
-    "ReBA-2, mean": "reba:pooling=mean",
-}
 # PromptEOL's other readings, and inner layers; {half}, {two_thirds}: of their number.
 READINGS = {
     "PromptEOL with an example": "prompteol:template=prompteol-example",

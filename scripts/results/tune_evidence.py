@@ -37,14 +37,19 @@ from torch.nn.functional import normalize
 from st_reba.encode import computed_positions
 from st_reba.evaluation import Task, read_task
 from st_reba.evaluation.kinds.views import views_of
-from st_reba.evaluation.readouts import build_on, depth_of, load_base
+from st_reba.evaluation.readouts import (
+    build_on,
+    depth_of,
+    encode_methods,
+    group_by_pass,
+    load_base,
+)
 from st_reba.evaluation.results import markdown
-from st_reba.evaluation.shared_pass import run_pass
 from st_reba.evaluation.tables import read_frame
 from st_reba.evaluation.task import find_kind
 from st_reba.evaluation.texts import draw_texts, script_of
 from st_reba.evaluation.trials import Candidate, select_best
-from st_reba.evaluation.tried_passes import Pass, default_on, similarity_passes
+from st_reba.evaluation.tried_methods import default_on, similarity_methods
 from st_reba.evaluation.vectors import remove_directions
 from st_reba.methods import Method
 
@@ -249,15 +254,16 @@ class SetRunner:
         """The script of most texts."""
         return script_of(" ".join(self.views.texts[:400]))
 
-    def passes(self) -> list[Pass]:
-        """The passes that tune tries."""
-        return similarity_passes(depth_of(self.base_model), self.script)
+    def passes(self) -> list[list[Method]]:
+        """The methods of each pass that tune tries."""
+        depth = depth_of(self.base_model)
+        return list(group_by_pass(similarity_methods(depth, self.script), depth).values())
 
-    def run(self, tried_pass: Pass) -> list[Line]:
-        """A line for each candidate of a pass: evidence of views, and of labelled items without and with a filter."""
+    def run(self, methods: Sequence[Method]) -> list[Line]:
+        """A line for each method of a pass: evidence of views, and of labelled items without and with a filter."""
         depth = depth_of(self.base_model)
         default = default_on(self.base_model, self.script)
-        model = build_on(self.base_model, tried_pass.method)
+        model = build_on(self.base_model, methods[0], check=False)
         texts = list(
             dict.fromkeys(
                 [
@@ -271,20 +277,15 @@ class SetRunner:
         model_positions = sum(computed_positions(model[0], self.views.texts, {}))
         base_positions = sum(computed_positions(self.base_model[0], self.views.texts, {}))
         lines: list[Line] = []
-        for readout, vectors in run_pass(
-            model,
-            tried_pass.readouts(depth),
-            texts,
-        ).items():
+        for method, vectors in encode_methods(self.base_model, methods, texts).items():
             unit_vectors = normalize(torch.from_numpy(vectors), dim=1)
-            method = tried_pass.method_of_readout(readout, depth)
             view_vectors = unit_vectors[view_rows]
             labelled_vectors = unit_vectors[labelled_rows]
             facts = {
                 "set": self.set_name,
-                "pass": str(tried_pass.method),
+                "pass": str(methods[0]),
                 "method": str(method),
-                "cost": model_positions / base_positions / depth * readout.layer,
+                "cost": model_positions / base_positions / depth * method.read_layers(depth)[1],
                 "default": method == default,
             }
             plain_scores = self.score(view_vectors, labelled_vectors)
@@ -423,14 +424,14 @@ def main() -> None:
         if base_model is None:
             base_model = load_base(options.base, dtype="bfloat16", max_seq_length=256)
         runner = SetRunner.read(base_model, set_name, options.data)
-        for tried_pass in runner.passes():
-            if (set_name, str(tried_pass.method)) in finished_passes:
+        for methods in runner.passes():
+            if (set_name, str(methods[0])) in finished_passes:
                 continue
-            new_lines = runner.run(tried_pass)
+            new_lines = runner.run(methods)
             lines += new_lines
             with options.out.open("a", encoding="utf-8") as stream:
                 stream.writelines(json.dumps(line) + "\n" for line in new_lines)
-            print(set_name, tried_pass.method, file=sys.stderr)
+            print(set_name, methods[0], file=sys.stderr)
     print(format_table(lines))
 
 

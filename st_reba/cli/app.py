@@ -24,7 +24,7 @@ from . import streams
 from .wording import ClickParameter, CommandWords, name_option_of_value, names_an_option_first
 
 # Options that may be blank: a blank id_column means "none", the others are text.
-_MAY_BE_BLANK = frozenset({"id_column", "template", "prompt", "message", "word", "where"})
+_MAY_BE_BLANK = frozenset({"id_column", "template", "prompt", "message", "where"})
 _INTERRUPTED = 130
 # Characters of a word in an error: longer than any path, and a long value must not hide the remedy.
 _MAX_WORD_LENGTH = 300
@@ -242,6 +242,8 @@ def parse_pairs(words: Sequence[str] | None, option_name: str) -> dict[str, str]
         name, equals, value = word.partition("=")
         if not (name and equals):
             raise ValueError(f"{option_name} {word!r}: write NAME=VALUE")
+        if name in pairs:
+            raise ValueError(f"{option_name} {word!r}: {name} is given twice")
         pairs[name] = value
     return pairs
 

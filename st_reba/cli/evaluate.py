@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -19,11 +19,8 @@ from .app import (
     silence_loading,
     to_json,
 )
-from .options import AsJson, Base, Device, Dtype, Model, Trust
+from .options import AsJson, Base, Device, Dtype, Model, TextColumn, Trust
 from .streams import STARTING, print_error
-
-if TYPE_CHECKING:
-    from ..evaluation.task import Task
 
 ColumnPairs = Annotated[
     list[str] | None,
@@ -204,6 +201,7 @@ def tune(
     ],
     out: Annotated[Path, Argument(metavar="OUT", help="Folder to write: recipe, model, report.")],
     purpose: Purpose = "similarity",
+    text_column: TextColumn = None,
     labels_path: LabelsPath = None,
     task_kind: TaskKind = None,
     column_pairs: ColumnPairs = None,
@@ -227,18 +225,21 @@ def tune(
     """
     with progress.step(STARTING):
         from ..corpus.source import read_texts
+        from ..evaluation.tasks import read_task
         from ..evaluation.tune import tune as tune_model
 
         silence_loading()
     columns = parse_pairs(column_pairs, "--column")
-    training_texts = read_texts(texts, columns.pop("text", None))
+    training_texts = read_texts(texts, text_column)
     options = drop_unset(device=device, dtype=dtype)
     if labels_path is not None:
+        labels_kind = task_kind or ("Retrieval" if purpose == "search" else None)
         label_values = parse_pairs(label_pairs, "--label")
-        options["labels"] = _read_labels(labels_path, purpose, task_kind, columns, label_values)
+        reading_options = drop_unset(columns=columns, labels=label_values)
+        options["labels"] = read_task(labels_path, labels_kind, **reading_options)
     elif task_kind or columns or label_pairs:
         raise ValueError(
-            "--kind, --label and --column (except text=…) describe the table given as --labels."
+            "--kind, --label and --column describe the table given as --labels. For that of TEXTS, give --text-column."
         )
     kept_passes = f"Finished passes are kept in {out}; run the same command to resume."
     with describing_stops(lambda: kept_passes), progress.step(f"Tuning {base}"):
@@ -255,26 +256,6 @@ def tune(
         )
     typer.echo(to_json(asdict(report), indent=2) if as_json else str(report))
     print_error(f"The model is in {out / 'model'}, the recipe and the report beside it.")
-
-
-def _read_labels(
-    path: Path,
-    purpose: str,
-    task_kind: str | None,
-    columns: dict[str, str],
-    label_values: dict[str, str],
-) -> Task:
-    from ..evaluation.retrieval_items import read_rankings
-    from ..evaluation.tasks import read_task
-
-    options = drop_unset(columns=columns, labels=label_values)
-    if purpose == "similarity":
-        return read_task(path, task_kind, **options)
-    if task_kind is not None and task_kind.casefold() != "retrieval":
-        raise ValueError(
-            f"--kind {task_kind}: --for search chooses by the kind Retrieval. Drop it."
-        )
-    return read_rankings(path, **options)
 
 
 def _reading_options(

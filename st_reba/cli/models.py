@@ -17,7 +17,7 @@ from .. import progress
 from ..poolings import describe_poolings
 from .app import command, drop_unset, parse_pairs, silence_loading, to_json
 from .options import AsJson, Base, Device, Dtype, Model, Out, Overwrite, Revision, Trust
-from .streams import STARTING, announced_step, print_error, print_next
+from .streams import STARTING, announced_step, print_error
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -139,8 +139,8 @@ def build(
     _print_facts(describe_model(str(out), model), as_json)
     if not as_json:
         model_word = quote(str(out))
-        print_next(
-            f"st-reba index TEXTS my_index --model {model_word}    (TEXTS: a file or folder)"
+        print_error(
+            f"Next: st-reba index TEXTS my_index --model {model_word}    (TEXTS: a file or folder)"
         )
 
 

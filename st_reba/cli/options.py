@@ -33,4 +33,7 @@ Task = Annotated[
     Literal["query", "document"] | None,
     Option(help="Encode as queries or documents, if these differ."),
 ]
+TextColumn = Annotated[
+    str | None, Option(metavar="NAME", help="Column of the text. [default: text, content, …]")
+]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]

@@ -132,11 +132,6 @@ def printing_progress() -> Iterator[None]:
         yield
 
 
-def print_next(command: str) -> None:
-    """Print to standard error which command may come next."""
-    print_error(f"Next: {command}")
-
-
 def _drop(stream: TextIO) -> None:
     with suppress(OSError, ValueError):
         null_descriptor = os.open(os.devnull, os.O_WRONLY)

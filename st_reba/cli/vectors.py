@@ -18,8 +18,8 @@ from typer import Argument, Option
 
 from .. import progress
 from .app import command, describing_stops, in_options, silence_loading, to_json
-from .options import AsJson, Device, Dtype, Model, Overwrite, Task, Trust
-from .streams import STARTING, announced_step, print_next, standard_input
+from .options import AsJson, Device, Dtype, Model, Overwrite, Task, TextColumn, Trust
+from .streams import STARTING, announced_step, print_error, standard_input
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -39,9 +39,6 @@ Input = Annotated[str, Argument(metavar="INPUT", help=f"{_INPUT_HELP}.")]
 IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="Folder of the index.")]
 MovedModel = Annotated[
     str | None, Option(metavar="MODEL", help="Saved model, if it is no longer where it was.")
-]
-TextColumn = Annotated[
-    str | None, Option(metavar="NAME", help="Column of the text. [default: text, content, …]")
 ]
 IdColumn = Annotated[
     str | None, Option(metavar="NAME", help="Column of the id; '': none. [default: id, _id, …]")
@@ -358,7 +355,7 @@ def _report_index(index: Index, change: Change | None, as_json: bool) -> int:
         print(f"{index.path}: {len(index):,} documents; {', '.join(outcome) or 'nothing new'}")
         _report_rejects(rejects, "--json lists all", "index")
         if change is None:
-            print_next(f"st-reba search {quote(str(index.path))} 'a question'")
+            print_error(f"Next: st-reba search {quote(str(index.path))} 'a question'")
     all_rejected = bool(rejects) and not outcome
     return int(all_rejected)
 
@@ -569,9 +566,7 @@ def _read_queries(text_encoding: str | None) -> Iterator[str]:
 
     check_encoding(text_encoding)
     with named_errors(_STANDARD_INPUT):
-        stream = decode_stream(
-            standard_input(), _STANDARD_INPUT, text_encoding, is_interactive=True
-        )
+        stream = decode_stream(standard_input(), _STANDARD_INPUT, text_encoding)
         for line_name, row in read_text_lines(stream):
             if isinstance(row, str):
                 raise ValueError(f"{_STANDARD_INPUT}, {line_name}: {row}")

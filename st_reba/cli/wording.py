@@ -21,8 +21,6 @@ _OPTIONS_OF_ARGUMENTS = {
 # Arguments that may begin a message. (Another word there could be a file's name.)
 _SUBJECTS = {"tasks", "where"}
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;()]*[^\s,;:.()]"""
-# As "out (--out)" and "columns={'text': …} (--column text=…)".
-_BOTH_NAMES = re.compile(r"(?:(?<![=\w])\w+|\b\w+=\{[^}]*\}) \((--[^)]+)\)")
 # As "Give --task 'query' or 'document' (--task)".
 _REPEATED_OPTION = re.compile(r"(--[a-z-]+)([^;.]*?) \(\1\)")
 # A remedy that only commands with that option can offer.
@@ -92,10 +90,11 @@ class CommandWords:
         """
         if not self.spellings:
             return message
-        message = _BOTH_NAMES.sub(r"\1", message)
+        any_name = _any_of(self.spellings)
+        # As "out (--out)" and "columns={'text': …} (--column text=…)".
+        message = re.sub(rf"(?<![\w=.-])({any_name})(={{[^}}]*}})? \((--[^)]+)\)", r"\3", message)
         if "encoding" not in self.spellings:
             message = _NAME_ENCODING.sub("", message)
-        any_name = _any_of(self.spellings)
         # Of a remedy given for both Python and the command line, keep the latter.
         message = re.sub(
             rf"(?<![\w.:/-])({any_name})=({{[^{{}}]*}}|…) \((--[a-z-]+ [^()]*)\)", r"\3", message

@@ -17,9 +17,9 @@ from ..probe import Probe, encoding_rate, resolve_model, take_probe
 from ..processor import hint_at_bfloat16
 from ..progress import progress_bar
 from .encode_part import encode_part
-from .folder import HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
+from .folder import HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus
 from .options import Dtype, EncodeOptions
-from .passages import make_cutter
+from .passages import Cutter, make_cutter
 from .records import Document, json_line
 from .source import Input, Source, open_source
 
@@ -34,6 +34,7 @@ MIN_PART_SIZE = 64
 MAX_PART_SIZE = 16_384
 # A whole part is held in memory, so long records end it earlier.
 MAX_PART_CHARACTERS = 2**22
+_INPUT_REMEDY = "give the same input to resume, or overwrite=True to encode this one in its place"
 # The mean length of this many texts is taken as that of all.
 SAMPLE_SIZE = 64
 
@@ -113,18 +114,14 @@ def encode_documents(
     corpus: Corpus,
     options: EncodeOptions,
 ) -> None:
-    """Encode a corpus, except for its totals and digests; only the sole writer may call this."""
+    """Encode a corpus, except for its totals and digest; only the sole writer may call this."""
     cutter = make_cutter(model, options.passages)
     for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):
         make_folder(folder)
         remove_leftovers(folder)
     part_size = _begin_corpus(corpus, model, options)
     corpus_parts = _read_parts(source, part_size, options.show_progress_bar)
-    writer = _PartsWriter(corpus, source.name, options.overwrite)
-    for corpus_part in corpus_parts:
-        corpus_part.cut_passages(cutter)
-        writer.write(corpus_part)
-    writer.finish()
+    _write_parts(corpus, corpus_parts, cutter, source.name, options.overwrite)
     pending_parts = corpus.pending()
     if pending_parts:
         corpus.reopen()
@@ -243,52 +240,44 @@ def _read_parts(source: Source, part_size: int, shows_bar: bool | None) -> Itera
         yield corpus_part
 
 
-class _PartsWriter:
-    """Writes the documents of an input, part by part.
+def _write_parts(
+    corpus: Corpus,
+    corpus_parts: Iterator[Part],
+    cutter: Cutter,
+    source_name: str,
+    overwrite: bool,
+) -> None:
+    """Write the documents of an input, part by part.
 
     Existing parts with the same records are kept, with their vectors.
     """
+    part_count = 0
+    for corpus_part in corpus_parts:
+        corpus_part.cut_passages(cutter)
+        old_digest = _read_digest(corpus, part_count)
+        if old_digest != corpus_part.info.digest:
+            if old_digest is not None and not overwrite:
+                raise ValueError(
+                    f"{source_name}: from record {corpus_part.start:,} on it is not what "
+                    f"{corpus.path} was made of; {_INPUT_REMEDY}"
+                )
+            corpus.write_part(part_count, corpus_part)
+        part_count += 1
+    old_numbers = [int(file.stem) for file in corpus.part_files()]
+    later_numbers = range(part_count, 1 + max(old_numbers, default=-1))
+    if later_numbers and not overwrite:
+        raise ValueError(
+            f"{source_name}: it ends before part {part_count} of {corpus.path}; {_INPUT_REMEDY}"
+        )
+    for part_number in reversed(later_numbers):
+        corpus.remove_part(part_number)
 
-    def __init__(self, corpus: Corpus, source_name: str, overwrite: bool) -> None:
-        self._corpus = corpus
-        self._source_name = source_name
-        self._overwrite = overwrite
-        self._part_count = 0
-        numbers = [int(file.stem) for file in corpus.part_files()]
-        self._old_count = 1 + max(numbers, default=-1)
 
-    def write(self, corpus_part: Part) -> None:
-        part_number = self._part_count
-        self._part_count += 1
-        old_digest = self._read_digest(part_number)
-        if corpus_part.info.digest == old_digest:
-            return
-        if old_digest is not None:
-            path = self._corpus.path
-            self._refuse(f"from record {corpus_part.start:,} on it is not what {path} was made of")
-        self._corpus.reopen()
-        self._corpus.write_part(part_number, corpus_part)
-
-    def finish(self) -> None:
-        """Remove what follows the last part."""
-        if self._part_count < self._old_count:
-            self._refuse(f"it ends before part {self._part_count} of {self._corpus.path}")
-        for part_number in reversed(range(self._part_count, self._old_count)):
-            self._corpus.reopen()
-            self._corpus.remove_part(part_number)
-
-    def _read_digest(self, part_number: int) -> str | None:
-        try:
-            return self._corpus.part(part_number).info.digest
-        except ValueError:  # there is none yet, or it is damaged
-            return None
-
-    def _refuse(self, difference: str) -> None:
-        if not self._overwrite:
-            raise ValueError(
-                f"{self._source_name}: {difference}; give the same input to resume, "
-                "or overwrite=True to encode this one in its place"
-            )
+def _read_digest(corpus: Corpus, part_number: int) -> str | None:
+    try:
+        return corpus.part(part_number).info.digest
+    except ValueError:  # there is none yet, or it is damaged
+        return None
 
 
 def _encode_pending(
@@ -358,17 +347,16 @@ def warn_of_truncation(
 
 
 def _finish(corpus: Corpus) -> None:
-    """Write the rejects, and totals and digests into the header."""
+    """Write the rejects, and totals and digest into the header."""
     header = corpus.header()
-    files = corpus.files()
-    if header.get("files") == files:
+    digest = corpus.digest()
+    if header.get("digest") == digest:
         return
     rejected_count = 0
     with whole_file(corpus.path / REJECTS_FILE) as stream:
         for reject in corpus.rejects():
             stream.write(f"{json_line(asdict(reject))}\n".encode())
             rejected_count += 1
-    files[REJECTS_FILE] = sha256(corpus.path / REJECTS_FILE)
     part_infos = corpus.part_infos()
     document_count = sum(part_info.document_count for part_info in part_infos)
     truncated_count = sum(len(corpus.truncated(number)) for number in range(len(part_infos)))
@@ -381,5 +369,5 @@ def _finish(corpus: Corpus) -> None:
         "truncated": truncated_count,
         "rejected": rejected_count,
     }
-    header["files"] = files
+    header["digest"] = digest
     corpus.write_header(header)

@@ -1,7 +1,7 @@
 """Folder of an encoded corpus.
 
-    corpus.json                probe of the model and settings; at the end also totals and the
-                               SHA-256 of every file
+    corpus.json                probe of the model and settings; at the end also totals and a digest
+                               of all digests in vectors/*.json
     documents/00000.parquet    documents of a part, in the columns of `Row`; and rejected records
     vectors/00000.npy          their vectors [vectors, d], as the model gives them
     vectors/00000.json         the SHA-256 of that file, the digest of the documents that its vectors
@@ -46,7 +46,7 @@ REJECTS_FILE = "rejects.jsonl"
 _PART_COLUMNS = {
     "record": pyarrow.int64(),
     **dict.fromkeys(DOCUMENT_COLUMNS, pyarrow.string()),
-    "content_hash": pyarrow.int64(),
+    "content_hash": pyarrow.string(),
     "spans": pyarrow.list_(pyarrow.int32()),
 }
 
@@ -59,16 +59,18 @@ class Row(DocumentColumns):
     """A document of a part; its fields are the columns of the part's file."""
 
     record: int  # the number of its record in the input, from 0
-    content_hash: int | None = None  # of a document without an id: `Document.content_hash`
-    spans: Spans = ()
+    content_hash: str  # of the document, as it was given
+    spans: Spans
 
     @classmethod
     def from_document(cls, record: int, document: Document) -> Row:
         """The row of a document that is not cut into passages yet."""
-        content_hash = None
-        if document.id is None:
-            content_hash = document.content_hash
-        return cls(record=record, content_hash=content_hash, **document.stored_fields())
+        return cls(
+            record=record,
+            content_hash=document.content_hash,
+            spans=(),
+            **document.stored_fields(),
+        )
 
     @property
     def character_count(self) -> int:
@@ -211,10 +213,10 @@ class Corpus:
             stream.write(f"{content}\n".encode())
 
     def reopen(self) -> None:
-        """Remove totals and digests from a complete corpus's header, before a part changes."""
+        """Remove totals and digest from a complete corpus's header, before a part changes."""
         header = self.header()
         if "totals" in header:
-            del header["totals"], header["files"]
+            del header["totals"], header["digest"]
             self.write_header(header)
 
     def documents_path(self, part_number: int) -> Path:
@@ -311,10 +313,8 @@ class Corpus:
             if vectors.ndim != 2 or vectors.dtype.name not in DTYPES:
                 raise ValueError(f"{vectors.dtype} {vectors.shape}")
             return vectors
-        except (ValueError, EOFError) as error:
-            raise ValueError(
-                f"{path}: not vectors, or damaged ({error}); remove it and encode again"
-            ) from None
+        except (FileNotFoundError, ValueError, EOFError) as error:
+            raise ValueError(f"{path}: missing or damaged ({error}); encode again") from None
 
     def _compare_digest(self, part_number: int) -> None:
         if part_number in self._intact_parts:
@@ -322,9 +322,7 @@ class Corpus:
         summary = self._summary(part_number)
         if sha256(self.vectors_path(part_number)) != summary["sha256"]:
             raise ValueError("its SHA-256 is not that of the file that was written")
-        documents_digest = self.part_info(part_number).digest
-        # Earlier versions wrote none.
-        if summary.get("documents", documents_digest) != documents_digest:
+        if summary["documents"] != self.part_info(part_number).digest:
             raise ValueError("its vectors are of other documents")
         self._intact_parts.add(part_number)
 
@@ -332,7 +330,7 @@ class Corpus:
         path = self.summary_path(part_number)
         try:
             summary: JsonObject = json.loads(path.read_bytes())
-            summary["sha256"]
+            summary["sha256"], summary["documents"]
             if not all(type(row) is int for row in summary["truncated"]):
                 raise ValueError("its rows are not numbers")
             return summary
@@ -365,7 +363,8 @@ class Corpus:
             stream.write(f"{json_line(summary)}\n".encode())
 
     def remove_vectors(self, part_number: int) -> None:
-        """Remove the vectors of a part, so that it counts as not encoded."""
+        """Remove the vectors of a part, so that it and the corpus count as not encoded."""
+        self.reopen()
         self._intact_parts.discard(part_number)
         self.summary_path(part_number).unlink(missing_ok=True)
         self.vectors_path(part_number).unlink(missing_ok=True)
@@ -378,7 +377,6 @@ class Corpus:
             try:
                 self.vectors(part_number)
             except ValueError:
-                self.reopen()
                 self.remove_vectors(part_number)
 
     def read(self, part_number: int) -> Iterator[tuple[Row, Vectors]]:
@@ -412,33 +410,42 @@ class Corpus:
                 rejects[row_number] = Reject(record_place, reason, document.id, row.text[:80])
         return rejects
 
-    def files(self) -> dict[str, str]:
-        """SHA-256 of every file but the header, by its name within the folder."""
-        digests = {}
-        for path in [*self.part_files(), self.path / REJECTS_FILE]:
-            if path.is_file():
-                digests[path.relative_to(self.path).as_posix()] = sha256(path)
-        return digests
+    def digest(self) -> str:
+        """Digest of the summaries of all parts, which hold those of their documents and vectors."""
+        summaries = [self._summary(part_number) for part_number in range(self.parts())]
+        return hashlib.sha256(json_line(summaries).encode()).hexdigest()
 
     def part_files(self) -> list[Path]:
         paths = [*self.path.glob("documents/*"), *self.path.glob("vectors/*")]
         return sorted(path for path in paths if path.stem.isdecimal())
 
-    def verify(self) -> None:
-        """Compare every file with the digest in the header.
+    def check_complete(self) -> None:
+        """Compare the digests of all parts with the digest in the header.
+
+        The parts themselves are compared with their digests when they are read, or by `verify`.
 
         Raises:
-            ValueError: The corpus is not complete, or a file was altered.
+            ValueError: The corpus is not complete, or has other parts.
         """
-        expected_digests = self.header().get("files")
-        if expected_digests is None:
+        header = self.header()
+        if "totals" not in header:
             raise ValueError(f"{self.path}: not encoded to its end; encode it again to finish")
-        digests = self.files()
-        for name in {**expected_digests, **digests}:
-            if expected_digests.get(name) != digests.get(name):
-                raise ValueError(
-                    f"{self.path / name}: missing, or not what was written; encode the corpus again"
-                )
+        if self.digest() != header["digest"]:
+            raise ValueError(
+                f"{self.path}: a part is missing, or not what was written; remove it and encode again"
+            )
+
+    def verify(self) -> None:
+        """Compare every part with its digests, and these with the digest in the header.
+
+        Raises:
+            ValueError: The corpus is not complete, or a file of a part was altered.
+        """
+        self.check_complete()
+        self._intact_parts.clear()
+        for part_number in range(self.parts()):
+            self.part(part_number)
+            self.vectors(part_number)
 
 
 def _vector_fault(vectors: Vectors) -> str | None:

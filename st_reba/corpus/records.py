@@ -15,8 +15,8 @@ from typing import Any, cast
 import numpy as np
 
 # Increased when the stored form changes, such as `DocumentColumns`: older folders are then refused.
-CORPUS_FORMAT = 3
-INDEX_FORMAT = 10
+CORPUS_FORMAT = 4
+INDEX_FORMAT = 11
 
 # Longer than any text that a model reads whole: such a record comes from a broken file.
 MAX_CHARACTERS = 1_000_000
@@ -66,24 +66,12 @@ class Document:
         return {**self.to_json(), "metadata": json_line(self.metadata)}
 
     @property
-    def content(self) -> str:
-        """Its fields as JSON, by which it is compared: keys may come in any order, but 1 is not 1.0."""
-        return _to_sorted_json(self.to_json())
-
-    @property
-    def content_hash(self) -> int:
-        """A number by which a document without an id is recognized."""
-        content = replace(self._without_position(), id=None).content.encode()
-        digest = hashlib.blake2b(content, digest_size=8).digest()
-        return int.from_bytes(digest, "big", signed=True)
-
-    def _without_position(self) -> Document:
-        if not self.position_keys:
-            return self
-        metadata = {
-            key: value for key, value in self.metadata.items() if key not in self.position_keys
-        }
-        return replace(self, metadata=metadata)
+    def content_hash(self) -> str:
+        """A digest by which it is recognized: keys may come in any order, but 1 is not 1.0."""
+        ignored_keys = self.position_keys if self.id is None else ()
+        metadata = {key: value for key, value in self.metadata.items() if key not in ignored_keys}
+        content = _to_sorted_json({**self.to_json(), "metadata": metadata})
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -443,13 +443,10 @@ class _TableReader:
             return id_column
         if self._remembered_id_column == "":
             return ""
-        other_columns = {column: row[column] for column in row if column != self._text_column}
-        id_column = _first_column((self._remembered_id_column, *ID_NAMES), other_columns)
-        if id_column is not None:
-            return id_column
+        usual_names = (self._remembered_id_column or "id", *ID_NAMES)
+        id_names = [name for name in usual_names if name != self._text_column]
         # Records may have different keys: the first id may be in a later one.
-        later_column = self._remembered_id_column or "id"
-        return "" if later_column == self._text_column else later_column
+        return _first_column(id_names, row) or id_names[0]
 
     def _without_bytes(self, row: Cells, row_place: str) -> Cells:
         """A row without images and other bytes; the first time for a column, a warning names it."""

@@ -257,19 +257,15 @@ def table_rows(table: Any) -> Iterator[TableRow] | None:
 def _pandas_rows(table: Any, name: str) -> Iterator[TableRow]:
     """The rows of a DataFrame; levels of its index that have a name are columns, as in Parquet."""
     column_names = list(map(str, table.columns))
+    added_levels = [level for level in _index_names(table) if str(level) not in column_names]
+    if added_levels:
+        table = table.reset_index(level=added_levels)
+        column_names = list(map(str, table.columns))
     if len(set(column_names)) < len(column_names):
         shown_names = ", ".join(map(repr, column_names))
         raise ValueError(f"{name}: two columns have one name; there: {shown_names}; rename one")
-    index_levels = []
-    for index_name in _index_names(table):
-        column = str(index_name)
-        if column not in column_names:
-            column_names.append(column)
-            index_levels.append(table.index.get_level_values(index_name))
-    rows = table.itertuples(index=False, name=None)
-    for row_number, (cells, *index_cells) in enumerate(zip(rows, *index_levels, strict=True)):
-        row = dict(zip(column_names, (*cells, *index_cells), strict=True))
-        yield f"{name}, row {row_number}", row
+    for row_number, cells in enumerate(table.itertuples(index=False, name=None)):
+        yield f"{name}, row {row_number}", dict(zip(column_names, cells, strict=True))
 
 
 def _index_names(table: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 # Longest line or field, in characters: an unclosed quote must not pull a file into memory.
 MOST_CHARS = 2**24
-# How many bytes of a file are examined before it is read.
+# How many bytes of a file are examined, at most, before it is read.
 SAMPLE_BYTES = 2**16
 
 # The marks of UTF-32 come first, for one of them begins as a mark of UTF-16 does.
@@ -61,29 +61,25 @@ def open_text(path: Path, encoding: str | None = None) -> TextIO:
 def _open_binary(path: Path) -> BinaryIO:
     if path.name.lower().endswith(".gz"):
         return cast(BinaryIO, gzip.open(path, "rb"))
-    return path.open("rb")
+    return path.open("rb", SAMPLE_BYTES)
 
 
-def decode_stream(
-    binary: BinaryIO, name: str, encoding: str | None, *, is_interactive: bool = False
-) -> TextIO:
-    """Decode a stream of bytes.
+def decode_stream(binary: BinaryIO, name: str, encoding: str | None) -> TextIO:
+    """Decode a stream of bytes. It is judged by one read: lines come as soon as they are there.
 
     A byte that is invalid in the encoding becomes a lone surrogate, see `decoding_fault`.
 
     Args:
-        binary: The stream.
+        binary: The stream, which has ``peek``, as opened files and standard input do.
         name: Its name in messages.
         encoding: None: by the mark of UTF-16 or UTF-32, else UTF-8, with or without a mark.
-        is_interactive: Read no more than the first line until a line is asked for.
     """
-    sample = binary.readline(SAMPLE_BYTES) if is_interactive else binary.read(SAMPLE_BYTES)
+    sample = binary.peek(SAMPLE_BYTES)  # type: ignore[attr-defined]
     encoding = encoding or _encoding_by_mark(sample) or "utf-8"
     if is_utf8(encoding):
         encoding = "utf-8-sig"
         _refuse_other_formats(sample, name)
-    stream = io.BufferedReader(_Rejoined(sample, binary), SAMPLE_BYTES)
-    return io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline="")
+    return io.TextIOWrapper(binary, encoding, errors="surrogateescape", newline="")
 
 
 def _encoding_by_mark(sample: bytes) -> str | None:
@@ -189,28 +185,3 @@ def _guess_wide_encoding(sample: bytes) -> str:
     if 2 * sample.count(b"\0") > len(sample):
         return "utf-32-be" if sample.startswith(b"\0") else "utf-32-le"
     return "utf-16-le" if sample.index(b"\0") % 2 else "utf-16-be"
-
-
-class _Rejoined(io.RawIOBase):
-    """A stream that starts again from its first byte, after some bytes were read."""
-
-    def __init__(self, sample: bytes, remainder: BinaryIO) -> None:
-        self._sample = sample
-        self._remainder = remainder
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if self._sample:
-            content = self._sample[: len(buffer)]
-            self._sample = self._sample[len(buffer) :]
-        else:
-            content = self._remainder.read1(len(buffer))  # type: ignore[attr-defined]
-        buffer[: len(content)] = content
-        return len(content)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._remainder.close()
-        super().close()

@@ -217,20 +217,13 @@ def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
             raise ValueError(
                 f"{' '.join(maps.tokens)!r:.60} has no token behind the first {m}. Take a longer text."
             )
-        for order, layer_map in enumerate(maps.layers):
-            run = {
-                "order": order,
-                "layer": layer_map.layer,
-                "mask": layer_map.mask,
-                "run": layer_map.run,
-            }
+        for layer_map in maps.layers:
+            run = {"layer": layer_map.layer, "mask": layer_map.mask, "run": layer_map.run}
             table_rows.append(run | _measure_sink(layer_map.matrix[m:].astype(np.float64), m))
     if not table_rows:
         raise ValueError("There is no text to measure.")
-    means = (
-        pd.DataFrame(table_rows).groupby(["order", "layer", "mask", "run"], as_index=False).mean()
-    )
-    return means.drop(columns="order")
+    runs = pd.DataFrame(table_rows).groupby(["layer", "mask", "run"], as_index=False, sort=False)
+    return runs.mean()
 
 
 def _measure_sink(queries: NDArray[np.float64], m: int) -> dict[str, object]:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from ..corpus.tables import read_table
 from ..corpus.text_files import named_errors, open_text, read_text_lines
@@ -16,28 +15,6 @@ from .tables import is_number
 QUERY_NAMES = ("query-id", "query_id", "qid")
 DOCUMENT_NAMES = ("corpus-id", "corpus_id", "doc_id", "docid", "pid")
 GRADE_NAMES = ("score", "relevance", "label", "rel")
-
-
-class QrelsColumns(NamedTuple):
-    """Where query, document and grade stand in a line of judgements."""
-
-    query: int
-    document: int
-    grade: int
-
-
-BEIR_COLUMNS = QrelsColumns(0, 1, 2)
-# TREC's second column is a number that nobody uses.
-TREC_COLUMNS = QrelsColumns(0, 2, 3)
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """One line of qrels: how relevant a document is for a query."""
-
-    query_id: str
-    document_id: str
-    grade: float
 
 
 @dataclass(frozen=True)
@@ -86,16 +63,16 @@ def read_beir(folder: Path) -> BeirFolder:
     queries = _read_texts(folder, "queries", dropped_counts)
     grades: dict[str, dict[str, float]] = {}
     judged_queries: set[str] = set()
-    for judgement in _read_judgements(_qrels_file(folder)):
-        judged_queries.add(judgement.query_id)
-        if judgement.query_id not in queries:
+    for query_id, document_id, grade in _read_judgements(_qrels_file(folder)):
+        judged_queries.add(query_id)
+        if query_id not in queries:
             dropped_counts["judgements of queries that are missing"] += 1
-        elif judgement.document_id not in documents:
+        elif document_id not in documents:
             dropped_counts["judgements of documents that the corpus lacks"] += 1
         else:
-            query_grades = grades.setdefault(queries[judgement.query_id], {})
-            document = documents[judgement.document_id]
-            query_grades[document] = max(judgement.grade, query_grades.get(document, -math.inf))
+            query_grades = grades.setdefault(queries[query_id], {})
+            document = documents[document_id]
+            query_grades[document] = max(grade, query_grades.get(document, -math.inf))
     unjudged_queries = queries.keys() - judged_queries
     if unjudged_queries:
         dropped_counts["queries without a judgement"] = len(unjudged_queries)
@@ -147,48 +124,35 @@ def _qrels_file(folder: Path) -> Path:
     return paths[0]
 
 
-def _read_judgements(file_path: Path) -> Iterator[Judgement]:
-    """Read the three columns of BEIR, with or without their names, or the four of TREC."""
-    columns: QrelsColumns | None = None
+def _read_judgements(file_path: Path) -> Iterator[tuple[str, str, float]]:
+    """Read query, document and grade from the columns of BEIR, with or without their names, or of TREC."""
+    columns: list[int] = []
     for line_name, line in _read_lines(file_path):
-        cells = _split_cells(line)
-        if columns is None:
+        separator = "\t" if "\t" in line else None  # TREC's are separated by spaces
+        cells = [cell.strip() for cell in line.split(separator)]
+        if not columns:
             columns = _find_columns(cells)
             if not is_number(cells[-1]):
                 continue
         if len(cells) <= max(columns):
             needed = f"{max(columns) + 1} columns are needed: query, document, grade."
             raise ValueError(f"{line_name}: {needed}")
-        grade = cells[columns.grade]
+        query_id, document_id, grade = (cells[column] for column in columns)
         if not is_number(grade):
             raise ValueError(f"{line_name}: the grade {grade!r:.60} is not a number.")
-        yield Judgement(cells[columns.query], cells[columns.document], float(grade))
+        yield query_id, document_id, float(grade)
 
 
-def _split_cells(line: str) -> list[str]:
-    separator = "\t" if "\t" in line else None  # TREC's are separated by spaces
-    return [cell.strip() for cell in line.split(separator)]
-
-
-def _find_columns(first_cells: Sequence[str]) -> QrelsColumns:
+def _find_columns(first_cells: Sequence[str]) -> list[int]:
     """Find query, document and grade by their names in the first line, or by their usual order."""
-    usual = TREC_COLUMNS if len(first_cells) == len(TREC_COLUMNS) + 1 else BEIR_COLUMNS
-    return QrelsColumns(
-        _column_named(QUERY_NAMES, first_cells, usual.query),
-        _column_named(DOCUMENT_NAMES, first_cells, usual.document),
-        _column_named(GRADE_NAMES, first_cells, usual.grade),
-    )
-
-
-def _column_named(
-    names: Sequence[str],
-    first_cells: Sequence[str],
-    usual_column: int,
-) -> int:
-    for column, cell in enumerate(first_cells):
-        if cell.lower() in names:
-            return column
-    return usual_column
+    # TREC's second column is a number that nobody uses.
+    columns = [0, 2, 3] if len(first_cells) == 4 else [0, 1, 2]
+    for role, names in enumerate((QUERY_NAMES, DOCUMENT_NAMES, GRADE_NAMES)):
+        for column, cell in enumerate(first_cells):
+            if cell.lower() in names:
+                columns[role] = column
+                break
+    return columns
 
 
 def _read_lines(file_path: Path) -> Iterator[tuple[str, str]]:

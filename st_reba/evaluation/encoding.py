@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from ..encode import Role, encode_texts
+from ..encode import Role, encode_texts, transformer_of
 from ..methods import Method
 from ..progress import progress_bar
 from ..words import encode_words, tokens_of_span
 from .instructions import Instructions
 from .readouts import MethodGroup, build_on, depth_of, group_by_pass, readout_of
-from .shared_pass import TokenRange, transformer_of
+from .shared_pass import TokenRange
 from .statistics import Evidence
 from .task import Task
 from .vectors import Vectors

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..recipe import read_yaml
+
+logger = logging.getLogger(__name__)
 
 TaskInstructions = Mapping[str, str | Mapping[str, str]]
 _FOLDER = Path(__file__).with_name("prompts")
@@ -52,6 +55,19 @@ class Instructions:
             if not texts or not all(isinstance(text, str) and text for text in texts):
                 example = "STSB: Retrieve semantically similar text."
                 raise ValueError(f"prompts={self.name!r} must hold tasks and texts, as {example}")
+
+    def for_task(self, task: str) -> Instructions:
+        """These, or none, with a warning, if they hold nothing for a task."""
+        if not self.tasks or task in self.tasks or "*" in self.tasks:
+            return self
+        known_tasks = ", ".join(list(self.tasks)[:10])
+        logger.warning(
+            "prompts=%r holds no instruction for %r, but for %s. Name the table's file so, or give one for '*'.",
+            self.name,
+            task,
+            known_tasks,
+        )
+        return Instructions()
 
     def before(
         self,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..encode import Role, computed_positions, saved_prompt
+from ..methods import Method
+from .readouts import MethodGroup
 from .task import Task
 from .vectors import Vectors, remove_directions
 
-Key = TypeVar("Key")
 VectorsByRole = dict[Role | None, Vectors]
 
 
@@ -59,32 +60,30 @@ class TuningItems(ABC):
         """Number of texts that a pass runs."""
         return sum(map(len, self.texts_by_role.values()))
 
-    def count_positions(self, model: SentenceTransformer) -> int:
-        """Positions that a model computes for the texts, with its prompts."""
+    def count_positions(
+        self, model: SentenceTransformer, prompted_model: SentenceTransformer
+    ) -> int:
+        """Positions that a model computes for the texts, behind the prompts of another, or of itself."""
         position_count = 0
         for role, texts in self.texts_by_role.items():
-            input_options = input_options_of(model, role)
+            input_options = input_options_of(prompted_model, role)
             position_count += sum(computed_positions(model[0], texts, input_options))
         return position_count
 
     def encode(
-        self,
-        run_texts: Callable[..., Mapping[Key, Vectors]],
-        prompted_model: SentenceTransformer,
-    ) -> dict[Key, VectorsByRole]:
-        """Encode the items by each readout of a pass, or by each method.
+        self, method_group: MethodGroup, prompted_model: SentenceTransformer
+    ) -> dict[Method, VectorsByRole]:
+        """Encode the items by each method of a group.
 
         Args:
-            run_texts: :func:`~st_reba.evaluation.shared_pass.run_pass` or
-                ``encode`` of a :class:`~st_reba.evaluation.readouts.MethodGroup`, with all but
-                texts, prompt and task given.
+            method_group: The methods, with the model that runs them.
             prompted_model: The model whose prompts stand before the texts.
         """
-        encoded_items = defaultdict[Key, VectorsByRole](dict)
+        encoded_items = defaultdict[Method, VectorsByRole](dict)
         for role, texts in self.texts_by_role.items():
             input_options = input_options_of(prompted_model, role)
-            for key, vectors in run_texts(texts=texts, **input_options).items():
-                encoded_items[key][role] = vectors
+            for method, vectors in method_group.encode(texts, **input_options).items():
+                encoded_items[method][role] = vectors
         return encoded_items
 
 

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 
 from .statistics import Evidence
 from .task import Metric
-from .vectors import Vectors, normalize_exactly
+from .vectors import Vectors, normalize_rows
 
 # Cosines are rounded to this many digits: those that float32 cannot tell apart are equal.
 COSINE_DIGITS = 6
@@ -26,7 +26,7 @@ def pair_cosines(
     second_rows: ArrayLike,
 ) -> NDArray[np.float64]:
     """Cosines of pairs of rows, rounded to six digits; a zero vector has 0 with all."""
-    unit_vectors = normalize_exactly(vectors)
+    unit_vectors = normalize_rows(vectors, np.float64)
     products = unit_vectors[np.asarray(first_rows)] * unit_vectors[np.asarray(second_rows)]
     return np.asarray(np.round(products.sum(axis=1), COSINE_DIGITS))
 

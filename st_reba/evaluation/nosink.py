@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pandas as pd
-from sentence_transformers import SentenceTransformer
 
 from ..methods import Method
-from ..modules.settings import SETTINGS
 from .readouts import depth_of
 from .run import compare, open_base
 from .tables import Location
@@ -56,61 +54,31 @@ def choose_k(
         ('nosink', ['baseline', 'inplace-bidir'])
     """
     model = open_base(base, loading)
-    trial = SettingTrial(model, read_task(table, **reading_options), pooling, m)
+    task = read_task(table, **reading_options)
+    nosink = partial(Method, "nosink", pooling=pooling)
+    scores: dict[Method, float] = {}
+
+    def best_of(methods: Sequence[Method]) -> Method:
+        """Score methods; the best, of equal ones the first."""
+        results = compare(model, task, methods, draws=0).results
+        for method, result in zip(methods, results, strict=True):
+            scores[method] = result.score
+        return max(methods, key=scores.__getitem__)
+
     layer_counts = range(1, depth_of(model) + 1)
-    baseline = Method("nosink", pooling=pooling, setting="baseline")
-    bidirectional_methods = [trial.make_method("inplace-bidir", k) for k in layer_counts]
-    k_bidirectional = trial.best_of([baseline, *bidirectional_methods]).k or 0
-    k_masked = trial.best_of([trial.make_method("mask0-bidir", k) for k in layer_counts]).k or 0
-    for k0 in sorted({k_masked, k_masked // 2}):
-        if 0 < k0 <= k_bidirectional:
-            trial.best_of([trial.make_method("mask0&bidir", k_bidirectional, k0)])
-    table_rows = [
-        (method.setting, method.k or 0, method.k0, score) for method, score in trial.scores.items()
+    bidirectional_methods = [nosink(setting="inplace-bidir", k=k) for k in layer_counts]
+    k_bidirectional = best_of([nosink(setting="baseline"), *bidirectional_methods]).k or 0
+    k_masked = best_of([nosink(setting="mask0-bidir", k=k, m=m) for k in layer_counts]).k or 0
+    combined_methods = [
+        nosink(setting="mask0&bidir", k=k_bidirectional, k0=k0, m=m)
+        for k0 in sorted({k_masked, k_masked // 2})
+        if 0 < k0 <= k_bidirectional
     ]
-    return min(trial.scores, key=trial.rank), pd.DataFrame(
-        table_rows, columns=["setting", "k", "k0", "score"]
-    )
-
-
-@dataclass
-class SettingTrial:
-    """NoSink's settings on a task, and the scores of those that were tried."""
-
-    model: SentenceTransformer
-    task: Task
-    pooling: str
-    m: int
-    scores: dict[Method, float] = field(default_factory=dict)
-
-    def make_method(
-        self,
-        setting: str,
-        k: int,
-        k0: int | None = None,
-    ) -> Method:
-        """A setting, with m where it hides the sink."""
-        m = self.m if SETTINGS[setting].hides_sink else 1
-        return Method(
-            "nosink",
-            pooling=self.pooling,
-            setting=setting,
-            k=k,
-            k0=k0,
-            m=m,
-        )
-
-    def best_of(self, methods: Sequence[Method]) -> Method:
-        """Score methods, and return the best one."""
-        for result in compare(
-            self.model,
-            self.task,
-            methods,
-            draws=0,
-        ).results:
-            self.scores[Method.parse(result.method)] = result.score
-        return min(methods, key=self.rank)
-
-    def rank(self, method: Method) -> tuple[float, int]:
-        """A sort key: the best first; among equal ones the smaller k, then the one tried first."""
-        return -self.scores[method], method.k or 0
+    if combined_methods:
+        best_of(combined_methods)
+    methods_by_k = sorted(scores, key=lambda method: method.k or 0)
+    table_rows = [
+        (method.setting, method.k or 0, method.k0, score) for method, score in scores.items()
+    ]
+    score_table = pd.DataFrame(table_rows, columns=["setting", "k", "k0", "score"])
+    return max(methods_by_k, key=scores.__getitem__), score_table

@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from ..assembly import build_model
-from ..encode import DEFAULT_BATCH_TOKENS, computed_positions, encode_texts
-from ..filters import Filter
+from ..encode import DEFAULT_BATCH_TOKENS, computed_positions, encode_texts, transformer_of
 from ..methods import Method, Options
-from .shared_pass import Readout, TokenRange, run_pass, transformer_of
+from .shared_pass import Readout, TokenRange, run_pass
 from .vectors import Vectors, normalize_rows
 
 _METHOD_OPTIONS = frozenset(option.name for option in fields(Method))
@@ -145,10 +143,8 @@ class MethodGroup:
         *,
         check: bool = True,
     ) -> None:
-        self.base_model = base_model
         self.methods = methods
-        pass_method = methods[0]  # runs the most layers
-        self.model = build_on(base_model, replace(pass_method, filter=None), check=check)
+        self.model = build_on(base_model, methods[0], check=check)  # runs the most layers
         # Empty: the only method's model runs by itself.
         self.readouts: dict[Method, Readout] = {}
         for method in methods:
@@ -182,20 +178,16 @@ class MethodGroup:
                 progress=progress,
                 **input_options,
             )
-            pooled_vectors = {
-                method: vectors_by_readout[readout] for method, readout in self.readouts.items()
-            }
-        else:
-            (method,) = self.methods
-            vectors = encode_texts(self.model, texts, batch_tokens=batch_tokens, **input_options)
-            pooled_vectors = {method: vectors}
-            if progress is not None:
-                progress(self.count_positions(texts, input_options))
-        task = input_options.get("task")
-        return {
-            method: _finish_vectors(self.base_model, method, vectors, task)
-            for method, vectors in pooled_vectors.items()
-        }
+            vectors_by_method: dict[Method, Vectors] = {}
+            for method, readout in self.readouts.items():
+                vectors = vectors_by_readout[readout]
+                vectors_by_method[method] = normalize_rows(vectors) if method.normalize else vectors
+            return vectors_by_method
+        (method,) = self.methods
+        vectors = encode_texts(self.model, texts, batch_tokens=batch_tokens, **input_options)
+        if progress is not None:
+            progress(self.count_positions(texts, input_options))
+        return {method: vectors}
 
     def _check_words(self) -> None:
         """Refuse methods that have no vectors of words."""
@@ -204,28 +196,13 @@ class MethodGroup:
             raise ValueError(f"{method}: words have no vector here. Use st_reba.encode_words.")
 
 
-def _finish_vectors(
-    base_model: SentenceTransformer,
-    method: Method,
-    vectors: Vectors,
-    task: Any,
-) -> Vectors:
-    """Scale and filter pooled vectors."""
-    if method.normalize:
-        vectors = normalize_rows(vectors)
-    if method.filter is None:
-        return vectors
-    build_on(base_model, method, check=False)  # refuses the filter of another method
-    vectors = Filter.load(method.filter).apply(vectors, task).astype(np.float32)
-    return normalize_rows(vectors) if method.normalize else vectors
-
-
 def readout_of(method: Method, depth: int) -> Readout | None:
     """The readout of a method, on a base with L layers (``depth``); None: its model has to run by itself."""
     pooling = method.pooling_spec.readout
     reads_outputs = method.read == "attention"
     needs_own_model = [
         method.name == "reba" and reads_outputs,
+        method.filter is not None,
         method.implementation != "paper",
         method.chunk is not None,
         method.pooled is not None,

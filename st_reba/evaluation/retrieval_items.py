@@ -230,16 +230,11 @@ def draw_documents(
     )
 
 
-def read_rankings(
-    source: Task | Location,
-    *,
-    columns: Mapping[str, str] | None = None,
-    labels: Mapping[str, float] | None = None,
-) -> Task:
+def read_rankings(source: Task | Location) -> Task:
     """Read queries with their documents: a BEIR folder, or a table of query, document and perhaps relevance.
 
     Args:
-        source, columns, labels: As for :func:`~st_reba.evaluation.read_task`.
+        source: As for :func:`~st_reba.evaluation.read_task`, which also takes names of columns.
 
     Returns:
         A task of the kind Retrieval.
@@ -247,7 +242,7 @@ def read_rankings(
     Raises:
         ValueError: There are no queries with documents, or fewer than 30.
     """
-    task = read_task(source, "Retrieval", columns=columns, labels=labels)
+    task = read_task(source, "Retrieval")
     if task.kind == "Reranking":
         task = replace(task, kind="Retrieval")
     if task.kind != "Retrieval" or len(task.items) < FEWEST_QUERIES:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from sentence_transformers import SentenceTransformer
 
-from ..encode import DEFAULT_BATCH_TOKENS
+from ..encode import DEFAULT_BATCH_TOKENS, transformer_of
 from ..methods import OPTIONS, Method, method_of
 from ..safety import load
 from . import mteb_tasks
@@ -22,7 +22,6 @@ from .instructions import Instructions, read_instructions
 from .readouts import build_on, load_base
 from .result_files import OutputFiles
 from .results import Comparison, Result, Scorer
-from .shared_pass import transformer_of
 from .statistics import DRAWS, check_seed
 from .task import Task
 from .tasks import read_task, split_kind
@@ -79,7 +78,7 @@ def compare(
     scorer = Scorer(task, metric, draws, seed)
     files = OutputFiles(out, figure)
     model = open_base(base, loading)
-    instructions = read_instructions(prompts)
+    instructions = read_instructions(prompts).for_task(task.name)
     start_time = time.perf_counter()
     vectors = shared_vectors(
         model, task, parsed_methods, instructions, batch_tokens, show_progress_bar
@@ -169,12 +168,14 @@ def _vary_methods(
                 varied_method = replace(method, **{option: value})
                 transformer_of(build_on(base, varied_method, check=False)).budget()
             except (ValueError, TypeError) as error:
-                reasons.append(str(error))
+                reasons.append(f"{method}: {error}")
                 column.append(None)
             else:
                 column.append(str(varied_method))
         if len(reasons) == len(methods):
-            raise ValueError(f"{option}={value} (--vary): no method takes this value. {reasons[0]}")
+            raise ValueError(
+                f"{option}={value} (--vary): no method takes this value. {' '.join(reasons)}"
+            )
         columns[str(value)] = column
     return pd.DataFrame(columns, index=list(map(str, methods)), dtype=object)
 
@@ -219,6 +220,7 @@ def evaluate(
     for task, task_prompts in list(_find_tasks(tasks, seed, reading_options)):
         instructions = read_instructions(task_prompts if prompts is None else prompts)
         if isinstance(task, Task):
+            instructions = instructions.for_task(task.name)
             result = _score_task(model, task, instructions, batch_tokens, show_progress_bar)
         else:
             result = _score_mteb_task(model, task, instructions, show_progress_bar)
@@ -299,6 +301,6 @@ def _find_tasks(
             for toy_task in toy_tasks_named(word, reading_options.get("limit"), seed):
                 yield toy_task, None
         elif (is_name and kind is None) or hasattr(task, "metadata"):
-            yield from mteb_tasks.find_tasks(task)
+            yield from mteb_tasks.find_tasks(word or task)
         else:
             yield read_task(task, **reading_options, seed=seed), None

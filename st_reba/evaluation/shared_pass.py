@@ -12,7 +12,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
-from ..encode import DEFAULT_BATCH_TOKENS, computed_positions, input_lengths, token_batches
+from ..encode import (
+    DEFAULT_BATCH_TOKENS,
+    computed_positions,
+    input_lengths,
+    token_batches,
+    transformer_of,
+)
 from ..modules import PromptEnsemble
 from ..modules.capture import BackwardAttention, Capture
 from ..modules.layers import watch_layers
@@ -51,13 +57,6 @@ class Readout(NamedTuple):
         if self.first_layer is None:
             return self.layer
         return self.first_layer, self.layer
-
-
-def transformer_of(model: SentenceTransformer) -> RepeatTransformer:
-    """The first module of a model that is built."""
-    transformer = model[0]
-    assert isinstance(transformer, RepeatTransformer)
-    return transformer
 
 
 def run_pass(

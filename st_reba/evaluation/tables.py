@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import pandas as pd
 
-from ..corpus.tables import read_table
+from ..corpus.tables import is_dataset, read_table
 
 Location: TypeAlias = "pd.DataFrame | str | os.PathLike[str]"
 CellReader = Callable[[Any], Any]
@@ -158,18 +158,18 @@ class LabelledTable:
             raise ValueError(
                 f"{self.name}: labels=… belongs to kinds with a label; this one has none."
             )
-        value_of_label = {str(label): value for label, value in (self.labels or {}).items()}
+        value_of_label = {label_text(label): value for label, value in (self.labels or {}).items()}
         value_rows: list[tuple[Any, ...]] = []
-        dropped_counts: Counter[str] = Counter()
+        dropped_labels: Counter[str] = Counter()
         for row_number, cells in enumerate(
             self.frame[columns].itertuples(index=False, name=None), 1
         ):
             if self.labels is not None:
                 *texts, label = cells
-                if str(label) not in value_of_label:
-                    dropped_counts["its label"] += 1
+                if label_text(label) not in value_of_label:
+                    dropped_labels[label_text(label)] += 1
                     continue
-                cells = (*texts, value_of_label[str(label)])
+                cells = (*texts, value_of_label[label_text(label)])
             value_row: list[Any] = []
             for column_name, read_cell, cell in zip(
                 columns,
@@ -184,13 +184,15 @@ class LabelledTable:
                         f"{self.name}, row {row_number}, column {column_name!r}: {error}"
                     ) from None
             value_rows.append(tuple(value_row))
-        return LabelledRows(value_rows, dict(dropped_counts))
-
-    def fill_column(self, role: str, value: object) -> LabelledTable:
-        """The table with one value in all rows, if it has no column of a role."""
-        if self._find_column(role) is not None:
-            return self
-        return replace(self, frame=self.frame.assign(**{role: value}))
+        if dropped_labels and not value_rows:
+            raise ValueError(
+                f"{self.name}: labels=… names {', '.join(value_of_label)}, but the labels are "
+                f"{', '.join(list(dropped_labels)[:10])}. Give some of these (--label)."
+            )
+        dropped_counts: dict[str, int] = {}
+        if dropped_labels:
+            dropped_counts["its label"] = dropped_labels.total()
+        return LabelledRows(value_rows, dropped_counts)
 
     def _find_column(self, role: str) -> str | None:
         if role in self.chosen_columns:
@@ -206,10 +208,16 @@ def read_frame(location: Location) -> pd.DataFrame:
     if isinstance(location, pd.DataFrame):
         return location
     file_path = Path(location)
-    if file_path.suffix in (".tsv", ".csv", ".txt"):
+    if file_path.is_dir() and not is_dataset(file_path):
+        raise ValueError(
+            f"{file_path} is a folder, but not saved by the datasets library; a ranking may also be in BEIR's layout "
+            "(corpus.jsonl, queries.jsonl, qrels/*.tsv). Give a file."
+        )
+    # A pipe would never end.
+    if file_path.suffix in (".tsv", ".csv", ".txt") and file_path.is_file():
         try:
             file_lines = file_path.read_text(encoding="utf-8-sig").split("\n")
-        except (OSError, UnicodeDecodeError):
+        except UnicodeDecodeError:
             return read_table(file_path)
         for file_format in HEADERLESS_FORMATS:
             if file_format.matches(file_lines[0]):
@@ -224,13 +232,15 @@ def _read_headerless(
 ) -> pd.DataFrame:
     first, second = file_format.text_fields
     value_rows: list[tuple[str, str, str]] = []
-    for line in filter(None, file_lines):
+    for line_number, line in enumerate(file_lines, 1):
+        if not line:
+            continue
         fields = line.split(file_format.separator)
         if len(fields) < file_format.field_count:
             needed = (
                 f"{file_format.field_count} fields between {file_format.separator!r} are needed"
             )
-            raise ValueError(f"{file_path}, line {len(value_rows) + 1}: {needed}.")
+            raise ValueError(f"{file_path}, line {line_number}: {needed}.")
         value_rows.append((fields[file_format.score_field], fields[first], fields[second]))
     return pd.DataFrame(value_rows, columns=["score", "text1", "text2"])
 
@@ -254,22 +264,23 @@ def read_label(cell: object) -> str:
     """The name of a class."""
     if cell is None or cell != cell or not str(cell).strip():
         raise ValueError("the label or score is missing.")
+    return label_text(cell)
+
+
+def label_text(cell: object) -> str:
+    """A label as a string; whole numbers without a point, as pandas makes 1.0 of 1 where other cells are empty."""
+    if isinstance(cell, (float, np.floating)) and cell.is_integer():
+        return str(int(cell))
     return str(cell)
 
 
 def read_score(cell: Any) -> float:
     """A score or grade."""
-    label = read_label(cell)
+    read_label(cell)  # refuses a missing one
     if is_number(cell):
         return float(cell)
-    try:
-        is_large = math.isfinite(float(label))
-    except ValueError:
-        is_large = False
-    if is_large:
-        raise ValueError(f"{cell!r:.60} is too large; scores are at most {LARGEST_NUMBER:.0e}.")
     remedy = "For classes take kind='PairClassification' (--kind) and labels=… (--label)."
-    raise ValueError(f"{cell!r:.60} is not a number. {remedy}")
+    raise ValueError(f"{cell!r:.60} is not a number up to {LARGEST_NUMBER:.0e}. {remedy}")
 
 
 def read_truth(cell: object) -> int:

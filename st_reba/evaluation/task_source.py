@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..corpus.tables import is_dataset
 from .beir import is_beir_folder
 from .tables import LabelledTable, Location, read_frame
 
@@ -19,12 +18,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, eq=False)
 class TaskSource:
-    """The arguments of :func:`~st_reba.evaluation.read_task`, from which a kind reads its items.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A path is neither a file nor a folder in a known layout.
-    """
+    """The arguments of :func:`~st_reba.evaluation.read_task`, from which a kind reads its items."""
 
     location: Location
     kind: str | None = None
@@ -34,10 +28,6 @@ class TaskSource:
     labels: Mapping[Any, Any] | None = None
     limit: int | None = None
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_readable(self.location)
-        check_readable(self.train)
 
     @property
     def path(self) -> Path | None:
@@ -119,27 +109,3 @@ def subsample(
         return list(table_rows)
     row_indices = random.Random(seed).sample(range(len(table_rows)), limit)
     return [table_rows[index] for index in sorted(row_indices)]
-
-
-def check_readable(location: object) -> None:
-    """Refuse what cannot be read as a table before it is opened: a pipe would never end.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is neither a file nor a folder in a known layout.
-    """
-    if not isinstance(location, (str, os.PathLike)):
-        return
-    if not str(location).strip():
-        raise ValueError(f"the path {str(location)!r} is empty. Give a file or a folder.")
-    path = Path(location)
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file or folder")
-    if path.is_dir():
-        if not is_beir_folder(path) and not is_dataset(path):
-            raise ValueError(
-                f"{path} is a folder, but neither in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/*.tsv) "
-                "nor saved by the datasets library. Give a file."
-            )
-    elif not path.is_file():
-        raise ValueError(f"{path} is not a file but a pipe or a device. Give a file.")

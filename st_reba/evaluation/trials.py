@@ -1,4 +1,4 @@
-"""The trials of tune: passes run over the items that choose, and every readout becomes a candidate."""
+"""The trials of tune: passes run over the items that choose, and every method becomes a candidate."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from ..encode import transformer_of
 from ..files import whole_path
 from ..methods import Method
 from ..modules.outputs import shows_attention
 from ..modules.version import __version__
 from .items import TuningItems, input_options_of
-from .readouts import build_with_prompts, depth_of
-from .shared_pass import run_pass, transformer_of
-from .tried_passes import Pass
+from .readouts import MethodGroup, build_on, depth_of, group_by_pass
 
 # A method is clearly better than another if its gain exceeds this many standard errors of it.
 CLEAR_ERRORS = 3
-# Bytes of vectors that a pass may hold.
+# Bytes of vectors that a pass may hold, before a copy of them is scaled.
 _MAX_BYTES = 1 << 30
 
 
@@ -97,7 +95,7 @@ def is_clearly_better(candidate: Candidate, standard: Candidate) -> bool:
 
 
 class Trials:
-    """Runs passes over the items that choose, and scores their readouts.
+    """Runs passes over the items that choose, and scores the methods that are read from them.
 
     Args:
         base_model: A model from :func:`~st_reba.evaluation.readouts.load_base`, with the prompts
@@ -120,36 +118,40 @@ class Trials:
         self.folder = folder
         self.pass_seconds = 0.0
         self.depth = depth_of(base_model)
-        self.plain_positions = items.count_positions(base_model)
+        self.plain_positions = items.count_positions(base_model, base_model)
 
-    def passes_with_room(self, passes: Sequence[Pass], say: Callable[[str], object]) -> list[Pass]:
-        """The passes that can run; ``say`` gets a line for each of the others."""
-        passes_with_room: list[Pass] = []
-        for planned_pass in passes:
-            refusal = self.why_not(planned_pass)
+    def plan_passes(
+        self, methods: Sequence[Method], say: Callable[[str], object]
+    ) -> list[list[Method]]:
+        """The methods of each pass that can run; ``say`` gets a line for each of the others."""
+        if not shows_attention(transformer_of(self.base_model).model):
+            methods = [method for method in methods if method.read != "attention"]
+        passes: list[list[Method]] = []
+        for methods_of_pass in group_by_pass(methods, self.depth).values():
+            refusal = self.why_not(methods_of_pass[0])
             if refusal is None:
-                passes_with_room.append(planned_pass)
+                passes.append(methods_of_pass)
             else:
-                say(f"left out: {planned_pass.method}: {refusal}")
-        return passes_with_room
+                say(f"left out: {methods_of_pass[0]}: {refusal}")
+        return passes
 
-    def why_not(self, planned_pass: Pass) -> str | None:
-        """Why a pass cannot run, as max_seq_length may leave no room behind its prompt; None: it can."""
+    def why_not(self, method: Method) -> str | None:
+        """Why a method cannot run, as max_seq_length may leave no room behind its prompt; None: it can."""
         try:
-            model = build_with_prompts(self.base_model, planned_pass.method, check=False)
+            transformer = transformer_of(build_on(self.base_model, method, check=False))
             for role in self.items.texts_by_role:
-                transformer_of(model).budget(**input_options_of(model, role))
+                transformer.budget(**input_options_of(self.base_model, role))
         except ValueError as error:
             return str(error)
         return None
 
-    def score_pass(self, planned_pass: Pass) -> list[Candidate]:
-        """All candidates of a pass, which runs now, or was kept in the folder."""
+    def score_pass(self, methods: Sequence[Method]) -> list[Candidate]:
+        """All candidates of the methods of a pass, which runs now, or was kept in the folder."""
         if self.folder is None:
-            return self._run_pass(planned_pass)
-        path = self.folder / f"{self.pass_key(planned_pass)}.pt"
+            return self._run_pass(methods)
+        path = self.folder / f"{self.pass_key(methods)}.pt"
         if not path.exists():
-            candidates = self._run_pass(planned_pass)
+            candidates = self._run_pass(methods)
             saved_rows = [
                 {**vars(candidate), "method": str(candidate.method)} for candidate in candidates
             ]
@@ -163,31 +165,28 @@ class Trials:
             candidates.append(Candidate(**saved_row))
         return candidates
 
-    def _run_pass(self, planned_pass: Pass) -> list[Candidate]:
-        model = build_with_prompts(self.base_model, planned_pass.method)
-        readouts = planned_pass.readouts(self.depth)
-        if not shows_attention(transformer_of(model).model):
-            readouts = [readout for readout in readouts if readout.first_layer is None]
-        cost_per_layer = self.items.count_positions(model) / (self.plain_positions * self.depth)
-        vector_bytes = 4 * transformer_of(model).get_embedding_dimension() * self.items.text_count
-        # The pass runs again for readouts whose vectors do not fit.
-        step = max(1, _MAX_BYTES // vector_bytes)
+    def _run_pass(self, methods: Sequence[Method]) -> list[Candidate]:
+        width = transformer_of(self.base_model).get_embedding_dimension()
+        # The pass runs again for methods whose vectors do not fit.
+        step = max(1, _MAX_BYTES // (4 * width * self.items.text_count))
         candidates: list[Candidate] = []
-        for start in range(0, len(readouts), step):
+        for start in range(0, len(methods), step):
+            method_group = MethodGroup(self.base_model, methods[start : start + step])
+            positions = self.items.count_positions(method_group.model, self.base_model)
             start_time = time.perf_counter()
-            run_texts = partial(run_pass, model, readouts[start : start + step])
-            encoded_items = self.items.encode(run_texts, model)
+            encoded_items = self.items.encode(method_group, self.base_model)
             self.pass_seconds += time.perf_counter() - start_time
-            for readout, vectors_by_role in encoded_items.items():
-                method = planned_pass.method_of_readout(readout, self.depth)
+            for method, vectors_by_role in encoded_items.items():
+                last_layer = method.read_layers(self.depth)[1]
+                cost = positions * last_layer / (self.plain_positions * self.depth)
                 for filter_kind in self.filter_kinds:
-                    evidence = self.items.score(vectors_by_role, filter_kind, model.device)
-                    candidates.append(
-                        Candidate(method, filter_kind, cost_per_layer * readout.layer, evidence)
+                    evidence = self.items.score(
+                        vectors_by_role, filter_kind, self.base_model.device
                     )
+                    candidates.append(Candidate(method, filter_kind, cost, evidence))
         return candidates
 
-    def pass_key(self, planned_pass: Pass) -> str:
+    def pass_key(self, methods: Sequence[Method]) -> str:
         """A name that no other pass, base, prompts, texts or version of this code has."""
         model = transformer_of(self.base_model).model
         embeddings = next(model.get_input_embeddings().parameters())
@@ -195,7 +194,7 @@ class Trials:
         limits = self.base_model.max_seq_length, self.plain_positions
         prompts = [input_options_of(self.base_model, role) for role in self.items.texts_by_role]
         base_facts = model.config.to_json_string(), model.dtype, limits, prompts
-        facts = __version__, self.filter_kinds, planned_pass, self.items
+        facts = __version__, self.filter_kinds, methods, self.items
         digest = hashlib.sha256(repr((facts, base_facts)).encode())
         digest.update(first_weights.tobytes())
         return digest.hexdigest()[:24]

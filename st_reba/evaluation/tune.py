@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -13,13 +14,14 @@ from typing import Any, get_args
 from sentence_transformers import SentenceTransformer
 
 from ..filters import with_filter
+from ..hub.save import check_free
+from ..methods import Method
 from ..recipe import recipe_for
 from .readouts import build_with_prompts, load_base
 from .retrieval_items import read_rankings
 from .statistics import check_seed
 from .tasks import read_task
 from .trials import Candidate, Trials, select_best
-from .tried_passes import Pass
 from .tune_plan import (
     Purpose,
     TuningPlan,
@@ -91,10 +93,7 @@ def tune(
         )
     if most_cost is not None and not most_cost > 0:
         raise ValueError(f"most_cost={most_cost} (--most-cost) must be a number above 0.")
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(
-            f"out={str(folder)!r} is not a folder. Name one that is new, or that tune wrote."
-        )
+    _check_folder(folder, base)
     plan = make_plan(texts, labels, purpose, sample, seed)
     if isinstance(base, (str, os.PathLike)):
         recipe = recipe_for(base, loading_options)
@@ -104,7 +103,7 @@ def tune(
     base_model = load_base(base, **loading_options)
     filter_kinds = plan.filter_kinds(base_model)
     trials = Trials(base_model, plan.choosing_items, filter_kinds, folder / "passes")
-    candidates = run_trials(trials, plan.passes(trials.depth), say)
+    candidates = run_trials(trials, plan.methods(trials.depth), say)
     best_candidate = select_best(candidates, most_cost, plan.find_default(candidates, base_model))
     say("scoring the choice, and what it is compared with, on the rest of the texts")
     length = loading_options.get("max_seq_length")
@@ -123,6 +122,35 @@ def tune(
     model = build_with_prompts(base_model, choice.method, **_model_options(loading_options))
     write_report(report, base, model, loading_options)
     return report
+
+
+def _check_folder(folder: Path, base: Any) -> None:
+    """Refuse to write over files that tune did not write."""
+    base_path = Path(base).absolute() if isinstance(base, (str, os.PathLike)) else None
+    problem = None
+    if folder.is_dir():
+        if base_path is not None and base_path.exists() and base_path.parent == folder.absolute():
+            problem = "holds the base"
+        elif any(folder.iterdir()) and not _is_of_tune(folder):
+            problem = "holds files of something else"
+    elif folder.exists():
+        problem = "is not a folder"
+    if problem is not None:
+        raise ValueError(
+            f"out={str(folder)!r} {problem}. Name a folder that is new, or that tune wrote."
+        )
+    check_free(folder / "model", overwrite=True)
+
+
+def _is_of_tune(folder: Path) -> bool:
+    """Whether tune wrote a folder, or was stopped while it did."""
+    if (folder / "passes").is_dir():
+        return True
+    try:
+        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(report, dict) and report.keys() >= {"method", "rows", "tried"}
 
 
 def _fit_choice(
@@ -162,19 +190,19 @@ def make_plan(
 
 def run_trials(
     trials: Trials,
-    passes: Sequence[Pass],
+    methods: Sequence[Method],
     say: Callable[[str], object],
 ) -> list[Candidate]:
-    """Score the passes one after another."""
-    passes = trials.passes_with_room(passes, say)
+    """Score methods, one pass after another."""
+    passes = trials.plan_passes(methods, say)
     candidates: list[Candidate] = []
     say(f"{len(passes)} passes through the base")
-    for pass_number, planned_pass in enumerate(passes, 1):
+    for pass_number, methods_of_pass in enumerate(passes, 1):
         start_time = time.perf_counter()
-        candidates += trials.score_pass(planned_pass)
+        candidates += trials.score_pass(methods_of_pass)
         seconds = time.perf_counter() - start_time
         best_candidate = max(candidates, key=lambda candidate: candidate.score)
-        progress = f"{pass_number}/{len(passes)} {planned_pass.method}: {seconds:.0f} s"
+        progress = f"{pass_number}/{len(passes)} {methods_of_pass[0]}: {seconds:.0f} s"
         say(f"{progress}; best {best_candidate.score:.3f}: {best_candidate.method}")
     return candidates
 
@@ -199,7 +227,7 @@ def auto(
     base_options = {name: value for name, value in loading_options.items() if value is not None}
     base_model = load_base(base, **base_options)
     trials = Trials(base_model, plan.choosing_items, plan.filter_kinds(base_model))
-    candidates = run_trials(trials, plan.passes(trials.depth, is_small=True), logger.info)
+    candidates = run_trials(trials, plan.methods(trials.depth, is_small=True), logger.info)
     best_candidate = select_best(candidates, default=plan.find_default(candidates, base_model))
     model = build_with_prompts(
         base_model,

@@ -1,4 +1,4 @@
-"""What tune does for each purpose: the items, the passes, the filter, and what the choice is compared with."""
+"""What tune does for each purpose: the items, the methods, the filter, and what the choice is compared with."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ from .retrieval_items import (
 from .task import KINDS, Task, TextIndex
 from .texts import common_script, draw_texts, script_of
 from .trials import CLEAR_ERRORS, Candidate, find_candidate
-from .tried_passes import (
-    Pass,
+from .tried_methods import (
     default_on,
     published_methods,
-    search_passes,
-    similarity_passes,
+    search_methods,
+    similarity_methods,
 )
 from .tune_report import ReportEntry, TuneRow, report_rows
 from .vectors import REMOVED_DIRECTIONS, search_filter_kinds
@@ -108,10 +107,10 @@ class SimilarityPlan:
         """The script of most texts."""
         return common_script(self.texts)
 
-    def passes(self, depth: int, *, is_small: bool = False) -> list[Pass]:
-        """The inputs and masks that are tried, or the few that cover most, on a base of L layers (``depth``)."""
+    def methods(self, depth: int, *, is_small: bool = False) -> list[Method]:
+        """The methods that are tried, or the few that cover most cases, on a base of L layers (``depth``)."""
         has_labels = not self.is_by_views
-        return similarity_passes(depth, self.script, is_small=is_small, has_labels=has_labels)
+        return similarity_methods(depth, self.script, is_small=is_small, has_labels=has_labels)
 
     def filter_kinds(self, base_model: SentenceTransformer) -> list[str | None]:
         """Kinds of filters that are tried, None for none."""
@@ -216,9 +215,9 @@ class RetrievalPlan:
         """The script of most documents."""
         return common_script(self.documents)
 
-    def passes(self, depth: int, *, is_small: bool = False) -> list[Pass]:
+    def methods(self, depth: int, *, is_small: bool = False) -> list[Method]:
         """As for :class:`SimilarityPlan`."""
-        return search_passes(depth, self._script, is_small=is_small)
+        return search_methods(depth, self._script, is_small=is_small)
 
     def filter_kinds(self, base_model: SentenceTransformer) -> list[str | None]:
         """As for :class:`SimilarityPlan`."""

@@ -19,7 +19,7 @@ from ..hub.save import save
 from ..methods import Method
 from ..recipe import LOADING, save_recipe
 from .items import TuningItems, VectorsByRole
-from .readouts import MethodGroup, build_with_prompts, depth_of, group_by_pass
+from .readouts import MethodGroup, build_on, depth_of, group_by_pass
 from .task import KINDS
 
 _TABLE_HEAD = (
@@ -142,13 +142,13 @@ def report_rows(
         items: The items that report.
         entries: The methods; rows are in their order.
     """
-    plain_work = items.count_positions(base_model) * depth_of(base_model)
+    plain_work = items.count_positions(base_model, base_model) * depth_of(base_model)
     methods = dict.fromkeys(entry.unfiltered_method for entry in entries)
     row_of_entry: dict[str, TuneRow] = {}
     for methods_of_pass in group_by_pass(list(methods), depth_of(base_model)).values():
         method_group = MethodGroup(base_model, methods_of_pass, check=False)
         start_time = time.perf_counter()
-        encoded_items = items.encode(method_group.encode, base_model)
+        encoded_items = items.encode(method_group, base_model)
         seconds = (time.perf_counter() - start_time) * 1000 / items.text_count
         for entry in entries:
             method = entry.unfiltered_method
@@ -157,12 +157,12 @@ def report_rows(
             vectors_by_role = encoded_items[method]
             if entry.fitted_filter is not None:
                 vectors_by_role = _filter_vectors(entry.fitted_filter, vectors_by_role)
-            model = build_with_prompts(base_model, method, check=False)
+            model = build_on(base_model, method, check=False)
             row_of_entry[entry.name] = TuneRow.of_scores(
                 entry.name,
                 entry.method,
                 items.score(vectors_by_role, None, base_model.device),
-                cost=items.count_positions(model) * depth_of(model) / plain_work,
+                cost=items.count_positions(model, base_model) * depth_of(model) / plain_work,
                 seconds=seconds * depth_of(model) / depth_of(method_group.model),
                 megabytes=sum(weight.nbytes for weight in model.parameters()) / 1e6,
             )

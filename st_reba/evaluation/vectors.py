@@ -6,9 +6,11 @@ of candidates.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -21,18 +23,12 @@ Vectors = NDArray[np.float32]
 REMOVED_DIRECTIONS = 2
 
 
-def normalize_rows(vectors: Vectors) -> Vectors:
-    """Vectors [n, d] with length 1, or 0 where they have none."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)
-
-
-def normalize_exactly(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Vectors [..., d] with length 1 in float64; zero vectors stay."""
-    exact_vectors = np.array(vectors, np.float64)
-    lengths = np.linalg.norm(exact_vectors, axis=-1, keepdims=True)
-    exact_vectors /= np.maximum(lengths, np.finfo(np.float64).tiny)
-    return exact_vectors
+def normalize_rows(vectors: NDArray[np.floating], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    """Vectors [..., d] with length 1; zero vectors stay."""
+    rows = np.array(vectors, dtype)
+    lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
+    rows /= np.where(lengths > 0, lengths, 1)
+    return rows
 
 
 def remove_directions(unit_vectors: Tensor, sample: Tensor | None = None) -> Tensor:
@@ -92,7 +88,8 @@ def search_similarities(
         documents = documents - document_mean
         if filter_kind == "whiten":
             queries, documents = _half_whiten(queries, documents, document_mean)
-    return normalize_rows(queries) @ normalize_rows(documents).T
+    similarities: Vectors = normalize_rows(queries) @ normalize_rows(documents).T
+    return similarities
 
 
 def _half_whiten(

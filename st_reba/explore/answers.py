@@ -72,7 +72,7 @@ class Answers:
         entered_query: str,
         entered_text: str,
     ) -> str:
-        (query,) = compute.lines_of(entered_query, least=1, most=1)
+        query = compute.query_of(entered_query)
         heading = self.words["found"]
         results: dict[str, Sequence[compute.ScoredText]] = {}
         if corpus == "index" and self.index is not None:

@@ -14,9 +14,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device, cos_sim, load_file_path
 
 from ..build import build
-from ..encode import saved_prompt
+from ..encode import saved_prompt, transformer_of
 from ..evaluation.attention import Maps, attention_maps, sink_table
-from ..evaluation.shared_pass import transformer_of
 from ..methods import MASK_OPTIONS, Method, method_of
 from ..modules.capture import Capture
 from ..modules.transformer import RepeatTransformer
@@ -72,6 +71,16 @@ def lines_of(entered_text: str, *, least: int, most: int) -> list[str]:
                 most=MAX_CHARACTERS,
             )
     return lines
+
+
+def query_of(entered_query: str) -> str:
+    """The query; raises Refused if it is blank or too long."""
+    query = " ".join(entered_query.split())
+    if not query:
+        raise Refused("no_query")
+    if len(query) > MAX_CHARACTERS:
+        raise Refused("long_query", count=len(query), most=MAX_CHARACTERS)
+    return query
 
 
 def similarities(model: SentenceTransformer, texts: Sequence[str]) -> NDArray[np.float32]:

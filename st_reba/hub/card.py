@@ -6,26 +6,27 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 
+from ..encode import transformer_of
+from ..graph_rules import tasks_of_graphs
 from ..methods import Method
 from ..modules import RepeatTransformer
 from .card_base import (
     CARD,
+    FACTS,
     BaseDescription,
-    CardFacts,
     Licence,
     describe_base,
     find_licence,
     training_section,
 )
-from .card_export import ExportDescription, describe_export
 from .card_files import FolderDescription, describe_folder
 from .card_method import (
     InputDescription,
@@ -50,7 +51,8 @@ class CardValues:
         card_data: The metadata that the Hub reads.
         title: The base's name and the method.
         repository: Where the examples load the model from.
-        base, input, method, folder, licence, facts: Descriptions of these.
+        base, input, method, folder, licence: Descriptions of these.
+        facts: What a recipe's ``about`` holds, and at least `FACTS`.
         dimension: Of the vectors.
         whole_dimension: Of the vectors that `truncate_dim` cuts to the dimension above; None: it cuts nothing off.
         is_normalized: Vectors have length 1.
@@ -58,7 +60,7 @@ class CardValues:
         filter_sizes: Dimensions of each linear map of a filter.
         training: A section of its own, in Markdown; None: nothing was trained.
         needs_package: The code in the repository does not suffice.
-        export: Its graphs in ONNX; None: it cannot be exported.
+        graph_tasks: The tasks that need an ONNX graph each; empty: one graph holds all; None: there is no graph.
     """
 
     card_data: ModelCardData
@@ -69,7 +71,7 @@ class CardValues:
     method: MethodDescription
     folder: FolderDescription
     licence: Licence
-    facts: CardFacts
+    facts: Mapping[str, Any]
     dimension: int
     whole_dimension: int | None
     is_normalized: bool
@@ -77,7 +79,7 @@ class CardValues:
     filter_sizes: list[str]
     training: str | None
     needs_package: bool
-    export: ExportDescription | None
+    graph_tasks: list[str] | None
 
 
 def write_card(
@@ -102,10 +104,10 @@ def card_values(
     about: Mapping[str, object] | None = None,
 ) -> CardValues:
     """Values of a model of this package that was saved in a folder; options as for :func:`st_reba.hub.save`."""
-    transformer = cast(RepeatTransformer, model[0])
-    facts = CardFacts.from_recipe(about)
+    transformer = transformer_of(model)
+    facts: dict[str, Any] = {**dict.fromkeys(FACTS), **(about or {})}
     if license:
-        facts = replace(facts, licence=license)
+        facts["licence"] = license
     base = describe_base(transformer)
     method = describe_method(model, base)
     licence = find_licence(model, base, facts)
@@ -138,7 +140,7 @@ def card_values(
         filter_sizes=filter_sizes,
         training=training,
         needs_package=_needs_package(transformer),
-        export=describe_export(model),
+        graph_tasks=tasks_of_graphs(model),
     )
 
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any
 
 from huggingface_hub import metadata_load, try_to_load_from_cache
 from sentence_transformers import SentenceTransformer
 
 from ..bases import EMBEDDED
+from ..encode import transformer_of
+from ..methods import LOADING_RECORD
 from ..modules import RepeatTransformer
 from ..packaged import PACKAGED
 
 CARD = "README.md"
+# What a recipe's ``about`` knows of its model that no file holds: a sentence for the limits; rows of the tables of
+# results (task, metric, value, table, perhaps interval), as measured and as a paper prints them; of the base's weights
+# the licence, and the codes of their languages.
+FACTS = ("note", "measured", "scores", "licence", "licence_link", "language")
 # Recorded names of GGUF files: ``organization/repository/file (GGUF, type)``, or of a local file
 # its name alone.
 _GGUF_NAME = re.compile(r"^(?:([\w.-]+/[\w.-]+)/)?(.+) \(GGUF.*\)$")
@@ -34,37 +40,6 @@ _NOTICES = {
     "gemma": "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms.",
 }
 
-Score: TypeAlias = Mapping[str, object]
-
-
-@dataclass(frozen=True)
-class CardFacts:
-    """What a recipe knows about its model that no file holds.
-
-    Args:
-        note: A sentence for the limits.
-        measured: Rows of the table of results: task, metric, value, table, and perhaps interval.
-        scores: The same, as a paper prints them.
-        licence, licence_link: Of the base's weights.
-        language: Codes of the base's languages.
-    """
-
-    note: str | None = None
-    measured: Sequence[Score] = ()
-    scores: Sequence[Score] = ()
-    licence: str | None = None
-    licence_link: str | None = None
-    language: Sequence[str] = ()
-
-    @classmethod
-    def from_recipe(cls, about: Mapping[str, object] | None) -> CardFacts:
-        """Take from a recipe's ``about`` what belongs on a card."""
-        known_facts = {}
-        for fact_name, fact_value in (about or {}).items():
-            if fact_name in cls.__dataclass_fields__ and fact_value is not None:
-                known_facts[fact_name] = fact_value
-        return cls(**known_facts)  # type: ignore[arg-type]
-
 
 @dataclass(frozen=True)
 class BaseDescription:
@@ -76,6 +51,7 @@ class BaseDescription:
         hub_id: Of the base's repository; None: it has none that is known.
         base_revision: The commit that was asked for.
         recipe_name: The name by which a recipe asks for it.
+        tokenizer: Another tokenizer than the base's, by its name; None: it is the base's.
         gguf_file: The file in a repository of the Hub, where the base is one.
         is_embedded: It comes with st_reba.
         is_local: It is a folder or file, so its name means nothing to others.
@@ -83,6 +59,7 @@ class BaseDescription:
         layer_summary: Number of layers, and the class that runs them.
         parameter_count: Number of parameters.
         quantization: How its weights are rounded; None: they are not.
+        recipe_quantization: The option of a recipe that rounds them so; None: there is none.
     """
 
     recorded_name: str
@@ -90,6 +67,7 @@ class BaseDescription:
     hub_id: str | None
     base_revision: str | None
     recipe_name: str
+    tokenizer: str | None
     gguf_file: str | None
     is_embedded: bool
     is_local: bool
@@ -97,11 +75,20 @@ class BaseDescription:
     layer_summary: str
     parameter_count: int
     quantization: str | None
+    recipe_quantization: str | None
 
     @property
     def short_name(self) -> str:
         """The name without the organization."""
         return self.recorded_name.rsplit("/", 1)[-1]
+
+    @property
+    def local_parts(self) -> list[str]:
+        """What a recipe must name by a path that others do not have."""
+        parts = ["the base"] if self.is_local else []
+        if self.tokenizer and "/" not in self.tokenizer and self.tokenizer not in EMBEDDED:
+            parts.append("the tokenizer")
+        return parts
 
 
 @dataclass(frozen=True)
@@ -121,23 +108,10 @@ class Licence:
 
 def describe_base(transformer: RepeatTransformer) -> BaseDescription:
     """Describe the base of a model that was loaded or built."""
-    # A stranger's name may hold anything.
-    raw_name = str(transformer.base_model or "a base without a name").replace("`", "'")
-    recorded_name = " ".join(raw_name.split())
-    packaged_name = _packaged_name(recorded_name)
-    gguf_name = _GGUF_NAME.match(recorded_name)
-    hub_name = _HUB_ID.match(recorded_name)
-    recipe_name = recorded_name
-    hub_id = gguf_file = None
-    if packaged_name is not None:
-        recipe_name = packaged_name
-        hub_id = PACKAGED[packaged_name].hub_id
-    elif gguf_name is not None:
-        hub_id, file_name = gguf_name.groups()
-        recipe_name = hub_id or file_name
-        gguf_file = hub_id and file_name
-    elif hub_name is not None:
-        hub_id = hub_name[1]
+    recorded_name = _plain(transformer.base_model or "a base without a name")
+    tokenizer = loading_record(transformer).get("tokenizer")
+    number_type = _number_type(transformer)
+    hub_id, recipe_name, gguf_file = _parse_name(recorded_name)
     markdown_link = f"`{recorded_name}`"
     if hub_id is not None:
         markdown_link = f"[{recorded_name}]({_hub_page(hub_id)})"
@@ -147,6 +121,7 @@ def describe_base(transformer: RepeatTransformer) -> BaseDescription:
         hub_id=hub_id,
         base_revision=transformer.base_revision,
         recipe_name=recipe_name,
+        tokenizer=_plain(tokenizer) if tokenizer else None,
         gguf_file=gguf_file,
         is_embedded=recorded_name in EMBEDDED,
         is_local=hub_id is None and recorded_name not in EMBEDDED,
@@ -154,43 +129,79 @@ def describe_base(transformer: RepeatTransformer) -> BaseDescription:
         layer_summary=f"{transformer.depth} of {type(transformer.model).__name__}",
         parameter_count=transformer.model.num_parameters(),
         quantization=_quantization(transformer),
+        recipe_quantization=number_type if number_type in ("nf4", "int8") else None,
     )
 
 
-def _packaged_name(recorded_name: str) -> str | None:
+def loading_record(transformer: RepeatTransformer) -> dict[str, Any]:
+    """What was recorded of how the base was loaded; empty: nothing was."""
+    recipe = transformer.recipe
+    record = recipe.get(LOADING_RECORD) if isinstance(recipe, dict) else None
+    return record if isinstance(record, dict) else {}
+
+
+def _plain(name: object) -> str:
+    """A name in one line of a code span: a stranger's may hold anything."""
+    return " ".join(str(name).replace("`", "'").split())
+
+
+def _parse_name(recorded_name: str) -> tuple[str | None, str, str | None]:
+    """The Hub's id of a recorded base, the name by which a recipe asks for it, and its file if a recipe names one."""
     gguf_name = _GGUF_NAME.match(recorded_name)
     if gguf_name is None:
-        return None
-    repository, file_name = gguf_name.groups()
-    if repository is None and file_name in PACKAGED:
-        return file_name
-    return None
+        hub_name = _HUB_ID.match(recorded_name)
+        hub_id = None if hub_name is None else hub_name[1]
+        return hub_id, recorded_name, None
+    hub_id, file_name = gguf_name.groups()
+    if hub_id is not None:
+        return hub_id, hub_id, file_name
+    if file_name in PACKAGED:
+        return PACKAGED[file_name].hub_id, file_name, None
+    return None, file_name, None
 
 
 def _quantization(transformer: RepeatTransformer) -> str | None:
     if "GGUF" in str(transformer.base_model):
         return "dequantized from the base's GGUF file, whose rounding they keep"
-    settings = getattr(transformer.model.config, "quantization_config", None)
+    settings = _quantization_settings(transformer)
     if not settings:
         return None
-    if not isinstance(settings, dict):
-        settings = settings.to_dict()
     quantization_method = str(settings["quant_method"])
-    for bits in (4, 8):
-        if settings.get(f"load_in_{bits}bit") or settings.get(f"_load_in_{bits}bit"):
-            number_type = {4: settings.get("bnb_4bit_quant_type", ""), 8: "int8"}[bits]
-            return f"{quantization_method}, {bits} bits ({number_type})"
-    return quantization_method
+    number_type = _number_type(transformer)
+    if number_type is None:
+        return quantization_method
+    bits = 8 if number_type == "int8" else 4
+    return f"{quantization_method}, {bits} bits ({number_type})"
 
 
-def find_licence(model: SentenceTransformer, base: BaseDescription, facts: CardFacts) -> Licence:
+def _number_type(transformer: RepeatTransformer) -> str | None:
+    """What bitsandbytes rounded the weights to, as ``nf4`` or ``int8``; None: it did not."""
+    settings = _quantization_settings(transformer)
+    if settings.get("load_in_4bit") or settings.get("_load_in_4bit"):
+        return str(settings.get("bnb_4bit_quant_type", ""))
+    if settings.get("load_in_8bit") or settings.get("_load_in_8bit"):
+        return "int8"
+    return None
+
+
+def _quantization_settings(transformer: RepeatTransformer) -> dict[str, Any]:
+    settings = getattr(transformer.model.config, "quantization_config", None) or {}
+    return settings if isinstance(settings, dict) else dict(settings.to_dict())
+
+
+def find_licence(
+    model: SentenceTransformer, base: BaseDescription, facts: Mapping[str, Any]
+) -> Licence:
     """Find licence and languages: as the facts say, as sentence-transformers knows them, or as the base's card says."""
-    metadata = _base_metadata(cast(RepeatTransformer, model[0]), base.recorded_name)
+    metadata = _base_metadata(transformer_of(model), base)
     card_data = model.model_card_data
+    languages = facts["language"] or ()
+    if isinstance(languages, str):
+        languages = [languages]
     stated_values = {
-        "license": facts.licence or card_data.license,
-        "license_link": facts.licence_link,
-        "language": list(facts.language) or card_data.language,
+        "license": facts["licence"] or card_data.license,
+        "license_link": facts["licence_link"],
+        "language": list(languages) or card_data.language,
     }
     for metadata_key, stated_value in stated_values.items():
         if stated_value:
@@ -219,11 +230,12 @@ def _is_text_or_list_of_texts(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _base_metadata(transformer: RepeatTransformer, recorded_name: str) -> dict[str, object]:
+def _base_metadata(transformer: RepeatTransformer, base: BaseDescription) -> dict[str, object]:
     """What the card beside the base's weights says about licence and languages."""
-    packaged_name = _packaged_name(recorded_name)
-    if packaged_name is not None:
-        packaged_base = PACKAGED[packaged_name]
+    packaged_base = PACKAGED.get(base.recipe_name)
+    if (
+        packaged_base is not None and packaged_base.hub_id == base.hub_id
+    ):  # not a folder of that name
         return {"license": packaged_base.license, "language": list(packaged_base.language)}
     weights_source = str(getattr(transformer.model, "name_or_path", ""))
     try:

@@ -7,14 +7,23 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeAlias, cast
+from shlex import quote
+from typing import Any, TypeAlias, cast
 
 import yaml
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 
-from ..encode import prompt_name_of, saved_prompt
-from ..methods import METHODS, OPTIONS, Method, MutableOptions, method_of, open_fields
+from ..encode import prompt_name_of, saved_prompt, transformer_of
+from ..methods import (
+    METHODS,
+    OPTIONS,
+    Method,
+    MutableOptions,
+    method_of,
+    open_fields,
+    write_value,
+)
 from ..modules import (
     ChunkedReBAPooling,
     PromptEnsemble,
@@ -25,9 +34,9 @@ from ..modules.layout import TASKS, empty_text_token, special_tokens
 from ..modules.masks import MASKS
 from ..modules.nosink import NoSinkTransformer
 from ..modules.transformer import RepeatTransformer
+from ..named_base import KWARGS_OPTIONS
 from ..poolings import POSITIONS
-from .card_base import BaseDescription
-from .card_norms import norms_attention_outputs
+from .card_base import BaseDescription, loading_record
 
 # Of a field that gets its value with the text.
 _ANY_VALUE = "…"
@@ -109,6 +118,8 @@ class MethodDescription:
         sink: What the sink is, and whether it is pooled; None: nothing is hidden.
         options: The help of each option that is not at its default.
         recipe: YAML that builds the model.
+        settings: ``name=value`` of each option that no recipe holds, for ``st-reba build --set``.
+        python_options: Options that changed the model, and that neither a recipe nor a command holds.
         citations: Keys of the papers.
     """
 
@@ -123,6 +134,8 @@ class MethodDescription:
     sink: str | None
     options: Mapping[str, str]
     recipe: str
+    settings: list[str]
+    python_options: list[str]
     citations: list[str]
 
 
@@ -156,7 +169,7 @@ def fields_of_texts(model: SentenceTransformer, task: str) -> list[str]:
     The others have saved values: a prompt is that of ``{instruction}``. Where ``encode`` has no
     templates of its own, ``"similarity"`` means those that it uses.
     """
-    template_task = task if task in cast(RepeatTransformer, model[0]).templates[0] else None
+    template_task = task if task in transformer_of(model).templates[0] else None
     return open_fields(model, template_task, saved_prompt(model, task))
 
 
@@ -164,7 +177,7 @@ def filled_fields(model: SentenceTransformer, task: str) -> dict[str, str]:
     """Values of the fields of a task's templates: the saved prompt, and any value for what comes with a text."""
     values = dict.fromkeys(fields_of_texts(model, task), _ANY_VALUE)
     prompt = saved_prompt(model, task)
-    if prompt and "instruction" in cast(RepeatTransformer, model[0]).fields(task):
+    if prompt and "instruction" in transformer_of(model).fields(task):
         values["instruction"] = prompt
     return values
 
@@ -182,7 +195,7 @@ def is_cut(model: SentenceTransformer) -> bool:
 
 def describe_input(model: SentenceTransformer) -> InputDescription:
     """Describe where a text stands in the input of a model of this package."""
-    transformer = cast(RepeatTransformer, model[0])
+    transformer = transformer_of(model)
     templates = written_templates(transformer)
     bare_template = ["{text}" * transformer.copies]
     is_bare = all(template == bare_template for template in templates.values())
@@ -222,7 +235,7 @@ def _written_arguments(model: SentenceTransformer, task: str) -> str:
 def _layout_lines(
     model: SentenceTransformer, templates: Templates, *, is_bare: bool
 ) -> Iterator[str]:
-    transformer = cast(RepeatTransformer, model[0])
+    transformer = transformer_of(model)
     if transformer.own_input:
         yield "The input is made as the base's own sentence-transformers model makes it."
         return
@@ -235,7 +248,9 @@ def _layout_lines(
         yield f"{sentence}; it is seen, and not pooled."
     for prompt_name, prompt in saved_prompts(model).items():
         prompt_position = _prompt_position(transformer, _tasks_of_prompt(model, prompt_name))
-        yield f"Prompt `{prompt_name}`, {prompt_position}: `{quoted(prompt)}`."
+        is_default = prompt_name == model.default_prompt_name
+        by_default = ", the default" if is_default else ""
+        yield f"Prompt `{prompt_name}`{by_default}, {prompt_position}: `{quoted(prompt)}`."
 
 
 def _encoder_with_prompt_in_front(transformer: RepeatTransformer) -> str | None:
@@ -250,7 +265,7 @@ def _encoder_with_prompt_in_front(transformer: RepeatTransformer) -> str | None:
 
 def _tasks_of_prompt(model: SentenceTransformer, prompt_name: str) -> list[str]:
     """The tasks whose texts get a saved prompt, as those that `encode` takes with it."""
-    transformer = cast(RepeatTransformer, model[0])
+    transformer = transformer_of(model)
     tasks = [task for task in TASKS if prompt_name_of(model, task) == prompt_name]
     if prompt_name == model.default_prompt_name or not tasks:
         # As `RepeatTransformer.row_layouts` chooses the template for `encode`.
@@ -300,7 +315,7 @@ def _describe_limits(model: SentenceTransformer, templates: Templates) -> list[T
 
 
 def _limits_of(model: SentenceTransformer, task: str, subject: str) -> TaskLimits:
-    transformer = cast(RepeatTransformer, model[0])
+    transformer = transformer_of(model)
     field_values = filled_fields(model, task)
     features = transformer.preprocess(["a"], task=task, **field_values)
     is_around = features["attention_mask"].bool() & (features["copy_ids"] == 0)
@@ -327,7 +342,7 @@ def _empty_token(transformer: RepeatTransformer) -> str | None:
 
 def describe_method(model: SentenceTransformer, base: BaseDescription) -> MethodDescription:
     """Describe what a model of this package computes."""
-    transformer = cast(RepeatTransformer, model[0])
+    transformer = transformer_of(model)
     method = method_of(model)
     mask_names = _mask_names(transformer)
     return MethodDescription(
@@ -342,44 +357,76 @@ def describe_method(model: SentenceTransformer, base: BaseDescription) -> Method
         },
         looks_ahead=not all(MASKS[name].is_causal for name in mask_names),
         sink=_describe_sink(model, mask_names),
-        options=_option_help(method),
-        recipe=_recipe(base, method, saved_prompts(model)),
+        options=_option_help(model, method),
+        recipe=_recipe(model, base, method),
+        settings=_settings(model),
+        python_options=_python_options(transformer),
         citations=_citations(method, mask_names),
     )
 
 
-def _recipe_options(method: Method) -> MutableOptions:
+def _recipe_options(model: SentenceTransformer, method: Method) -> MutableOptions:
     """The name and the options of a method that a recipe can hold.
 
     Behind a filter, ``filter`` says how it was fitted, and names no file.
     """
     options = method.to_dict()
     options.pop("filter", None)
+    transformer = transformer_of(model)
+    if _has_another_length(transformer) and not transformer.own_input:
+        options["max_seq_length"] = transformer.max_seq_length
     return options
 
 
-def _option_help(method: Method | None) -> dict[str, str]:
+def _has_another_length(transformer: RepeatTransformer) -> bool:
+    """Whether ``max_seq_length`` is not what the base and the method make it."""
+    record = loading_record(transformer)
+    return bool(record) and record.get("max_seq_length") != transformer.max_seq_length
+
+
+def _settings(model: SentenceTransformer) -> list[str]:
+    settings: dict[str, object] = {}
+    if is_cut(model):
+        settings["truncate_dim"] = model.truncate_dim
+    if model.default_prompt_name in saved_prompts(model):
+        settings["default_prompt_name"] = model.default_prompt_name
+    if model.similarity_fn_name != "cosine":
+        settings["similarity_fn_name"] = str(model.similarity_fn_name)
+    return [quote(f"{name}={write_value(value)}") for name, value in settings.items()]
+
+
+def _python_options(transformer: RepeatTransformer) -> list[str]:
+    recorded_options = loading_record(transformer).get("python_options") or ()
+    python_options = [name for name in KWARGS_OPTIONS if name in recorded_options]
+    if _has_another_length(transformer) and transformer.own_input:
+        python_options.append("max_seq_length")
+    return python_options
+
+
+def _option_help(model: SentenceTransformer, method: Method | None) -> dict[str, str]:
     if method is None:
         return {}
     option_help: dict[str, str] = {}
-    for option_name in _recipe_options(method):
+    for option_name in _recipe_options(model, method):
         if option_name in OPTIONS:
             # The other choices follow a colon or semicolon.
             option_help[option_name] = re.split("[:;]", OPTIONS[option_name])[0]
     return option_help
 
 
-def _recipe(base: BaseDescription, method: Method | None, prompts: Mapping[str, str]) -> str:
+def _recipe(model: SentenceTransformer, base: BaseDescription, method: Method | None) -> str:
     if method is None:
         return ""
-    options = _recipe_options(method)
+    options = _recipe_options(model, method)
     values = {
         "base": base.recipe_name,
         "revision": base.base_revision,
+        "tokenizer": base.tokenizer,
+        "quantization": base.recipe_quantization,
         "method": options.pop("name"),
         **options,
         "gguf_file": base.gguf_file,
-        "prompts": dict(prompts),
+        "prompts": saved_prompts(model),
     }
     stated = {name: value for name, value in values.items() if value not in (None, {})}
     return str(yaml.safe_dump(stated, sort_keys=False, allow_unicode=True, width=120))
@@ -395,14 +442,17 @@ def _citations(method: Method | None, mask_names: Sequence[str]) -> list[str]:
 
 
 def _describe_states(model: SentenceTransformer) -> str:
-    transformer = cast(RepeatTransformer, model[0])
+    transformer = transformer_of(model)
     reading = transformer.reading
     if reading is None:
         return "the model's last hidden state"
     lowest, highest = reading["first"], reading["last"]
     if reading["of"] == "attention":
         mean = f"the mean of the attention outputs of layers {lowest} to {highest}"
-        if not norms_attention_outputs(transformer, filled_fields(model, "document")):
+        # Only a pass shows whether norms follow.
+        field_values: dict[str, Any] = dict.fromkeys(fields_of_texts(model, "document"), _ANY_VALUE)
+        model.encode_document("a", show_progress_bar=False, **field_values)
+        if not transformer.reader.has_norms:
             return mean
         normed_mean = "their mean behind the norms that follow them"
         return f"the sum of two unit vectors: that of {mean}, and that of {normed_mean},"
@@ -418,7 +468,7 @@ def _formula(model: SentenceTransformer, method: Method | None) -> list[str]:
     """Lines from v_t to the vector; none for modules that were put together by hand."""
     if method is None:
         return []
-    transformer = cast(RepeatTransformer, model[0])
+    transformer = transformer_of(model)
     *lines, pooled = _pooling_formula(transformer, method)
     steps = [pooled, *_later_steps(model)]
     for number, step in enumerate(steps, start=1):
@@ -484,7 +534,7 @@ def _describe_masks(transformer: RepeatTransformer) -> str:
 
 def _describe_sink(model: SentenceTransformer, mask_names: Sequence[str]) -> str | None:
     """What the sink is in this model's inputs, and whether it is pooled."""
-    transformer = cast(RepeatTransformer, model[0])
+    transformer = transformer_of(model)
     hides_sink = any(MASKS[name].hides_sink for name in mask_names)
     sink_length = transformer.m
     if not hides_sink or not sink_length:

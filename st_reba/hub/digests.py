@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..modules.code import is_exact_as
 from ..safety import Repository
 
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | float | bool | None"
@@ -329,18 +330,9 @@ def _has_wide_floats(tensor: Tensor) -> bool:
 def _narrowed(tensor: Tensor) -> Tensor:
     """The tensor in the narrowest type that holds all its values exactly."""
     for dtype in _FLOAT_TYPES:
-        if _fits(tensor, dtype):
+        if is_exact_as(tensor, dtype):
             return tensor.to(dtype)
     return tensor
-
-
-def _fits(tensor: Tensor, dtype: torch.dtype) -> bool:
-    for chunk in torch.split(tensor.flatten(), _CHUNK_LENGTH):
-        rounded = chunk.to(dtype).to(chunk.dtype)
-        # As bytes: -0.0 and NaN are values too.
-        if not torch.equal(chunk.view(torch.uint8), rounded.view(torch.uint8)):
-            return False
-    return True
 
 
 def _file_digest(file: Path) -> str:
@@ -374,16 +366,5 @@ def _is_empty(value: object) -> bool:
 
 
 def _read_settings(file: Path) -> dict[str, JsonValue]:
-    size = file.stat().st_size
-    if size > _MOST_SETTINGS_BYTES:
-        raise ValueError(
-            f"{file.name} has {size:,} bytes, far more than settings or a tokenizer. Remove it."
-        )
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        problem = type(error).__name__
-        raise ValueError(f"{file.name} is not JSON ({problem}). Copy it again.") from None
-    if isinstance(settings, dict):
-        return settings
-    return {"values": settings}
+    settings = Repository(str(file.parent)).read_json(file.name, {}, _MOST_SETTINGS_BYTES)
+    return settings if isinstance(settings, dict) else {"values": settings}

@@ -48,7 +48,8 @@ class Report:
     """Comparison of a model with its golden vectors.
 
     Args:
-        distance: Of all vectors, as :func:`st_reba.comparison.relative_distance` gives it.
+        distance: Of all vectors, as :func:`st_reba.comparison.relative_distance` gives it; infinity:
+            the weights are damaged, and the model gives no vectors.
         tolerance: The largest distance that is allowed.
         texts: Distance of each text's two vectors, relative to the length of the golden one; of a
             query and a document by ``"query: …"`` and ``"document: …"``.
@@ -93,12 +94,7 @@ class Report:
             lines.append(f"{self.code}.")
         for damage in self.damage or ():
             lines.append(f"not what was saved: {damage}")
-        furthest = max(self.texts, key=lambda text: self.texts[text])
-        shown_text = json.dumps(furthest[:48], ensure_ascii=False)
-        lines.append(
-            f"{len(self.texts)} texts: distance {self.distance:.1e}, allowed {self.tolerance:.1e}"
-        )
-        lines.append(f"furthest: {shown_text}, by {self.texts[furthest]:.1e} of its length")
+        lines += self._describe_distance()
         if self.ran:
             lines.append(f"run by {self.ran}")
         if self.graph:
@@ -115,6 +111,16 @@ class Report:
             lines.append(f"saved again since, unharmed: {change}")
         lines.append("ok" if self.ok else "FAIL")
         return "\n".join(lines)
+
+    def _describe_distance(self) -> list[str]:
+        if not self.texts:
+            return ["with these weights, the model gives no vectors"]
+        furthest = max(self.texts, key=lambda text: self.texts[text])
+        shown_text = json.dumps(furthest[:48], ensure_ascii=False)
+        return [
+            f"{len(self.texts)} texts: distance {self.distance:.1e}, allowed {self.tolerance:.1e}",
+            f"furthest: {shown_text}, by {self.texts[furthest]:.1e} of its length",
+        ]
 
 
 def environment(model: SentenceTransformer) -> dict[str, str]:

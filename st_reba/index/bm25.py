@@ -22,7 +22,7 @@ COMMON_SHARE = 0.5
 # Weights that are kept in memory for further queries; 16 bytes each.
 MAX_CACHED_WEIGHTS = 4_000_000
 
-_FREQUENCY = "SELECT doc FROM frequencies WHERE term = ?"
+_FREQUENCY = "SELECT COALESCE(SUM(doc), 0) FROM frequencies WHERE term = ?"
 _OCCURRENCES = "SELECT group_concat(doc) FROM occurrences WHERE term = ?"
 _LENGTHS = """
 SELECT group_concat(id), group_concat(hex(sz), '')
@@ -109,10 +109,7 @@ class WordScores:
     def _frequency(self, connection: Connection, term: str) -> int:
         """Number of documents that have a term."""
         if term not in self._frequencies:
-            frequency_row = connection.execute(_FREQUENCY, (term,)).fetchone()
-            self._frequencies[term] = 0
-            if frequency_row is not None:
-                self._frequencies[term] = int(frequency_row[0])
+            (self._frequencies[term],) = connection.execute(_FREQUENCY, (term,)).fetchone()
         return self._frequencies[term]
 
     def _read_postings(self, connection: Connection, term: str) -> Postings:
@@ -121,10 +118,7 @@ class WordScores:
             return cached_postings
         (joined_keys,) = connection.execute(_OCCURRENCES, (term,)).fetchone()
         occurrence_keys = parse_integers(joined_keys)
-        # Keys ascend: where one differs from the one before, another document begins.
-        first_occurrences = np.flatnonzero(np.diff(occurrence_keys, prepend=-1))
-        document_keys = occurrence_keys[first_occurrences]
-        term_counts = np.diff(first_occurrences, append=len(occurrence_keys))
+        document_keys, term_counts = np.unique(occurrence_keys, return_counts=True)
         saturated_counts = term_counts / (term_counts + self._length_terms[document_keys])
         rarity = self._rarity(len(document_keys))
         postings = Postings(document_keys, rarity * (SATURATION + 1) * saturated_counts)

@@ -10,10 +10,10 @@ import shutil
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import TYPE_CHECKING, Literal
@@ -25,14 +25,14 @@ from ..corpus.records import Reject, preview
 from ..files import refuse_links, sole_writer
 from ..probe import Probe
 from .factories import FaissIndex, add_vectors, train_index, try_factory_with_tokens
-from .samples import read_texts
-from .schema import DATA_TABLES, StoredDocument, insert_document, read_documents
+from .samples import read_sample, read_texts
+from .schema import TABLES, StoredDocument, insert_document, read_documents
 from .scoring import Keys, Mask, Matrix, Segment, prepare_vectors
 from .state import IndexState, damaged, read_state, write_state
 from .store import Store, check_keys, read_keys, read_pending, vector_keys
 from .terms import separated
 from .vectors import VectorFile, write_index
-from .whitening import Whitening, read_whitening, write_whitening
+from .whitening import Whitening, read_whitening, tell_what_was_fitted, write_whitening
 from .words import drop_words, insert_rows, remove_words, write_words
 
 if TYPE_CHECKING:
@@ -111,30 +111,22 @@ class IndexWriter:
         self._folder = store.folder
         self._first_new_key = state.next_key  # documents from this key on are of this change
         self._is_empty = state.next_key == 0
-        # Of vectors that were in the index, for a new whitening.
-        self._convert: Callable[[Keys, Matrix], Matrix] | None = None
-        # As the vectors were written, which have other dimensions before a new whitening.
-        self._written_state = state
 
-    def insert_documents(
-        self, corpus: Corpus, model: SentenceTransformer, *, strict: bool
-    ) -> list[Segment]:
+    def insert_documents(self, corpus: Corpus, *, strict: bool) -> list[Segment]:
         """Insert the documents of a corpus, or reject them.
 
         For an addition, the corpus holds new documents, and those that replace others by their ids.
 
         Args:
             corpus: The documents, encoded by the index's model.
-            model: That model.
             strict: Stop at the first record that cannot be taken.
 
         Returns:
-            The vectors of documents that were inserted.
+            The raw vectors of documents that were inserted.
         """
         # Meanwhile, an index of another model may have replaced this one.
         corpus_probe = Probe.from_json(corpus.header()["model"])
         corpus_probe.check_same(Probe.from_json(self.state.model), f"the corpus {corpus.path}")
-        whitening = read_whitening(self.connection, self.state)
         self.connection.execute("DELETE FROM rejects")
         first_number = self.state.next_number
         part_infos = corpus.part_infos()
@@ -144,15 +136,9 @@ class IndexWriter:
         for part_number in range(len(part_infos)):
             first_key = self.state.next_key
             is_inserted = self._insert_part(corpus, part_number, first_number, strict)
-            load = partial(
-                _load_vectors,
-                corpus,
-                part_number,
-                is_inserted,
-                self.state.metric,
-                whitening,
-                model,
-            )
+            if not is_inserted.any():
+                continue
+            load = partial(_load_vectors, corpus, part_number, is_inserted, self.state.metric)
             keys = np.arange(first_key, self.state.next_key)
             segments.append(Segment(keys, load))
         return segments
@@ -229,15 +215,15 @@ class IndexWriter:
             if replaced_document.key >= self._first_new_key:
                 return None
             self.remove(replaced_document)
-        document = StoredDocument.from_row(self.state.next_key, document_id, row)
+        document = StoredDocument.from_row(
+            self.state.next_key, document_id, row, is_truncated=is_truncated
+        )
         if not insert_document(self.connection, document):  # of a corpus with an id twice
             return None
         if self.state.words:
             insert_rows(self.connection, [(document.key, separated(document.text))])
-        if is_truncated:
-            self.connection.execute("INSERT INTO truncated VALUES (?)", (document.key,))
-            self.state.truncated += 1
-            self.counts["truncated"] += 1
+        self.counts["truncated"] += document.is_truncated
+        self.state.truncated += document.is_truncated
         self.state.next_key += document.vector_count
         self.state.documents += 1
         return "added" if replaced_document is None else "replaced"
@@ -253,8 +239,7 @@ class IndexWriter:
         self.connection.execute("DELETE FROM documents WHERE key = ?", (document.key,))
         if state.words:
             remove_words(self.connection, document.key, document.text)
-        truncated = self.connection.execute("DELETE FROM truncated WHERE key = ?", (document.key,))
-        state.truncated -= truncated.rowcount
+        state.truncated -= document.is_truncated
         state.documents -= 1
         key_rows = [(key,) for key in document.keys]
         if document.key >= state.first_pending_key:
@@ -268,38 +253,81 @@ class IndexWriter:
         """Write the words of all documents anew."""
         self.state.words = write_words(self.connection)
 
-    def whiten(self, whitening: Whitening | None, model: SentenceTransformer | None) -> None:
-        """Change the whitening: for new vectors at once, for the others when they are rewritten."""
-        if not self._is_empty:
-            old_whitening = read_whitening(self.connection, self.state)
-            self._convert = partial(self._rewhiten, old_whitening, whitening, model)
-            self._written_state = replace(self.state)
+    @cached_property
+    def _old_file(self) -> VectorFile | None:
+        """The FAISS file that the change began with, in memory; what it holds was compared."""
+        old_file = None
+        file_keys = None
+        if self.state.vector_file is not None:
+            old_file = VectorFile(self._folder, self.state, mmap=False)
+            file_keys = old_file.keys
+        check_keys(self.connection, self.state, file_keys, before=self._first_new_key)
+        return old_file
+
+    def stored_vectors(self) -> list[Segment]:
+        """All vectors that the index holds, as they are stored."""
+        state = self.state
+        segments = [read_pending(self.connection, state).segment]
+        if self._old_file is not None:
+            keys = vector_keys(self.connection, state, "key < ?", state.first_pending_key)
+            segments = [*self._old_file.segments(keys), *segments]
+        return segments
+
+    def raw_vectors(self, stored_vectors: list[Segment]) -> list[Segment]:
+        """Stored vectors as the model gave them."""
+        whitening = read_whitening(self.connection, self.state)
+        if whitening is None:
+            return stored_vectors
+        return [
+            segment.converted(lambda keys, vectors: whitening.invert(vectors))
+            for segment in stored_vectors
+        ]
+
+    def fit_whitening(
+        self,
+        raw_sample: Segment,
+        model: SentenceTransformer,
+        *,
+        with_tokens: bool,
+        is_asked_for: bool,
+    ) -> None:
+        """Fit a whitening in place of the one before, as far as there are enough texts.
+
+        Args:
+            raw_sample: Raw vectors of documents that are inserted already.
+            model: The index's model.
+            with_tokens: As for `Whitening.fit`.
+            is_asked_for: Warn if there are too few texts.
+        """
+        sample = read_sample(self.connection, raw_sample)
+        whitening = Whitening.fit(model, sample, self.state.metric, with_tokens=with_tokens)
+        tell_what_was_fitted(whitening, self._folder, is_asked_for=is_asked_for)
         write_whitening(self.connection, self.state, whitening)
 
-    def _rewhiten(
-        self,
-        old_whitening: Whitening | None,
-        new_whitening: Whitening | None,
-        model: SentenceTransformer | None,
-        keys: Keys,
-        vectors: Matrix,
-    ) -> Matrix:
-        """Replace the old whitening of vectors [n, d] by the new one; None: the vectors are raw."""
-        raw_vectors = vectors
-        if old_whitening is not None:
-            raw_vectors = old_whitening.invert(vectors)
-        if new_whitening is None:
+    def remove_whitening(self) -> None:
+        """From now on, raw vectors are stored."""
+        write_whitening(self.connection, self.state, None)
+
+    def whitened(self, raw_vectors: list[Segment], model: SentenceTransformer) -> list[Segment]:
+        """Raw vectors as the index stores them."""
+        whitening = read_whitening(self.connection, self.state)
+        if whitening is None:
             return raw_vectors
-        assert model is not None  # it has encoded sentences for the whitening
-        texts = read_texts(self.connection, keys)
-        return new_whitening.convert(raw_vectors, "document", model, texts)
+
+        def whiten(keys: Keys, vectors: Matrix) -> Matrix:
+            texts = None
+            if whitening.token_dimension:
+                texts = list(read_texts(self.connection, keys))
+            return whitening.convert(vectors, "document", model, texts)
+
+        return [segment.converted(whiten) for segment in raw_vectors]
 
     def store_vectors(self, segments: Sequence[Segment]) -> None:
         """Add new vectors to the pending ones; if these are too many, write a new FAISS file."""
         limit = max(MIN_PENDING, min(PENDING_SHARE * self.state.indexed_count, MAX_PENDING))
         new_count = sum(len(segment.keys) for segment in segments)
         if self.state.pending + new_count > limit:
-            self.rewrite_vectors(segments)
+            self.fold(segments)
             return
         for segment in segments:
             vectors = [vector.astype("<f4").tobytes() for vector in segment.load()]
@@ -308,48 +336,38 @@ class IndexWriter:
             self.connection.executemany("INSERT INTO pending VALUES (?, ?, ?)", rows)
         self.state.pending += new_count
 
-    def rewrite_vectors(
+    def fold(self, new_segments: Sequence[Segment] = ()) -> None:
+        """Write a FAISS file with the pending and new vectors; its training and its codes stay."""
+        segments = [read_pending(self.connection, self.state).segment, *new_segments]
+        if self._old_file is None:
+            self.write_vectors(segments)
+            return
+        index = self._old_file.remove(read_keys(self.connection, self.state, "tombstones"))
+        add_vectors(index, segments)
+        self._replace_file(index)
+
+    def write_vectors(
         self,
-        new_segments: Sequence[Segment] = (),
-        factory: str | None = None,
+        segments: Sequence[Segment],
+        factory: str = "auto",
         parameters: str | None = None,
     ) -> None:
-        """Write a FAISS file of all vectors: those of the old one, the pending, and new ones.
+        """Write a FAISS file of all vectors of the index, trained anew.
 
-        It is the same index, with its training, unless a factory is named ("auto": by the number of
-        vectors).
+        Args:
+            segments: The vectors, as they are to be stored.
+            factory: "auto": by the number of vectors.
+            parameters: As for ``Index.build``.
         """
         state = self.state
-        is_made_anew = self._convert is not None and state.vector_file is not None
-        if factory is None and is_made_anew:
-            factory = state.factory
-            parameters = state.parameters
-        if factory is not None and factory != "auto":
+        if factory != "auto":
             try_factory_with_tokens(factory, state.dimension, state.token_dimension, parameters)
-        old_file = None
-        file_keys = None
-        if state.vector_file is not None:
-            old_file = VectorFile(self._folder, self._written_state, mmap=False)
-            file_keys = old_file.keys
-        check_keys(self.connection, state, file_keys, before=self._first_new_key)
-        pending = read_pending(self.connection, self._written_state)
-        segments = [pending.segment, *new_segments]
         index = None
-        if old_file is not None and factory is None:
-            index = old_file.remove(read_keys(self.connection, state, "tombstones"))
-        else:
-            if old_file is not None:
-                keys = vector_keys(self.connection, state, "key < ?", state.first_pending_key)
-                segments = [*old_file.segments(keys), *segments]
-            if self._convert is not None:
-                segments = [segment.converted(self._convert) for segment in segments]
-            if any(len(segment.keys) for segment in segments):
-                dimension = state.vector_dimension
-                trained = train_index(factory or "auto", dimension, parameters, segments)
-                index = trained.index
-                state.factory = trained.factory
-                state.parameters = trained.parameters
-        if index is not None:
+        if any(len(segment.keys) for segment in segments):
+            trained = train_index(factory, state.vector_dimension, parameters, segments)
+            index = trained.index
+            state.factory = trained.factory
+            state.parameters = trained.parameters
             add_vectors(index, segments)
         self._replace_file(index)
 
@@ -381,22 +399,11 @@ class IndexWriter:
             state.parameters = None
 
 
-def _load_vectors(
-    corpus: Corpus,
-    part_number: int,
-    is_inserted: Mask,
-    metric: str,
-    whitening: Whitening | None,
-    model: SentenceTransformer,
-) -> Matrix:
+def _load_vectors(corpus: Corpus, part_number: int, is_inserted: Mask, metric: str) -> Matrix:
     vectors = corpus.vectors(part_number)
     if not is_inserted.all():
         vectors = vectors[is_inserted]
-    if whitening is None:
-        return prepare_vectors(vectors, metric)
-    encoded_texts = corpus.part(part_number).passages
-    inserted_texts = [encoded_texts[row] for row in np.flatnonzero(is_inserted)]
-    return whitening.convert(vectors, "document", model, inserted_texts)
+    return prepare_vectors(vectors, metric)
 
 
 def _remove_other_files(folder: Path, kept_name: str | None) -> None:
@@ -432,7 +439,7 @@ def changing(store: Store, new_state: IndexState | None = None) -> Iterator[Inde
         old_file = old_state.vector_file
         _remove_other_files(store.folder, old_file)
         if new_state is not None:
-            for table in DATA_TABLES:
+            for table in TABLES:
                 connection.execute(f"DELETE FROM {table}")
             drop_words(connection)
         try:

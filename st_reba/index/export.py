@@ -169,14 +169,11 @@ def verify(snapshot: Snapshot, connection: Connection) -> None:
     for _ in read_documents(connection):  # checksums are compared
         pass
     read_pending(connection, state)
-    (truncated_count,) = connection.execute("SELECT COUNT(*) FROM truncated").fetchone()
-    if truncated_count != state.truncated:
-        raise DamagedError("another number of documents is marked as too long")
     snapshot.check_keys(connection)
     vector_file = snapshot.vectors.vector_file
     if vector_file is not None:
         file_keys = vector_keys(connection, state, "key < ?", state.first_pending_key)
-        vector_file.check_search(file_keys[:_SEARCHED_VECTORS])
+        vector_file.search(vector_file.vectors(file_keys[:_SEARCHED_VECTORS]), 1)
     if state.whitening is not None:
         read_contents(connection, state)
     verify_words(connection, state.words, snapshot.store.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -19,14 +20,15 @@ from ..corpus.source import Columns, Input, Source, open_source
 from ..files import parse_path
 from ..probe import Probe, resolve_model, take_probe
 from .arguments import parse_count, parse_ids, resolve_folder
-from .changes import Change, changing
-from .compaction import compact
+from .changes import Change, IndexWriter, changing, sole_encoder
 from .export import export, verify
 from .factories import try_factory_with_tokens
 from .ingest import build_index, check_target, extend_index
 from .model import IndexModel
 from .queries import Mode, Vectors, choose_mode, read_queries
+from .samples import draw_segment
 from .schema import documents_with, read_documents
+from .scoring import Segment
 from .snapshots import Snapshots
 from .state import IndexState
 from .store import Store
@@ -417,15 +419,51 @@ class Index:
                 the model gave. None: leave it as it is.
             tokens: With ``whiten=True``, as for `build`.
         """
-        return compact(
-            self._store,
-            self._snapshots,
-            self._model,
-            factory=factory,
-            parameters=parameters,
-            whiten=whiten,
-            tokens=tokens,
-        )
+        if factory is None and parameters is not None:
+            raise ValueError(
+                f"parameters={parameters!r}: these are for another index; name its factory"
+            )
+        check_whiten(whiten, tokens)
+        if not tokens and not whiten:
+            raise ValueError("tokens=False: give whiten=True too, which fits everything again")
+        if whiten:
+            # Before the change, for which others wait: the model may have to be loaded.
+            self._model.check(self._store.state())
+        with changing(self._store) as writer:
+            deleted_count = writer.state.deleted
+            writer.write_words()
+            if factory is None and whiten is None:
+                writer.fold()
+            else:
+                segments = writer.stored_vectors()
+                if whiten is not None:
+                    segments = self._whiten_anew(writer, segments, whiten=whiten, tokens=tokens)
+                if factory is None:
+                    factory = writer.state.factory
+                    parameters = writer.state.parameters
+                writer.write_vectors(segments, factory, parameters)
+        if not self._store.clear_log():
+            logger.warning(
+                "%s: being read, so deleted data stays on the disk until the next compact",
+                self.path,
+            )
+        with suppress(BlockingIOError), sole_encoder(self.path, patience=0):
+            pass  # this also removes the texts of an addition that failed
+        return Change(writer.state.documents, deleted=deleted_count)
+
+    def _whiten_anew(
+        self, writer: IndexWriter, segments: list[Segment], *, whiten: bool, tokens: bool
+    ) -> list[Segment]:
+        """Replace or remove the whitening; returns all vectors as they are to be stored."""
+        # The sample is drawn first, so that no other raw vectors are computed for it.
+        raw_sample, *raw_vectors = writer.raw_vectors([draw_segment(segments), *segments])
+        if not whiten:
+            writer.remove_whitening()
+            return raw_vectors
+        self._model.check(writer.state)  # another model's index may have taken its place
+        model = self._model.load()
+        writer.fit_whitening(raw_sample, model, with_tokens=tokens, is_asked_for=True)
+        return writer.whitened(raw_vectors, model)
 
     def export(self, out: str | PathLike[str], *, overwrite: bool = False) -> int:
         """Write a consistent copy of all vectors for other tools; returns their number.
@@ -473,7 +511,7 @@ class Index:
             The same as `info`.
 
         Raises:
-            ValueError: A file is not what was written, or no search can use the index's parameters.
+            ValueError: A file is not what was written.
         """
         with self._store.reading() as connection:
             verify(self._snapshots.read(connection, check_digest=True), connection)
@@ -510,7 +548,7 @@ def _metric_of(model: SentenceTransformer) -> str:
 
 
 def _open_corpus(path: Path, encode_options: EncodeOptions, read_options: Columns) -> Corpus:
-    """Open and verify a corpus; options of encoding are refused, as it is encoded already."""
+    """Open a corpus that is complete; options of encoding are refused, as it is encoded already."""
     options = {
         **read_options,
         "batch_tokens": encode_options.batch_tokens,
@@ -522,5 +560,5 @@ def _open_corpus(path: Path, encode_options: EncodeOptions, read_options: Column
         if value is not None:
             raise ValueError(f"{name}={value!r}: {path} is encoded already; leave it out")
     corpus = Corpus(path)
-    corpus.verify()
+    corpus.check_complete()
     return corpus

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from sqlite3 import Connection
+from typing import TYPE_CHECKING, Literal
 
 from ..corpus.encode import encode_documents, longest_input, warn_of_truncation
 from ..corpus.folder import Corpus
@@ -16,20 +18,18 @@ from ..corpus.records import Document, Reject, describe_rejects, preview
 from ..corpus.source import Source
 from ..files import LOCK_FILE
 from .changes import BUILDING, Change, IndexWriter, changing, sole_encoder
-from .samples import sample_corpus
-from .schema import documents_with
+from .samples import draw_segment
+from .schema import IN_JSON_ARRAY
 from .state import IndexState
 from .store import FILE, Store
-from .whitening import Whitening, is_to_be_whitened, tell_what_was_fitted
+from .whitening import is_to_be_whitened
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 _NO_ID = "no id: upsert replaces by id; name the column of the ids, or add the texts instead"
-_ID_IN_INDEX = "id in the index: {!r} is there already, with other content; replace it with upsert, or give another id"
+_ID_IN_INDEX = "id in the index: {!r} is that of another document there; replace it with upsert, or give another id"
 _GROUP_SIZE = 64  # records that SQLite looks up in one query
-_Content = str | tuple[str, int | None]
-"""All that a user gave with an id, as JSON; text and content hash of a document without one."""
 
 
 def check_target(store: Store, *, overwrite: bool) -> None:
@@ -83,18 +83,19 @@ def build_index(
             _check_length(corpus.header()["settings"]["max_seq_length"], new_state)
         else:
             corpus = _encode(model, source, building, options, new_state, strict)
-        whitening = None
-        if is_to_be_whitened(model, whiten):
-            sample = sample_corpus(corpus, new_state.metric)
-            whitening = Whitening.fit(model, sample, new_state.metric, with_tokens=tokens)
-            tell_what_was_fitted(whitening, store.folder, is_asked_for=whiten is True)
         with changing(store, new_state) as writer:
-            writer.whiten(whitening, model)
-            segments = writer.insert_documents(corpus, model, strict=strict)
+            raw_vectors = writer.insert_documents(corpus, strict=strict)
             if not writer.state.documents:
                 raise ValueError(describe_rejects(list(corpus.rejects())))
+            if is_to_be_whitened(model, whiten):
+                writer.fit_whitening(
+                    draw_segment(raw_vectors),
+                    model,
+                    with_tokens=tokens,
+                    is_asked_for=whiten is True,
+                )
             writer.write_words()
-            writer.rewrite_vectors(segments, factory, parameters)
+            writer.write_vectors(writer.whitened(raw_vectors, model), factory, parameters)
     return _finish(store, writer, unchanged_count=0)
 
 
@@ -115,8 +116,8 @@ def extend_index(
         new_source = replace(source, read=new_records.read)
         corpus = _encode(model, new_source, building, options, state, strict)
         with changing(store) as writer:
-            segments = writer.insert_documents(corpus, model, strict=strict)
-            writer.store_vectors(segments)
+            raw_vectors = writer.insert_documents(corpus, strict=strict)
+            writer.store_vectors(writer.whitened(raw_vectors, model))
     return _finish(store, writer, new_records.unchanged_count)
 
 
@@ -170,50 +171,32 @@ class _NewRecords:
     def read(self) -> Iterator[Document | Reject]:
         numbered_records = enumerate(self._source.read())
         while record_group := list(islice(numbered_records, _GROUP_SIZE)):
-            group_documents = [record for _, record in record_group if isinstance(record, Document)]
-            known_ids, known_contents = self._read_known(group_documents)
+            documents = [record for _, record in record_group if isinstance(record, Document)]
+            with self._store.reading() as connection:
+                ids = [document.id for document in documents]
+                known_ids = _known_values(connection, "id", ids)
+                content_hashes = [document.content_hash for document in documents]
+                known_hashes = _known_values(connection, "content_hash", content_hashes)
             for record_number, record in record_group:
                 if isinstance(record, Reject):
                     yield record
-                elif _content_of(record) in known_contents:
+                elif record.id is None and self._upsert:
+                    yield _reject(record, record_number, _NO_ID)
+                elif record.content_hash in known_hashes:
                     self.unchanged_count += 1
+                elif record.id in known_ids and not self._upsert:
+                    yield _reject(record, record_number, _ID_IN_INDEX.format(record.id))
                 else:
-                    yield self._reject_if_refused(record, record_number, known_ids)
-
-    def _read_known(self, documents: Sequence[Document]) -> tuple[set[str], set[_Content]]:
-        """The documents' ids that are in the index, and contents there that may be the same."""
-        ids = [document.id for document in documents if document.id is not None]
-        content_hashes: list[int] = []
-        if not self._upsert:
-            content_hashes = [
-                document.content_hash for document in documents if document.id is None
-            ]
-        known_ids: set[str] = set()
-        known_contents: set[_Content] = set()
-        with self._store.reading() as connection:
-            for stored in documents_with(connection, "id", ids):
-                known_ids.add(stored.id)
-                known_contents.add(_content_of(stored.document()))
-            for stored in documents_with(connection, "content_hash", content_hashes):
-                known_contents.add((stored.text, stored.content_hash))
-        return known_ids, known_contents
-
-    def _reject_if_refused(
-        self, document: Document, record_number: int, known_ids: set[str]
-    ) -> Document | Reject:
-        reason = None
-        if document.id is None:
-            if self._upsert:
-                reason = _NO_ID
-        elif document.id in known_ids and not self._upsert:
-            reason = _ID_IN_INDEX.format(document.id)
-        if reason is None:
-            return document
-        return Reject(f"record {record_number}", reason, document.id, preview(document.text))
+                    yield record
 
 
-def _content_of(document: Document) -> _Content:
-    """What identifies a document's content."""
-    if document.id is None:
-        return document.text, document.content_hash
-    return document.content
+def _known_values(
+    connection: Connection, column: Literal["id", "content_hash"], values: Sequence[str | None]
+) -> set[str]:
+    """Those of some values that documents of the index have in a column."""
+    query = f"SELECT {column} FROM documents WHERE {column} {IN_JSON_ARRAY}"
+    return {value for (value,) in connection.execute(query, (json.dumps(values),))}
+
+
+def _reject(document: Document, record_number: int, reason: str) -> Reject:
+    return Reject(f"record {record_number}", reason, document.id, preview(document.text))

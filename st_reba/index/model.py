@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..probe import Probe, version_of
+from ..probe import Probe
 from .state import IndexState
 from .store import Store
 
@@ -37,8 +37,8 @@ class IndexModel:
         self._store = store
         self._loading_options = loading_options
         self._loading = threading.Lock()
-        # The version of the loaded model, and the probe that it was compared with last.
-        self._checked: tuple[int, dict[str, object]] | tuple[None, None] = (None, None)
+        # Of the last state that the loaded model was compared with.
+        self._checked_probe: dict[str, Any] | None = None
 
     def load(self) -> SentenceTransformer:
         """The model; if it is not in memory, it is loaded from where the index remembers it."""
@@ -49,21 +49,18 @@ class IndexModel:
             return self.loaded
 
     def check(self, state: IndexState, *, is_used: bool = True) -> None:
-        """Refuse a model that is not that of a state; checked once for each version of both.
+        """Refuse a model that is not that of a state.
 
         Args:
             state: The state.
-            is_used: False: ready vectors stand for it, so it need not be loaded, and its version is
-                not asked for, which takes longer than a search.
+            is_used: False: ready vectors stand for it, so it need not be loaded, nor compared again,
+                which takes longer than a search.
         """
-        if not is_used and (self.loaded is None or self._checked[1] == state.model):
+        if not is_used and (self.loaded is None or self._checked_probe == state.model):
             return
         loaded_model = self.load()
-        version_and_probe = (version_of(loaded_model), state.model)
-        if self._checked == version_and_probe:
-            return
         try:
             Probe.from_json(state.model).check_same(loaded_model, "the index")
         except ValueError as error:
             raise OtherModelError(str(error)) from error
-        self._checked = version_and_probe
+        self._checked_probe = state.model

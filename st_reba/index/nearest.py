@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from sqlite3 import Connection
-from typing import NamedTuple
 
 import numpy as np
 
-from .schema import DamagedError, read_owners
+from .fusion import Hit
+from .schema import IN_JSON_ARRAY, DamagedError, read_owners
 from .scoring import (
     Keys,
     Mask,
@@ -27,18 +27,6 @@ from .vectors import VectorFile
 
 # How many more than k are fetched, so that equal scores at the cut are in the order of keys.
 _TIES = 32
-_AMONG = "key IN (SELECT value FROM json_each(?))"
-
-
-class NearestVector(NamedTuple):
-    """The vector of a document that is nearest to a query."""
-
-    key: int
-    score: float
-
-
-NearestDocuments = dict[int, NearestVector]
-"""Documents by key, the nearest first."""
 
 
 class StateVectors:
@@ -59,8 +47,9 @@ class StateVectors:
         old_vectors: StateVectors | None,
     ) -> None:
         self._state = state
+        self._file_facts = (state.vector_file, state.vector_file_sha256)
         self.vector_file: VectorFile | None = None
-        if old_vectors is not None and old_vectors.has_file_of(state):
+        if old_vectors is not None and old_vectors._file_facts == self._file_facts:
             self.vector_file = old_vectors.vector_file
         elif state.vector_file is not None:
             self.vector_file = VectorFile(store.folder, state)
@@ -68,10 +57,6 @@ class StateVectors:
         # Deleted documents have no pending vectors; their vectors in the file are not alive.
         self._is_alive = np.ones(state.next_key, bool)
         self._is_alive[read_keys(connection, state, "tombstones")] = False
-
-    def has_file_of(self, state: IndexState) -> bool:
-        file_facts = (self._state.vector_file, self._state.vector_file_sha256)
-        return file_facts == (state.vector_file, state.vector_file_sha256)
 
     def segments(self, keys: Keys) -> list[Segment]:
         """Vectors of all ascending keys of the index."""
@@ -97,8 +82,8 @@ class StateVectors:
         queries: Matrix,
         k: int,
         is_allowed: Mask | None,
-    ) -> list[NearestDocuments]:
-        """The k documents nearest to each of some queries [q, d]."""
+    ) -> list[list[Hit]]:
+        """The k documents nearest to each of some queries [q, d], the nearest first."""
         pending = self.pending
         if is_allowed is not None:
             pending = pending.select(is_allowed)
@@ -150,11 +135,13 @@ class StateVectors:
         connection: Connection,
         query: Matrix,
         document_keys: list[int],
-    ) -> NearestDocuments:
-        """The vectors of given documents that are nearest to a query [d]."""
+    ) -> list[Hit]:
+        """Given documents, by those of their vectors that are nearest to a query [d], the nearest first."""
         if not document_keys:
-            return {}
-        keys = vector_keys(connection, self._state, _AMONG, json.dumps(document_keys))[None]
+            return []
+        keys = vector_keys(
+            connection, self._state, f"key {IN_JSON_ARRAY}", json.dumps(document_keys)
+        )[None]
         neighbors = top_k(rescore(query[None], keys, self.load), keys, keys.size)
         owners = self._read_owners(connection, keys)
         nearest = _group_by_document(neighbors.scores[0], neighbors.keys[0], owners, keys.size)
@@ -168,12 +155,12 @@ def _group_by_document(
     keys: Keys,
     owners: dict[int, int],
     k: int,
-) -> NearestDocuments:
+) -> list[Hit]:
     """The k best documents of one query, by its neighbors [n], the best first."""
-    nearest: NearestDocuments = {}
+    hits: dict[int, Hit] = {}
     for score, key in zip(scores.tolist(), keys.tolist(), strict=True):
-        if key < 0 or len(nearest) == k:
+        if key < 0 or len(hits) == k:
             break
         document_key = owners.get(key, key)
-        nearest.setdefault(document_key, NearestVector(key, score))
-    return nearest
+        hits.setdefault(document_key, Hit(document_key, score, key, vector_score=score))
+    return list(hits.values())

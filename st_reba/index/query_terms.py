@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 
 from .terms import separated_query
 from .words import create_words, insert_rows
@@ -24,8 +25,8 @@ class QueryTerms:
         supporting: Single characters of longer runs. They add to the scores of found documents.
     """
 
-    decisive: Counter[str] = field(default_factory=Counter)
-    supporting: Counter[str] = field(default_factory=Counter)
+    decisive: Counter[str]
+    supporting: Counter[str]
 
 
 def read_terms(language: str, queries: Sequence[str]) -> list[QueryTerms]:
@@ -43,31 +44,18 @@ def read_terms(language: str, queries: Sequence[str]) -> list[QueryTerms]:
         >>> list(terms.decisive), list(terms.supporting)
         (['cat', 'or', 'dog', '睡觉'], ['睡', '觉'])
     """
-    query_terms = []
-    decisive_texts = []
-    supporting_texts = []
+    separated_texts: list[str] = []
     for query in queries:
-        words, single_characters = separated_query(query)
-        decisive_texts.append(words)
-        supporting_texts.append(single_characters)
-        query_terms.append(QueryTerms())
-    for query_number, term in _tokenized(language, decisive_texts):
-        _count(query_terms[query_number].decisive, term)
-    for query_number, term in _tokenized(language, supporting_texts):
-        _count(query_terms[query_number].supporting, term)
-    return query_terms
-
-
-def _count(term_counts: Counter[str], term: str) -> None:
-    is_full = len(term_counts) == MAX_QUERY_TERMS
-    if is_full and term not in term_counts:
-        return
-    term_counts[term] += 1
-
-
-def _tokenized(language: str, separated_texts: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Number of a text and a term of it, for each term, in the order of the texts."""
+        separated_texts += separated_query(query)
+    term_counts = [Counter[str]() for _ in separated_texts]
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         create_words(connection, language)
         insert_rows(connection, enumerate(separated_texts))
-        yield from connection.execute(_TERMS_IN_ORDER)
+        for text_number, term in connection.execute(_TERMS_IN_ORDER):
+            term_counts[text_number][term] += 1
+    first_counts = list(map(_first_terms, term_counts))
+    return list(map(QueryTerms, first_counts[::2], first_counts[1::2]))
+
+
+def _first_terms(term_counts: Counter[str]) -> Counter[str]:
+    return Counter(dict(islice(term_counts.items(), MAX_QUERY_TERMS)))

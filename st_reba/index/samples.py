@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from sqlite3 import Connection
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..corpus.folder import Corpus
 from .schema import documents_with, read_owners
-from .scoring import Keys, Matrix, prepare_vectors
+from .scoring import Keys, Matrix, Segment
 
 # More vectors than this do not improve the map.
 _SAMPLE_SIZE = 10_000
@@ -40,48 +39,33 @@ class Sample:
         return Sample(self.vectors[distinct_rows], list(row_of_text))
 
 
-def sample_corpus(corpus: Corpus, metric: str) -> Sample:
-    """Draw vectors and texts of an encoded corpus, the same ones each time."""
-    vector_counts = [part_info.vector_count for part_info in corpus.part_infos()]
-    first_rows = np.cumsum(vector_counts) - vector_counts
-    drawn_rows = draw(np.arange(sum(vector_counts)))
-    rows_by_part = np.split(drawn_rows, np.searchsorted(drawn_rows, first_rows[1:]))
-    sampled_vectors: list[Matrix] = []
-    sampled_texts: list[str] = []
-    for part_number, first_row in enumerate(first_rows):
-        part_rows = rows_by_part[part_number] - first_row
-        stored_vectors = corpus.vectors(part_number)
-        part_vectors = prepare_vectors(stored_vectors[part_rows], metric)
-        is_finite = np.isfinite(part_vectors).all(axis=1)
-        is_usable = is_finite & part_vectors.any(axis=1)
-        sampled_vectors.append(part_vectors[is_usable])
-        encoded_texts = corpus.part(part_number).passages
-        for row in part_rows[is_usable]:
-            sampled_texts.append(_beginning(encoded_texts[row]))
-    return Sample(np.concatenate(sampled_vectors), sampled_texts)
+def draw_segment(segments: Sequence[Segment]) -> Segment:
+    """Draw some vectors of segments whose keys ascend; the same ones each time."""
+    keys = np.concatenate([segment.keys for segment in segments])
+    sample_size = min(len(keys), _SAMPLE_SIZE)
+    drawn_places = Random(0).sample(range(len(keys)), sample_size)
+    drawn_keys = keys[sorted(drawn_places)]
+
+    def load() -> Matrix:
+        drawn_vectors = []
+        for segment in segments:
+            is_drawn = np.isin(segment.keys, drawn_keys)
+            drawn_vectors.append(segment.load()[is_drawn])
+        return np.concatenate(drawn_vectors)
+
+    return Segment(drawn_keys, load)
 
 
-def read_beginnings(connection: Connection, vector_keys: Keys) -> list[str]:
-    """Read the beginnings of the texts, or passages, of vectors, whose keys are ascending."""
-    return list(map(_beginning, read_texts(connection, vector_keys)))
+def read_sample(connection: Connection, segment: Segment) -> Sample:
+    """Load a segment of raw vectors, and read the beginnings of their texts."""
+    texts = read_texts(connection, segment.keys)
+    return Sample(segment.load(), [text[:_MOST_CHARACTERS] for text in texts])
 
 
-def read_texts(connection: Connection, vector_keys: Keys) -> list[str]:
+def read_texts(connection: Connection, vector_keys: Keys) -> Iterator[str]:
     """Read the texts, or passages, of vectors, whose keys are ascending."""
     owners = read_owners(connection, vector_keys.tolist())
-    texts: list[str] = []
     for document in documents_with(connection, "key", set(owners.values())):
-        texts_by_key = zip(document.keys, document.passages, strict=True)
-        texts += [text for key, text in texts_by_key if key in owners]
-    return texts
-
-
-def _beginning(text: str) -> str:
-    return text[:_MOST_CHARACTERS]
-
-
-def draw(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Draw from numbers, the same ones each time, in their order."""
-    sample_size = min(len(numbers), _SAMPLE_SIZE)
-    drawn_places = Random(0).sample(range(len(numbers)), sample_size)
-    return numbers[sorted(drawn_places)]
+        for key, text in zip(document.keys, document.passages, strict=True):
+            if key in owners:
+                yield text

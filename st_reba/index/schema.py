@@ -29,7 +29,8 @@ _TABLE_COLUMNS = {
     "key": "INTEGER PRIMARY KEY",
     "vector_count": "INTEGER NOT NULL",
     "spans": "TEXT",
-    "content_hash": "INTEGER",
+    "is_truncated": "INTEGER NOT NULL",
+    "content_hash": "TEXT NOT NULL",
     **dict.fromkeys(reversed(DOCUMENT_COLUMNS), "TEXT"),
     "id": "TEXT NOT NULL UNIQUE",
 }
@@ -43,10 +44,13 @@ class StoredDocument(DocumentColumns):
     key: int  # of the first vector
     vector_count: int
     spans: str | None  # bounds of its passages in characters, as JSON; None: it is not cut
-    content_hash: int | None  # of a document that was given without an id: `Document.content_hash`
+    is_truncated: int  # 1: it is longer than the model reads; 0: it is not
+    content_hash: str  # of the document, as it was given
 
     @classmethod
-    def from_row(cls, key: int, document_id: str, row: Row) -> StoredDocument:
+    def from_row(
+        cls, key: int, document_id: str, row: Row, *, is_truncated: bool
+    ) -> StoredDocument:
         """The stored form of a row of an encoded corpus."""
         spans = None
         if row.spans:
@@ -56,6 +60,7 @@ class StoredDocument(DocumentColumns):
             key=key,
             vector_count=row.vector_count,
             spans=spans,
+            is_truncated=int(is_truncated),
             content_hash=row.content_hash,
         )
 
@@ -79,32 +84,29 @@ _COLUMN_DECLARATIONS = ", ".join(f"{name} {sql_type}" for name, sql_type in _TAB
 _SELECT = f"SELECT {', '.join(_TABLE_COLUMNS)}, checksum FROM documents"
 _INSERT = f"INSERT OR IGNORE INTO documents VALUES ({'?, ' * len(_TABLE_COLUMNS)}?)"
 
-# Emptied when another index replaces the existing one.
-DATA_TABLES = {
+# All are emptied when another index replaces the existing one.
+TABLES = {
     "documents": f"{_COLUMN_DECLARATIONS}, checksum INTEGER NOT NULL",
     "pending": "key INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, vector BLOB NOT NULL",
     "tombstones": "key INTEGER PRIMARY KEY",
-    "truncated": "key INTEGER PRIMARY KEY",
     "whitening": "content BLOB NOT NULL",
-}
-_OTHER_TABLES = {
     "rejects": "place TEXT NOT NULL, reason TEXT NOT NULL, id TEXT, text TEXT",
     "meta": "state TEXT NOT NULL, sha256 TEXT NOT NULL",
 }
+# A condition on a column, whose parameter is an array.
+IN_JSON_ARRAY = "IN (SELECT value FROM json_each(?))"
 # The document that a vector's key belongs to.
 _OWNERS = """
 SELECT value, documents.key FROM json_each(?)
 JOIN documents ON documents.key = (SELECT MAX(key) FROM documents WHERE key <= value)
 WHERE value < documents.key + vector_count
 """
-_CREATE_CONTENT_INDEX = """
-CREATE INDEX documents_content_hash ON documents (content_hash) WHERE content_hash IS NOT NULL
-"""
+_CREATE_CONTENT_INDEX = "CREATE INDEX documents_content_hash ON documents (content_hash)"
 
 
 def create_tables(connection: Connection) -> None:
     """Create all tables but those of words."""
-    for name, columns in {**DATA_TABLES, **_OTHER_TABLES}.items():
+    for name, columns in TABLES.items():
         connection.execute(f"CREATE TABLE {name} ({columns})")
     connection.execute(_CREATE_CONTENT_INDEX)
 
@@ -143,8 +145,7 @@ def documents_with(
     """Documents with one of some values in a column."""
     # As ASCII: an id that no file can hold is not found.
     json_values = json.dumps(list(values))
-    condition = f"{column} IN (SELECT value FROM json_each(?))"
-    return read_documents(connection, condition, json_values)
+    return read_documents(connection, f"{column} {IN_JSON_ARRAY}", json_values)
 
 
 def read_owners(connection: Connection, vector_keys: list[int]) -> dict[int, int]:

@@ -12,10 +12,9 @@ import numpy as np
 from ..corpus.records import Document
 from .bm25 import Scores, WordScores
 from .fusion import LIST_LENGTH, Hit, best_keys, fused_scores
-from .nearest import NearestDocuments, StateVectors
+from .nearest import StateVectors
 from .queries import Mode, Queries
 from .query_terms import QueryTerms, read_terms
-from .samples import Sample, draw, read_beginnings
 from .schema import DamagedError, StoredDocument, documents_with
 from .scoring import Mask, Matrix, prepare_queries
 from .state import IndexState
@@ -122,16 +121,6 @@ class Snapshot:
         if self.vectors.vector_file is not None:
             file_keys = self.vectors.vector_file.keys
         check_keys(connection, self.state, file_keys)
-
-    def raw_sample(self, connection: Connection) -> Sample:
-        """Vectors of some documents, before any whitening, and their texts."""
-        self.check_keys(connection)
-        drawn_keys = draw(vector_keys(connection, self.state))
-        vectors = self.vectors.load(drawn_keys)
-        whitening = self.whitening(connection)
-        if whitening is not None:
-            vectors = whitening.invert(vectors)
-        return Sample(vectors, read_beginnings(connection, drawn_keys))
 
     def search(
         self,
@@ -258,15 +247,14 @@ class _DocumentSearch:
         """
         if vectors is None:
             return [self._hits_by_words(terms) for terms in query_terms or ()]
+        list_length = self._k if query_terms is None else self._list_length
+        nearest = self._vectors.nearest_documents(
+            self._connection, vectors, list_length, self._is_allowed
+        )
         if query_terms is None:
-            nearest = self._nearest(vectors, self._k)
-            return [_hits_by_vectors(documents) for documents in nearest]
-        nearest = self._nearest(vectors, self._list_length)
+            return nearest
         queries = zip(vectors, query_terms, nearest, strict=True)
         return [self._fuse(*query)[: self._k] for query in queries]
-
-    def _nearest(self, query_vectors: Matrix, k: int) -> list[NearestDocuments]:
-        return self._vectors.nearest_documents(self._connection, query_vectors, k, self._is_allowed)
 
     def _word_scores(self, terms: QueryTerms) -> Scores:
         """BM25 by key, [keys], with 0 for documents that are not allowed."""
@@ -287,29 +275,20 @@ class _DocumentSearch:
         self,
         query_vector: Matrix,
         terms: QueryTerms,
-        nearest: NearestDocuments,
+        nearest_hits: list[Hit],
     ) -> list[Hit]:
         """All documents on the lists of both sides, best first."""
         word_scores = self._word_scores(terms)
+        nearest_keys = {hit.key for hit in nearest_hits}
         listed_keys = best_keys(word_scores, self._list_length).tolist()
-        other_keys = [key for key in listed_keys if key not in nearest]
-        nearest = nearest | self._vectors.nearest_vectors(
-            self._connection, query_vector, other_keys
-        )
-        keys = np.array(list(nearest), np.int64)
-        vector_scores = np.array([vector.score for vector in nearest.values()])
+        other_keys = [key for key in listed_keys if key not in nearest_keys]
+        other_hits = self._vectors.nearest_vectors(self._connection, query_vector, other_keys)
+        hits = nearest_hits + other_hits
+        keys = np.array([hit.key for hit in hits], np.int64)
+        vector_scores = np.array([hit.score for hit in hits])
         scores = fused_scores(word_scores[keys], vector_scores)
-        hits = []
+        fused_hits = []
         for row in np.lexsort((keys, -vector_scores, -scores)).tolist():
-            key = int(keys[row])
-            vector = nearest[key]
-            word_score = float(word_scores[key])
-            hits.append(Hit(key, float(scores[row]), vector.key, vector.score, word_score))
-        return hits
-
-
-def _hits_by_vectors(nearest: NearestDocuments) -> list[Hit]:
-    hits = []
-    for key, vector in nearest.items():
-        hits.append(Hit(key, vector.score, vector.key, vector_score=vector.score))
-    return hits
+            word_score = float(word_scores[keys[row]])
+            fused_hits.append(replace(hits[row], score=float(scores[row]), word_score=word_score))
+        return fused_hits

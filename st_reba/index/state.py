@@ -14,6 +14,7 @@ from ..corpus.records import INDEX_FORMAT, json_line
 from .schema import has_tables
 from .terms import TOKENIZERS
 
+REMEDY = "restore a copy of the folder, or remove it and build the index again"
 # A view or trigger in a file from a stranger could take the place of our tables and run forever.
 _FOREIGN_OBJECTS = "SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger') LIMIT 1"
 
@@ -56,8 +57,7 @@ class IndexState:
 
 def damaged(path: Path, reason: object) -> ValueError:
     """The error about a file that is not what was written."""
-    remedy = "restore a copy of the folder, or remove it and build the index again"
-    return ValueError(f"{path}: damaged, or not of an index ({reason}); {remedy}")
+    return ValueError(f"{path}: damaged, or not of an index ({reason}); {REMEDY}")
 
 
 def absent_index(folder: Path) -> str:

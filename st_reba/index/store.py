@@ -56,22 +56,19 @@ class Store:
             BlockingIOError: This user may not write into the folder, and so cannot lock the file
                 against a change that somebody else made inside the ``with`` block.
         """
-        if self._can_lock():
-            with self._translated_errors(), closing(self._connect("rw")) as connection:
-                _begin_reading(connection)
-                yield connection
-            return
+        can_lock = self._can_lock()
+        # Without a lock, SQLite takes the file for one that nobody changes, and makes no log.
+        open_mode = "rw" if can_lock else "ro&immutable=1"
         version = self._file_version()
         problem: Exception | None = None
         try:
-            # SQLite would make a log otherwise. It takes the file for one that nobody changes.
-            open_mode = "ro&immutable=1"
             with self._translated_errors(), closing(self._connect(open_mode)) as connection:
-                _begin_reading(connection)
+                connection.execute("PRAGMA trusted_schema = OFF")
+                connection.execute("BEGIN")
                 yield connection
         except Exception as error:
             problem = error
-        if self._file_version() != version:
+        if not can_lock and self._file_version() != version:
             raise BlockingIOError(
                 f"{self.folder}: another user changed the index meanwhile; run the same again"
             ) from problem
@@ -120,7 +117,7 @@ class Store:
         """What differs after a change by somebody else; empty: there is no file."""
         try:
             status = self.path.stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return ()
         return status.st_ino, status.st_size, status.st_mtime_ns, self._has_log()
 
@@ -162,11 +159,6 @@ class Store:
         """True if this user may write into the folder and, where it is there, into the file."""
         is_file_writable = os.access(self.path, os.W_OK) or not self.path.exists()
         return is_file_writable and os.access(self.folder, os.W_OK)
-
-
-def _begin_reading(connection: Connection) -> None:
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("BEGIN")
 
 
 def vector_keys(

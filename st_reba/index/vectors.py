@@ -25,7 +25,7 @@ from .scoring import (
     search_exactly,
     top_k,
 )
-from .state import IndexState, damaged
+from .state import REMEDY, IndexState, damaged
 
 METRICS = ("cosine", "dot")
 # With at least this many queries, comparing them together, block by block, is faster.
@@ -91,7 +91,6 @@ class VectorFile:
         self.path = folder / str(state.vector_file)
         self._expected_digest = state.vector_file_sha256
         self._end_of_keys = state.first_pending_key
-        self._parameters = state.parameters
         size = self._size()
         if size != state.vector_file_size:
             reason = f"{size} bytes, but {state.vector_file_size} were written"
@@ -99,7 +98,7 @@ class VectorFile:
         if not mmap:
             self.check_digest()
         self.index = self._open(mmap)
-        self._check_kind(state)
+        self._prepare_index(state)
         self._direct_map_lock = Lock()
         # Keys and vectors, by row, of an exact index; inverted lists hold the keys.
         self.keys: Keys | None = None
@@ -117,9 +116,8 @@ class VectorFile:
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
-            remedy = "restore a copy of the folder, or build the index again"
             raise FileNotFoundError(
-                f"{self.path}: the file of the vectors is missing; {remedy}"
+                f"{self.path}: the file of the vectors is missing; {REMEDY}"
             ) from None
 
     def _open(self, mmap: bool) -> FaissIndex:
@@ -132,7 +130,8 @@ class VectorFile:
             self._size()  # a FileNotFoundError where a writer has replaced it meanwhile
             raise damaged(self.path, error) from None
 
-    def _check_kind(self, state: IndexState) -> None:
+    def _prepare_index(self, state: IndexState) -> None:
+        """Set the search parameters; a ValueError for an index that cannot be searched here."""
         shape = (self.index.d, self.index.ntotal, self.index.metric_type)
         if shape != (state.vector_dimension, state.indexed_count, faiss.METRIC_INNER_PRODUCT):
             reason = "another number of vectors, another dimension, or another metric"
@@ -144,6 +143,10 @@ class VectorFile:
         if not is_supported:
             kind = type(self.index).__name__
             raise damaged(self.path, f"{kind} is not used here")
+        try:
+            set_parameters(self.index, state.parameters)
+        except ValueError as error:
+            raise damaged(self.path, f"parameters={state.parameters!r}: {error}") from None
 
     def _check_found(self, keys: Keys) -> None:
         """Raise a ValueError for keys that are not of this file."""
@@ -159,14 +162,6 @@ class VectorFile:
         if sha256(self.path) != self._expected_digest:
             raise damaged(self.path, "its SHA-256 is not that of what was written")
 
-    def check_search(self, keys: Keys) -> None:
-        """Search for some of the vectors, by their keys; a ValueError if nothing is found."""
-        if not len(keys):
-            return
-        neighbors = self.search(self.vectors(keys), 1)
-        if neighbors.keys.shape != (len(keys), 1) or (neighbors.keys < 0).any():
-            raise damaged(self.path, "a search for its own vectors finds nothing")
-
     def search(self, queries: Matrix, k: int, is_allowed: Mask | None = None) -> Neighbors:
         """The k vectors nearest to queries [q, d], of those that are allowed, by key."""
         vector_count = int(self.index.ntotal)
@@ -181,7 +176,6 @@ class VectorFile:
         if k == 0 or not len(queries):
             return no_neighbors(len(queries))
         if self.keys is None:
-            self._apply_parameters()
             # The fewer vectors are allowed, the more lists must be probed.
             widening = vector_count / allowed_count
             neighbors = search_lists(self.index, queries, k, bitmap, widening)
@@ -199,20 +193,6 @@ class VectorFile:
                 allowed_keys = self.keys[is_allowed]
             keys = search_exactly(queries, k, self.segments(allowed_keys)).keys
         return top_k(rescore(queries, keys, self.vectors), keys, k)
-
-    def _apply_parameters(self) -> None:
-        """Set the search parameters with the first search, as `compact` may replace wrong ones."""
-        if self._parameters is None:
-            return
-        try:
-            set_parameters(self.index, self._parameters)
-        except ValueError as error:
-            raise ValueError(
-                f"{self.path}: parameters={self._parameters!r}, which no search can use "
-                f"({error}); Index.compact(factory=…, parameters=…) writes the file anew, "
-                "from the same vectors"
-            ) from None
-        self._parameters = None
 
     def segments(self, keys: Keys) -> Iterator[Segment]:
         """Vectors of ascending keys, a block at a time."""

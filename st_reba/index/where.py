@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..corpus.records import clean_text, json_line
+from .schema import IN_JSON_ARRAY
 
 _COMPARISONS = ("=", "!=", "<", "<=", ">", ">=")
 OPERATORS = (*_COMPARISONS, "in", "has", "exists")
@@ -30,7 +31,6 @@ CASE WHEN json_valid(v) THEN
 CASE WHEN json_type(v) IN ('integer', 'real') THEN CAST(v AS NUMERIC) END END END
 """
 _IS_NULL = "v IS NULL"
-_ANY_OF = "IN (SELECT value FROM json_each(?))"
 
 _MAX_FLOAT = int(sys.float_info.max)
 _MAX_INTEGER = 2**63  # SQLite reads larger ones as floats
@@ -127,7 +127,7 @@ class _Field:
         clauses = []
         parameters = []
         for value_kind, values in values_by_kind.items():
-            clauses.append(f"{self._value_as(value_kind)} {_ANY_OF}")
+            clauses.append(f"{self._value_as(value_kind)} {IN_JSON_ARRAY}")
             parameters.append(json_line(values))
         sql = " OR ".join(clauses) or "0"
         return Condition(f"({sql}) IS TRUE", tuple(parameters))

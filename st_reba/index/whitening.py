@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..encode import Role
     from ..linear_filter import Filter
-    from ..token_means import TokenMeans
+    from ..modules import TokenPart
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Whitening:
     Args:
         linear_filter: The map; its weight is square and can be inverted.
         metric: ``"cosine"``: vectors have length one before and after it; ``"dot"``: any length.
-        token_means: What stands beside the whitened vectors; None: nothing.
+        token_part: What stands beside the whitened vectors; None: nothing.
 
     Example:
         >>> from st_reba import Filter
@@ -59,10 +59,10 @@ class Whitening:
     """
 
     def __init__(
-        self, linear_filter: Filter, metric: str, token_means: TokenMeans | None = None
+        self, linear_filter: Filter, metric: str, token_part: TokenPart | None = None
     ) -> None:
         self.linear_filter = linear_filter
-        self.token_means = token_means
+        self.token_part = token_part
         self._metric = metric
 
     @classmethod
@@ -93,14 +93,15 @@ class Whitening:
         query_vectors = prepare_vectors(raw_query_vectors, metric)
         # Imported here, as they import torch, which a search by words does without.
         from ..linear_filter import Filter
-        from ..token_means import TokenMeans
+        from ..token_means import fit_token_part
 
         linear_filter = Filter.fit_for_search(distinct_sample.vectors, query_vectors)
         assert linear_filter is not None  # as there are enough texts
-        token_means = None
+        token_part = None
         if with_tokens and metric == "cosine":
-            token_means = TokenMeans.fit(model, distinct_sample.texts, query_sentences)
-        return cls(linear_filter, metric, token_means)
+            width = distinct_sample.vectors.shape[1]
+            token_part = fit_token_part(model, distinct_sample.texts, query_sentences, width)
+        return cls(linear_filter, metric, token_part)
 
     @property
     def description(self) -> str:
@@ -110,9 +111,9 @@ class Whitening:
     @property
     def token_dimension(self) -> int:
         """Dimension of the part that a text's tokens have."""
-        if self.token_means is None:
+        if self.token_part is None:
             return 0
-        return self.token_means.dimension
+        return self.token_part.dimensions
 
     @cached_property
     def _inverse_weight(self) -> NDArray[np.float64]:
@@ -134,18 +135,20 @@ class Whitening:
             texts: Their texts; None, for queries: scores come from the model's part alone.
         """
         whitened_vectors = self.apply(raw_vectors, task)
-        if self.token_means is None:
+        if self.token_part is None:
             return whitened_vectors
         if model is None or texts is None:
             # Documents hold the model's part divided by this; so scores come from that part alone.
             part_length = np.float32(np.sqrt(1 + TOKEN_SHARE))
             no_tokens = np.zeros((len(whitened_vectors), self.token_dimension), np.float32)
             return np.concatenate([whitened_vectors * part_length, no_tokens], axis=1)
-        return self.token_means.append_to(whitened_vectors, model, texts, task)
+        from ..token_means import append_tokens_of
+
+        return append_tokens_of(self.token_part, whitened_vectors, model, texts, task)
 
     def model_part(self, joined_vectors: Matrix) -> Matrix:
         """The whitened vectors [n, d] alone."""
-        if self.token_means is None:
+        if self.token_part is None:
             return joined_vectors
         width = len(self.linear_filter.mean)
         return prepare_vectors(joined_vectors[:, :width], self._metric)
@@ -224,9 +227,9 @@ def possible_token_dimension(
     """Dimension of the part for tokens, given enough texts; options as for ``Index.build``."""
     if not tokens or metric != "cosine" or not is_to_be_whitened(model, whiten):
         return 0
-    from ..token_means import TokenMeans
+    from ..token_means import token_dimension_for
 
-    return TokenMeans.dimension_for(model)
+    return token_dimension_for(model)
 
 
 def tell_what_was_fitted(
@@ -261,13 +264,13 @@ def read_whitening(connection: Connection, state: IndexState) -> Whitening | Non
     if state.whitening is None:
         return None
     from ..linear_filter import Filter
-    from ..token_means import TokenMeans
+    from ..token_means import token_part_from_bytes
 
     filter_content, *token_contents = read_contents(connection, state)
-    token_means = None
+    token_part = None
     if token_contents:
-        token_means = TokenMeans.from_bytes(token_contents[0])
-    return Whitening(Filter.from_bytes(filter_content), state.metric, token_means)
+        token_part = token_part_from_bytes(token_contents[0], state.dimension)
+    return Whitening(Filter.from_bytes(filter_content), state.metric, token_part)
 
 
 def read_contents(connection: Connection, state: IndexState) -> list[bytes]:
@@ -291,8 +294,10 @@ def write_whitening(connection: Connection, state: IndexState, whitening: Whiten
     if whitening is None:
         return
     contents = [whitening.linear_filter.to_bytes()]
-    if whitening.token_means is not None:
-        contents.append(whitening.token_means.to_bytes())
+    if whitening.token_part is not None:
+        from ..token_means import token_part_to_bytes
+
+        contents.append(token_part_to_bytes(whitening.token_part))
     rows = [(content,) for content in contents]
     connection.executemany("INSERT INTO whitening VALUES (?)", rows)
     state.whitening = whitening.description

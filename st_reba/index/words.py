@@ -38,7 +38,8 @@ _OTHER_CONTENT = (
     "SELECT term, doc, cnt FROM frequencies",
     "SELECT id, sz FROM words_docsize ORDER BY id",
     "SELECT k, v FROM words_config ORDER BY k",
-    "SELECT block FROM words_data WHERE id = 1",
+    # Sums over all documents; without any, nothing is written, or zeros after a deletion.
+    "SELECT block FROM words_data WHERE id = 1 AND block NOT IN (x'', x'0000')",
 )
 
 

@@ -89,9 +89,9 @@ def attend(
                 text_keys[:, :, :visible_count],
                 text_values[:, :, :visible_count],
             )
-            probabilities = _probabilities(
-                query[texts, :, start:end], block_keys, block_terms, later
-            )
+            scores = scores_of(query[texts, :, start:end], block_keys, block_terms, later)
+            reused_memory = None if torch.is_grad_enabled() else scores
+            probabilities = torch.softmax(scores, dim=-1, out=reused_memory)[..., :visible_count]
             if observe is not None:
                 observe(probabilities, texts, start)
             weights = nn.functional.dropout(
@@ -122,13 +122,13 @@ def query_bounds(
     return bounds
 
 
-def _probabilities(
+def scores_of(
     query: Tensor,
     key: Tensor,
     terms: ScoreTerms,
-    later: Tensor,
+    later: Tensor | None = None,
 ) -> Tensor:
-    """Attention [B, H, Q, K] of a block, in float32 or better; where it is causal, its queries are the last keys."""
+    """Scores [B, H, Q, K] of a block, K + 1 with sinks, in float32 or better; if causal, queries are the last keys."""
     batch, heads, query_count, width = query.shape
     groups, key_count = key.shape[1:3]
     # The heads of a group share its key.
@@ -144,14 +144,13 @@ def _probabilities(
     elif terms.mask is not None:
         scores = scores + terms.mask
     elif terms.causal:
+        assert later is not None
         # Only among a block's own positions is there a later one.
         scores[..., key_count - query_count :].add_(later[:query_count, :query_count])
     if terms.sinks is not None:
         sink = terms.sinks.to(scores.dtype)[None, :, None, None].expand(batch, -1, query_count, 1)
         scores = torch.cat([scores, sink], dim=-1)
-    return torch.softmax(scores, dim=-1, out=None if torch.is_grad_enabled() else scores)[
-        ..., :key_count
-    ]
+    return scores
 
 
 extensions.score_terms = ScoreTerms

@@ -267,8 +267,12 @@ def is_exact_as(
     if weight.dtype == dtype:
         return True
     # Piece by piece, as a whole weight would be copied twice.
-    pieces = torch.split(weight.detach().flatten(), 1 << 22)
-    return all(torch.equal(values.to(dtype).to(values.dtype), values) for values in pieces)
+    for values in torch.split(weight.detach().flatten(), 1 << 22):
+        stored_values = values.to(dtype).to(values.dtype)
+        # As bytes: -0.0 and NaN are values too.
+        if not torch.equal(values.view(torch.uint8), stored_values.view(torch.uint8)):
+            return False
+    return True
 
 
 extensions.code_of = code_of

@@ -148,6 +148,7 @@ class OutputReader:
     """
 
     by_position = True  # what it gives at a position comes from there alone: a pass may hold a part of the rows
+    has_norms = False  # whether norms followed the attention in the last pass; for cards
 
     def __init__(
         self,
@@ -173,6 +174,7 @@ class OutputReader:
     ) -> Tensor:
         """The mean, or the sum of both as unit vectors, [B, T, d], in place of the hidden states."""
         means: OutputMeans = state.hook_data[self]
+        self.has_norms = means.normed_sum is not None
         return means.joined_means().to(hidden_states)
 
 

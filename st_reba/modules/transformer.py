@@ -303,8 +303,10 @@ class RepeatTransformer(Transformer):
         layouts = self.row_layouts(prompt, task, **fields)
         room = int(min((limit - layout.overhead) // layout.copies for layout in layouts))
         if room < 1:
+            taken = max(layout.overhead for layout in layouts)
             raise ValueError(
-                f"max_seq_length={limit} leaves no room for {self.copies} copies of a text. Raise it."
+                f"max_seq_length={limit} leaves no room for {self.copies} × a text: template and prompt take {taken} "
+                "positions. Shorten them, or raise it."
             )
         return max(1, room // 2) if self.compute_matched else room
 
@@ -521,8 +523,7 @@ class RepeatTransformer(Transformer):
             raise ValueError(
                 f"A text has {self.rows} templates, so PromptEnsemble must follow the pooling."
             )
-        # Private in sentence-transformers: the folder's card, which it copies into every new
-        # folder.
+        # Private in sentence-transformers: the folder's card, which it copies into every new folder.
         card_text = getattr(model, "_model_card_text", None) or ""
         before_folder, _, from_folder = card_text.partition(CARD_MARKS[0])
         after_folder = from_folder.partition(CARD_MARKS[1])[2]

@@ -15,6 +15,7 @@ from transformers import (
 )
 from transformers.masking_utils import sdpa_mask
 
+from ..modules.blocks import ScoreTerms, scores_of
 from ..modules.both_ways import sum_rows_and_columns
 from ..modules.capture import BackwardAttention, Capture
 from ..modules.layout import decoder_of
@@ -143,20 +144,10 @@ def attend(
     scaling = terms.get("scaling")
     if scaling is None:
         scaling = width**-0.5
-    # Heads of one group share a key: their queries stand one below the other.
-    grouped_queries = (query * scaling).reshape(batch_size, group_count, -1, width)
-    scores = torch.matmul(grouped_queries, key.mT)
-    scores = scores.reshape(batch_size, head_count, length, key_count)
-    softcap = terms.get("softcap")
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + layer_mask.mask
-    sinks = terms.get("s_aux")
-    if sinks is not None:
-        sink_scores = sinks.to(scores.dtype).reshape(1, head_count, 1, 1)
-        sink_scores = sink_scores.expand(batch_size, head_count, length, 1)
-        scores = torch.cat([scores, sink_scores], dim=-1)
-    probabilities = scores.softmax(dim=-1)[..., :key_count]
+    score_terms = ScoreTerms(
+        layer_mask.mask, scaling=scaling, softcap=terms.get("softcap"), sinks=terms.get("s_aux")
+    )
+    probabilities = scores_of(query, key, score_terms).softmax(dim=-1)[..., :key_count]
     if state.attention_reader is not None:
         state.attention_reader.take(probabilities, looks_ahead=layer_mask.looks_ahead)
     grouped_probabilities = probabilities.reshape(batch_size, group_count, -1, key_count)

@@ -116,10 +116,6 @@ def write_tokenizer(graph: EmbeddingGraph, folder: Path) -> int:
     tokens stay in the vocabulary, and the post-processor still puts them around a text.
     """
     tokenizer: Any = graph.transformer.text_tokenizer
-    if not tokenizer.is_fast:
-        raise ValueError(
-            f"{type(tokenizer).__name__} has no tokenizer.json, which readers of a graph need."
-        )
     values: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
     added_tokens: list[dict[str, Any]] = values["added_tokens"]
     vocabulary = values["model"]["vocab"]

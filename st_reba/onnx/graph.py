@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from inspect import signature
-from typing import Any, cast
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from ..encode import Role, saved_prompt
+from ..encode import Role, saved_prompt, transformer_of
 from ..graph_rules import GraphTask, problems_of_graph
 from ..modules.layout import (
     empty_text_token,
@@ -218,7 +218,7 @@ class EmbeddingGraph(nn.Module):
 def _check_model(model: SentenceTransformer, task: GraphTask) -> None:
     for problem in problems_of_graph(model, task):
         raise ValueError(problem)
-    base = cast(RepeatTransformer, model[0]).model
+    base = transformer_of(model).model
     if base.dtype != torch.float32:
         name = type(base).__name__
         raise ValueError(

@@ -13,7 +13,14 @@ from transformers.utils.import_utils import DummyObject, is_flash_attn_2_availab
 
 from . import names
 from .numbers import adapted_base, quantization
-from .repository import COPY_AGAIN, Configuration, JsonObject, JsonValue, Repository
+from .repository import (
+    COPY_AGAIN,
+    Configuration,
+    JsonObject,
+    JsonValue,
+    Repository,
+    RepositoryRefused,
+)
 from .weights import (
     StoredTensors,
     check_half_type,
@@ -23,6 +30,8 @@ from .weights import (
 )
 
 _MOST_SETTING = 1 << 20
+# What `st-reba onnx` stores as the file of the model.
+_EXPORTED_GRAPH = "onnx/model.onnx"
 # With a repeated group, or more repetitions than this, a regular expression can run forever.
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 # This includes "?" for "maybe", but not where it makes a repetition lazy or follows "(".
@@ -131,6 +140,11 @@ def _check_settings(settings: Configuration) -> None:
 def _check_passed_on(settings: Configuration) -> None:
     for passed_on in names.PASSED_ON:
         options = settings.values.get(passed_on) or {}
+        if options.get("file_name") == _EXPORTED_GRAPH:
+            raise RepositoryRefused(
+                f"{settings.repository.path!r} is an ONNX export, without weights for torch. Load it with "
+                "SentenceTransformer(…, backend='onnx'), as docs/how-to/onnx.md shows; check it with st-reba verify."
+            )
         for option, value in options.items():
             is_scalar = not isinstance(value, (dict, list))
             is_storable = option in names.STORABLE_OPTIONS and is_scalar
@@ -178,40 +192,49 @@ def _check_padding(settings: Configuration) -> None:
 
 
 def _check_values(configuration: Configuration) -> None:
-    """Check numbers, paths, implementations, classes and origins at any depth."""
+    """Check numbers, origins, paths, implementations and classes at any depth."""
     for setting, value in configuration.walk():
-        largest_number = names.largest_number(setting)
-        if isinstance(value, int) and abs(value) > largest_number:
-            reason = f"must be at most {largest_number}. Correct it."
-            raise configuration.refusal_of(setting, value, reason)
-        _check_origin(configuration, setting, value)
-        _check_path(configuration, setting, value)
-        _check_implementation(configuration, setting, value)
-        _check_class_name(configuration, setting, value)
+        for reason_against in (
+            _reason_against_number,
+            _reason_against_origin,
+            _reason_against_path,
+            _reason_against_implementation,
+            _reason_against_class,
+        ):
+            reason = reason_against(setting, value)
+            if reason is not None:
+                raise configuration.refusal_of(setting, value, reason)
 
 
-def _check_origin(configuration: Configuration, setting: str, value: JsonValue) -> None:
+def _reason_against_number(setting: str, value: JsonValue) -> str | None:
+    largest_number = names.largest_number(setting)
+    if isinstance(value, int) and abs(value) > largest_number:
+        return f"must be at most {largest_number}. Correct it."
+    return None
+
+
+def _reason_against_origin(setting: str, value: JsonValue) -> str | None:
     names_repository = setting.endswith("name_or_path") and setting not in names.ORIGINS
     is_unchecked = setting in names.UNCHECKED_SETTINGS
     # timm fetches what follows a colon.
     is_fetched = setting == "architecture" and ":" in str(value)
     if value and (is_unchecked or names_repository or is_fetched):
-        reason = "can lead to code or files that are not checked. Remove it."
-        raise configuration.refusal_of(setting, value, reason)
+        return "can lead to code or files that are not checked. Remove it."
+    return None
 
 
-def _check_path(configuration: Configuration, setting: str, value: JsonValue) -> None:
+def _reason_against_path(setting: str, value: JsonValue) -> str | None:
     if not setting.endswith("_file") or not isinstance(value, str):
-        return
+        return None
     file_path = Path(value)
     leaves_folder = file_path.is_absolute() or ".." in file_path.parts
     if leaves_folder and file_path.exists():
-        reason = "is a file elsewhere on this machine. Remove it."
-        raise configuration.refusal_of(setting, value, reason)
+        return "is a file elsewhere on this machine. Remove it."
+    return None
 
 
-def _check_implementation(configuration: Configuration, setting: str, value: JsonValue) -> None:
-    """Refuse a kernel in place of an implementation's name: transformers would fetch and run it."""
+def _reason_against_implementation(setting: str, value: JsonValue) -> str | None:
+    """For a kernel in place of an implementation's name: transformers would fetch and run it."""
     if "attn_implementation" in setting:
         allowed_names = set(names.ATTENTION_IMPLEMENTATIONS)
         if is_flash_attn_2_available():
@@ -219,21 +242,21 @@ def _check_implementation(configuration: Configuration, setting: str, value: Jso
     elif "experts_implementation" in setting:
         allowed_names = names.EXPERTS_IMPLEMENTATIONS
     else:
-        return
-    implementations = value if isinstance(value, dict) else {setting: value}
-    for implementation in implementations.values():
+        return None
+    implementations = value.values() if isinstance(value, dict) else [value]
+    for implementation in implementations:
         if implementation is not None and str(implementation) not in allowed_names:
-            reason = f"may name code elsewhere. Use one of {sorted(allowed_names)[1:]}."
-            raise configuration.refusal_of(setting, implementation, reason)
+            return f"may name code elsewhere. Use one of {sorted(allowed_names)[1:]}."
+    return None
 
 
-def _check_class_name(configuration: Configuration, setting: str, value: JsonValue) -> None:
-    """Refuse classes other than tokenizers and processors where these belong: they load more."""
+def _reason_against_class(setting: str, value: JsonValue) -> str | None:
+    """For classes other than tokenizers and processors where these belong: they load more."""
     if not names.PROCESSOR_CLASS_SETTING.fullmatch(setting):
-        return
+        return None
     if isinstance(value, str) and not is_processor_name(value):
-        reason = "is not a tokenizer or processor of transformers. Correct it."
-        raise configuration.refusal_of(setting, value, reason)
+        return "is not a tokenizer or processor of transformers. Correct it."
+    return None
 
 
 def is_processor_name(class_name: str) -> bool:

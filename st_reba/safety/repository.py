@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from sentence_transformers.util import load_file_path
 
@@ -19,14 +19,13 @@ from ..bases import HUB
 # A value read from JSON, of unknown content until it is checked.
 JsonValue: TypeAlias = Any
 JsonObject: TypeAlias = dict[str, JsonValue]
-_Json = TypeVar("_Json", dict[str, JsonValue], list[JsonValue])
 # How sentence-transformers finds a model on the Hub: revision, token, cache_folder,
 # local_files_only.
 HubOptions: TypeAlias = Mapping[str, JsonValue]
 
 
 COPY_AGAIN = "Copy all files of the model, or build it again."
-_JSON_NAMES = {dict: "an object", list: "a list"}
+_JSON_NAMES: dict[type, str] = {dict: "an object", list: "a list"}
 _MAX_CONFIGURATION_BYTES = 4 << 20
 # The limit for an index of shards, or a list of words.
 _MAX_LIST_BYTES = 64 << 20
@@ -60,6 +59,12 @@ class Repository:
     path: str
     hub_options: HubOptions = field(default_factory=dict, hash=False)
     folder: str = "."
+
+    def __post_init__(self) -> None:
+        if os.path.isfile(self.path):
+            raise RepositoryRefused(
+                f"{self.path!r} is a file, not a saved model. Give the folder of one, or its name on the Hub."
+            )
 
     @property
     def transformers_options(self) -> dict[str, JsonValue]:
@@ -152,14 +157,18 @@ class Repository:
         max_bytes = _MAX_CONFIGURATION_BYTES
         if is_list:
             max_bytes = _MAX_LIST_BYTES
-        return Configuration(self, file_name, self._read_json(file_name, {}, max_bytes))
+        values = self.read_json(file_name, {}, max_bytes)
+        self._check_type(file_name, values, dict)
+        return Configuration(self, file_name, values)
 
     def read_list(self, file_name: str) -> list[JsonValue]:
         """Values of a JSON file that holds a list; none if there is no such file."""
-        return self._read_json(file_name, [], _MAX_CONFIGURATION_BYTES)
+        values = self.read_json(file_name, [], _MAX_CONFIGURATION_BYTES)
+        self._check_type(file_name, values, list)
+        return list(values)
 
-    def _read_json(self, file_name: str, default: _Json, max_bytes: int) -> _Json:
-        """What a JSON file holds, of the same type as the default."""
+    def read_json(self, file_name: str, default: JsonValue, max_bytes: int) -> JsonValue:
+        """What a JSON file holds; the default if there is no such file."""
         path = self.find(file_name)
         if path is None:
             return default
@@ -168,16 +177,17 @@ class Repository:
             reason = f"{size:,} bytes are more than a configuration has. {COPY_AGAIN}"
             raise self.refusal(file_name, reason)
         try:
-            value = json.loads(Path(path).read_text(encoding="utf-8"))
+            return json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             reason = f"it is not JSON ({str(error)[:200]}). {COPY_AGAIN}"
             raise self.refusal(file_name, reason) from error
-        if isinstance(value, type(default)):
-            return value
-        reason = (
-            f"it holds a {type(value).__name__}, not {_JSON_NAMES[type(default)]}. {COPY_AGAIN}"
-        )
-        raise self.refusal(file_name, reason)
+
+    def _check_type(self, file_name: str, value: JsonValue, expected_type: type) -> None:
+        if not isinstance(value, expected_type):
+            reason = (
+                f"it holds a {type(value).__name__}, not {_JSON_NAMES[expected_type]}. {COPY_AGAIN}"
+            )
+            raise self.refusal(file_name, reason)
 
     @contextmanager
     def explaining(self, file_name: str) -> Iterator[None]:

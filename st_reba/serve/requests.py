@@ -11,7 +11,9 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
 )
 from starlette.exceptions import HTTPException
@@ -84,6 +86,11 @@ def _as_list(value: object) -> object:
 # As OpenAI limits the number of texts.
 _TextCount = Field(min_length=1, max_length=2048)
 _Query = Annotated[str, Field(pattern=r"\S")]
+
+
+def _kind_of_query(value: object) -> str:
+    """The form by which a query is checked, so that a message is about that form."""
+    return "list" if isinstance(value, list) else "text"
 
 
 class _Body(BaseModel):
@@ -234,7 +241,10 @@ def unknown_model(requested_name: str, known_names: Iterable[str]) -> Refusal:
 class SearchRequest(_Body):
     """Body of ``/v1/search``."""
 
-    query: _Query | Annotated[list[_Query], _TextCount]
+    query: Annotated[
+        Annotated[_Query, Tag("text")] | Annotated[list[_Query], _TextCount, Tag("list")],
+        Discriminator(_kind_of_query),
+    ]
     k: Annotated[int, Field(ge=1, le=1000)] = 10
     where: dict[str, Any] | None = None
     mode: Literal["hybrid", "vectors", "words"] | None = None

@@ -20,7 +20,7 @@ from huggingface_hub import utils as hub
 from transformers.utils import logging as transformers_logging
 
 from st_reba.cli import app, main
-from st_reba.cli.app import silence_loading
+from st_reba.cli.app import parse_pairs, silence_loading
 from st_reba.evaluation.tune import tune
 from st_reba.explore import DEFAULT_MODELS, launch
 from st_reba.modules.version import __version__
@@ -62,6 +62,11 @@ def test_without_arguments_the_help_is_printed(
 ) -> None:
     assert main([]) == 0
     assert "Commands:" in capsys.readouterr().out
+
+
+def test_a_name_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="--prompt 'query=b': query is given twice"):
+        parse_pairs(["query=a", "document=c", "query=b"], "--prompt")
 
 
 def test_the_commands_are_few() -> None:
@@ -195,6 +200,18 @@ def raise_in_zoo(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
             "k=1 (--vary): no method takes it",
             "--vary k=1: no method takes it",
             2,
+        ),
+        (
+            "compare a b c",
+            "seed=0.5 (--seed) must be a whole number",
+            "--seed 0.5 must be a whole number",
+            2,
+        ),
+        (
+            "compare a b c",
+            "template= D (--vary): no method takes it",
+            "template= D (--vary): no method takes it",
+            1,
         ),
         (
             "index a b --add",

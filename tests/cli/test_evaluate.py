@@ -150,8 +150,19 @@ def test_tune_reads_labels(tune_calls: list[tuple[Any, ...]]) -> None:
     assert labels.items[1] == (1, "b")
 
 
+def test_tune_for_search_reads_rankings(tune_calls: list[tuple[Any, ...]]) -> None:
+    rows = [(word, f"{word} {grade}", grade) for word in TASK_WORDS for grade in (0, 1)]
+    rankings = pd.DataFrame(rows, columns=["asked", "document", "relevance"])
+    rankings.to_csv("r.csv", index=False)
+    labels = ["--labels", "r.csv", "--column", "query=asked"]
+    command = ["tune", "mini", "t.txt", "out", "--for", "search", *labels]
+    assert main(command) == 0
+    assert main([*command, "--kind", "Reranking"]) == 0
+    assert [options["labels"].kind for *_, options in tune_calls] == ["Retrieval", "Reranking"]
+
+
 def test_tune_names_a_missing_column(tune_calls: list[tuple[Any, ...]], capsys: Capture) -> None:
-    assert main(["tune", "mini", "l.csv", "out", "--column", "text=nowhere"]) == 2
+    assert main(["tune", "mini", "l.csv", "out", "--text-column", "nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
     assert tune_calls == []
 

@@ -162,7 +162,10 @@ def test_a_stopped_index_describes_what_is_kept(
     )
 
 
-@pytest.mark.parametrize("command", ["index a.txt", "export index", "encode", "info", "build mini"])
+@pytest.mark.parametrize(
+    "command",
+    ["index a.txt", "export index", "encode", "encode model --word", "info", "build mini"],
+)
 def test_blank_names_are_wrong_usage(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     for blank_name in ("", " "):
         assert main([*command.split(), blank_name]) == 2

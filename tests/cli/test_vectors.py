@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -60,11 +62,13 @@ def bread_file(tmp_path: Path) -> Path:
     )
 
 
-def invoke(*arguments: object, input: str | None = None) -> Result:
-    return CliRunner().invoke(app, list(map(str, arguments)), input=input, standalone_mode=False)
+def invoke(*arguments: object, input: str = "") -> Result:
+    stream = io.BufferedReader(io.BytesIO(input.encode()))  # type: ignore[arg-type]
+    with patch("st_reba.cli.vectors.standard_input", return_value=stream):
+        return CliRunner().invoke(app, list(map(str, arguments)), standalone_mode=False)
 
 
-def run(*arguments: object, input: str | None = None) -> str:
+def run(*arguments: object, input: str = "") -> str:
     """The output of a command that succeeds; its exception is raised."""
     result = invoke(*arguments, input=input)
     if result.exception is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -189,7 +190,7 @@ def test_a_folder_where_a_file_should_be_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "input"),
     [
-        (Corpus, "write_part", TEXTS[::-1]),
+        (Path, "unlink", TEXTS[::-1]),
         (Path, "unlink", TEXTS[:12]),
         (encoding, "_encode_pending", TEXTS),
     ],
@@ -210,7 +211,7 @@ def test_a_corpus_that_changes_is_not_complete(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, name, stop)
         encode(corpus.path, input, overwrite=True)
-    assert not {"totals", "files"} & corpus.header().keys()
+    assert not {"totals", "digest"} & corpus.header().keys()
 
 
 ALTERATIONS: dict[str, Callable[[Path], object]] = {
@@ -221,7 +222,7 @@ ALTERATIONS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("alter", ALTERATIONS.values(), ids=ALTERATIONS)
-@pytest.mark.parametrize("name", ["documents/00001.parquet", "vectors/00001.npy", "rejects.jsonl"])
+@pytest.mark.parametrize("name", ["documents/00001.parquet", "vectors/00001.npy"])
 def test_an_altered_file_is_made_again(
     tmp_path: Path,
     encoded_texts: list[str],
@@ -236,6 +237,16 @@ def test_an_altered_file_is_made_again(
     encoded_texts.clear()
     assert read_files(encode(corpus.path, [*TEXTS, ""])) == files
     assert set(encoded_texts) <= set(TEXTS[6:12])
+
+
+def test_a_part_of_another_model_is_noticed(tmp_path: Path) -> None:
+    """Its vectors fit their summary and the documents."""
+    corpus = encode(tmp_path / "corpus")
+    other_corpus = encode(tmp_path / "other", model=tiny_model(1))
+    shutil.copy(other_corpus.vectors_path(1), corpus.vectors_path(1))
+    shutil.copy(other_corpus.summary_path(1), corpus.summary_path(1))
+    with pytest.raises(ValueError, match="a part is missing, or not what was written"):
+        Corpus(corpus.path).verify()
 
 
 OTHER_TEXTS = [*TEXTS[:7], "gold", *TEXTS[8:]]

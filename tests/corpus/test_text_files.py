@@ -354,13 +354,23 @@ def read_bytes(
     file_content: bytes,
     encoding: str | None = None,
 ) -> list[Document | Reject]:
-    stream = io.BytesIO(file_content)
+    stream = io.BufferedReader(io.BytesIO(file_content))  # type: ignore[arg-type]
     return list(read_stream(stream, "standard input", encoding))
 
 
 @pytest.mark.parametrize("file_content", ["狗\n\n\n\ufeff猫".encode(), "狗\n猫\n".encode("utf-16")])
 def test_streams_are_read_as_files_are(file_content: bytes) -> None:
     assert read_bytes(file_content) == [Document("狗"), Document("猫")]
+
+
+def test_a_line_of_a_stream_is_read_before_the_next_is_there() -> None:
+    reading_end, writing_end = os.pipe()
+    with os.fdopen(reading_end, "rb") as stream, os.fdopen(writing_end, "wb", 0) as writer:
+        writer.write("狗\n".encode())
+        records = read_stream(stream, "standard input")
+        assert next(records) == Document("狗")
+        writer.write("猫\n".encode())
+        assert next(records) == Document("猫")
 
 
 def test_an_empty_stream_is_refused() -> None:

@@ -150,10 +150,11 @@ def prompted_model() -> SentenceTransformer:
     return model
 
 
+@pytest.mark.parametrize("name", ["Mine", Path("Mine")], ids=["word", "path"])
 def test_mtebs_metrics_are_averaged(
-    fake_mteb: FakeMteb, prompted_model: SentenceTransformer
+    name: str | Path, fake_mteb: FakeMteb, prompted_model: SentenceTransformer
 ) -> None:
-    (result,) = evaluate(prompted_model, "Mine")
+    (result,) = evaluate(prompted_model, name)
     assert (result.model, result.task, result.kind) == ("me/it", "SciFact", "Retrieval")
     assert (result.metric, result.score) == ("ndcg", 0.5)
     assert result.scores == {"ndcg": 0.5}

@@ -13,7 +13,7 @@ from pipelines import counted_positions
 from sentence_transformers import SentenceTransformer
 
 from st_reba import Method
-from st_reba.encode import computed_positions, encode_texts
+from st_reba.encode import computed_positions, encode_texts, transformer_of
 from st_reba.evaluation.encoding import plain_average_bar
 from st_reba.evaluation.readouts import (
     build_on,
@@ -23,7 +23,7 @@ from st_reba.evaluation.readouts import (
     load_base,
     readout_of,
 )
-from st_reba.evaluation.shared_pass import Readout, run_pass, transformer_of
+from st_reba.evaluation.shared_pass import Readout, run_pass
 from st_reba.evaluation.vectors import Vectors, normalize_rows
 
 TEXTS = [

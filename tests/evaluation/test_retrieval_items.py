@@ -187,11 +187,6 @@ def test_tables_without_relevance_are_rankings(tmp_path: Path) -> None:
     check_pairs(read_rankings(tmp_path / "pairs.csv"))
 
 
-def test_columns_of_rankings_can_be_named() -> None:
-    renamed_pairs = PAIRS.rename(columns={"query": "asked"})
-    check_pairs(read_rankings(renamed_pairs, columns={"query": "asked"}))
-
-
 def test_reranking_tasks_are_rankings(ranking: Task) -> None:
     assert ranking.kind == "Retrieval"
     assert len(ranking.items) == 40
@@ -234,6 +229,12 @@ def test_beir_folders_are_rankings(tmp_path: Path) -> None:
 def test_other_tables_are_no_rankings(source: pd.DataFrame) -> None:
     with pytest.raises(ValueError):
         read_rankings(source)
+
+
+def test_tasks_of_other_kinds_are_no_rankings() -> None:
+    pairs = pd.DataFrame({"text1": DOCUMENTS, "text2": DOCUMENTS[::-1], "score": range(60)})
+    with pytest.raises(ValueError, match="table: STS, 60 items. Give 30 or more queries"):
+        read_rankings(read_task(pairs))
 
 
 def test_word_scores_are_those_of_an_index(tmp_path: Path) -> None:

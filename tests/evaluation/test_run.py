@@ -43,10 +43,7 @@ PAIRS = pd.DataFrame(
 RANKING_ROWS = [
     (f"q {word}", f"d {other}", int(word == other))
     for word in TASK_WORDS
-    for other in [
-        *TASK_WORDS[:3],
-        word,
-    ]
+    for other in [*TASK_WORDS[:3], word]
 ]
 RANKING = pd.DataFrame(RANKING_ROWS, columns=["query", "document", "relevance"])
 PROMPTS = {"tasks": {"*": "Find: "}, "query": "{instruction}", "document": "{instruction}"}
@@ -340,6 +337,17 @@ def test_prompts_change_scores(base_model: SentenceTransformer) -> None:
     assert plain.score != prompted.score
 
 
+def test_prompts_for_other_tasks_are_told_and_not_recorded(
+    base_model: SentenceTransformer, caplog: pytest.LogCaptureFixture
+) -> None:
+    (plain,) = compare(base_model, PAIRS, [PLAIN], draws=0).results
+    (result,) = compare(base_model, PAIRS, [PLAIN], draws=0, prompts={"STSB": "Find: "}).results
+    assert (result.score, result.prompts) == (plain.score, "none")
+    assert "no instruction for 'table', but for STSB" in caplog.text
+    (result,) = evaluate(base_model, read_task(PAIRS), prompts={"STSB": "Find: "})
+    assert result.prompts == "none"
+
+
 def test_a_curve_has_the_scores_of_compare(base_model: SentenceTransformer, tmp_path: Path) -> None:
     frame = curve(
         base_model,
@@ -402,6 +410,12 @@ def test_options_that_no_method_takes_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=option):
         curve(base_model, PAIRS, [PLAIN], option, [2])
+
+
+def test_every_method_says_why_it_takes_no_value(base_model: SentenceTransformer) -> None:
+    masked = "nosink:setting=mask0-bidir,k=1"
+    with pytest.raises(ValueError, match=f"{PLAIN}: .* need setting.* {masked}: k=99"):
+        curve(base_model, PAIRS, [PLAIN, masked], "k", [99])
 
 
 @pytest.mark.parametrize(

@@ -183,9 +183,9 @@ def test_files_without_a_header_are_read_unquoted(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("name", HEADERLESS_FILES)
 def test_short_lines_of_files_without_a_header_are_named(tmp_path: Path, name: str) -> None:
-    text = "\n".join([*HEADERLESS_FILES[name], "1\t2"])
+    text = "\n".join([*HEADERLESS_FILES[name], "", "1\t2"])
     (tmp_path / name).write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match="line 11"):
+    with pytest.raises(ValueError, match="line 12"):
         read_task(tmp_path / name)
 
 
@@ -311,6 +311,29 @@ def test_conll_lines_are_tagged_words(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("blank_line", ["", " ", "\t\t", "-DOCSTART- O\n", "-DOCSTART- O"])
+def test_conll_sentences_end_at_blank_lines_and_documents(blank_line: str, tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_text(f"U.N. B-ORG\n{blank_line}\nhe O\n" * 10, encoding="utf-8")
+    task = read_task(tmp_path / "a.conll", train=tmp_path / "a.conll")
+    assert [words for _, words, _ in task.items[:2]] == [("U.N.",), ("he", "U.N.")]
+    assert len(task.items) == 11
+
+
+def test_whole_numbers_are_one_label_in_every_type() -> None:
+    labels = [1.0, 0.0] * 6
+    task = read_task(table(text=WORDS, label=labels), train=table(text=WORDS, label=["1", "0"] * 6))
+    assert {label for _, label in task.items} == {"1", "0"}
+    pairs = table(text1=WORDS, text2=REVERSED_WORDS, label=labels)
+    task = read_task(pairs, "PairClassification", labels={"1": 1, 0: 0})
+    assert (len(task.items), task.dropped) == (12, {})
+
+
+def test_labels_that_no_row_has_are_told() -> None:
+    pairs = table(text1=WORDS, text2=REVERSED_WORDS, label=["yes", "no"] * 6)
+    with pytest.raises(ValueError, match="names 1, but the labels are yes, no"):
+        read_task(pairs, "PairClassification", labels={1: 1})
+
+
 @pytest.mark.parametrize(
     ("content", "train", "message"),
     [
@@ -357,7 +380,7 @@ REFUSED: dict[str, tuple[pd.DataFrame, dict[str, Any], str]] = {
     "no rows": (PAIRS[:0], {}, "there are no rows"),
     "equal scores": (PAIRS.assign(score=1), {}, "1.0"),
     "infinite score": (PAIRS.assign(score=float("inf")), {}, "row 1, column 'score': inf"),
-    "large score": (PAIRS.assign(score=1e31), {}, "row 1, column 'score': 1e.31 is too large"),
+    "large score": (PAIRS.assign(score=1e31), {}, "row 1, column 'score': 1e.31 is not a number up to 1e.30"),
     "missing score": (PAIRS.assign(score=float("nan")), {}, "row 1, column 'score': .* missing"),
     "no number": (
         table(text1=WORDS, text2=WORDS, label=["0", "True"] * 6,), {"kind": "STS"}, "row 2, .*: 'True'",
@@ -410,18 +433,25 @@ def test_kinds_are_found_in_any_case() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["", " ", "missing.csv", "folder", "pipe.csv", "pipe.conll"],
+    ("name", "message"),
+    [
+        ("", "folder, but not saved by"),
+        (" ", "no such file"),
+        ("missing.csv", "no such file"),
+        ("folder", "folder, but not saved by"),
+        ("pipe.csv", "no regular file"),
+        ("pipe.conll", "is not a file: entities|suffix '.conll'"),
+    ],
 )
 @pytest.mark.parametrize("as_train", [False, True], ids=["source", "train"])
 def test_paths_without_a_table_are_refused_before_they_are_opened(
-    name: str, as_train: bool, tmp_path: Path
+    name: str, message: str, as_train: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe.csv")
     os.mkfifo(tmp_path / "pipe.conll")
     path = str(tmp_path / name) if name.strip() else name
-    with pytest.raises((ValueError, FileNotFoundError), match="empty|no such file|folder|pipe"):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         if as_train:
             read_task(LABELLED_TEXTS, train=path)
         else:

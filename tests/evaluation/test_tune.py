@@ -24,10 +24,15 @@ from st_reba.encode import computed_positions
 from st_reba.evaluation import Task, read_task, trials, tune, tune_plan, tune_report
 from st_reba.evaluation.items import TaskItems
 from st_reba.evaluation.kinds.views import views_of
-from st_reba.evaluation.readouts import build_on, encode_methods, load_base
-from st_reba.evaluation.shared_pass import run_pass
+from st_reba.evaluation.readouts import (
+    MethodGroup,
+    build_on,
+    encode_methods,
+    group_by_pass,
+    load_base,
+)
 from st_reba.evaluation.trials import Candidate, Trials, select_best
-from st_reba.evaluation.tried_passes import default_on, published_methods, similarity_passes
+from st_reba.evaluation.tried_methods import default_on, published_methods, similarity_methods
 from st_reba.evaluation.tune_plan import (
     SimilarityPlan,
     plan_by_labels,
@@ -48,6 +53,8 @@ PLACES = [
 ]
 TEXTS = list(map(" ".join, product(PEOPLE, ACTIONS, PLACES)))
 SILENT: dict[str, Any] = {"say": lambda line: None}
+# The methods of each pass for similarity, without labels, on a base of six layers.
+PASSES = list(group_by_pass(similarity_methods(6, "LATIN"), 6).values())
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +80,15 @@ def view_score(base_folder: str, method: Method, text_views: Task) -> float:
 
 
 def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that gets the number of readouts of each pass that runs."""
-    readout_counts: list[int] = []
+    """A list that gets the number of methods of each pass that runs."""
+    method_counts: list[int] = []
 
-    def counted_run_pass(model: Any, readouts: Any, texts: Any, **layout: Any) -> Any:
-        readout_counts.append(len(readouts))
-        return run_pass(model, readouts, texts, **layout)
+    def counted_group(base_model: Any, methods: Any) -> MethodGroup:
+        method_counts.append(len(methods))
+        return MethodGroup(base_model, methods)
 
-    monkeypatch.setattr(trials, "run_pass", counted_run_pass)
-    return readout_counts
+    monkeypatch.setattr(trials, "MethodGroup", counted_group)
+    return method_counts
 
 
 def random_vectors(row_count: int, width: int) -> Tensor:
@@ -191,8 +198,7 @@ def test_few_texts_allow_no_filter(base_folder: str) -> None:
 def test_candidates_have_the_scores_and_costs_of_their_models(base_folder: str) -> None:
     base_model = load_base(base_folder)
     text_views = views_of(TEXTS)
-    masked_pass = similarity_passes(6, "LATIN")[4]
-    candidates = Trials(base_model, TaskItems(text_views), ["abtt"]).score_pass(masked_pass)
+    candidates = Trials(base_model, TaskItems(text_views), ["abtt"]).score_pass(PASSES[4])
     assert sorted(candidate.method.layer or 6 for candidate in candidates) == [
         4,
         5,
@@ -211,21 +217,21 @@ def test_candidates_have_the_scores_and_costs_of_their_models(base_folder: str) 
         assert candidate.cost == pytest.approx(expected_cost)
 
 
-def test_readouts_that_do_not_fit_are_read_by_another_pass(
+def scores_of(candidates: list[Candidate]) -> dict[tuple[Method, float], float]:
+    """Scores by method and cost."""
+    return {(candidate.method, candidate.cost): candidate.score for candidate in candidates}
+
+
+def test_methods_that_do_not_fit_are_read_by_another_pass(
     base_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text_views = views_of(TEXTS[:40])
-    prompt_pass = similarity_passes(6, "LATIN")[1]
     whole_trials = Trials(load_base(base_folder), TaskItems(text_views), ["abtt"])
-    whole_scores = {
-        str(candidate): candidate.score for candidate in whole_trials.score_pass(prompt_pass)
-    }
+    whole_scores = scores_of(whole_trials.score_pass(PASSES[1]))
     monkeypatch.setattr(trials, "_MAX_BYTES", 5 * 4 * 32 * len(text_views.texts))
-    readout_counts = count_passes(monkeypatch)
-    split_scores = {
-        str(candidate): candidate.score for candidate in whole_trials.score_pass(prompt_pass)
-    }
-    assert readout_counts == [5, 5, 3]
+    method_counts = count_passes(monkeypatch)
+    split_scores = scores_of(whole_trials.score_pass(PASSES[1]))
+    assert method_counts == [5, 5, 3]
     assert split_scores == pytest.approx(whole_scores, abs=1e-4)
 
 
@@ -363,9 +369,9 @@ def test_finished_passes_are_read_from_the_folder(
     assert len(files) == 8
     # A half written pass runs again.
     files[0].rename(files[0].with_suffix(".part"))
-    readout_counts = count_passes(monkeypatch)
+    method_counts = count_passes(monkeypatch)
     resumed_report = tune.tune(base_folder, TEXTS, report.folder, **SILENT)
-    assert len(readout_counts) == 1
+    assert len(method_counts) == 1
     assert resumed_report.method == report.method
     assert list(map(attrgetter("score"), resumed_report.rows)) == list(
         map(attrgetter("score"), report.rows)
@@ -382,19 +388,16 @@ def test_other_texts_filters_and_number_types_are_other_passes(base_folder: str)
         Trials(base_model, text_views, [None]),
         Trials(load_base(base_folder, dtype="bfloat16"), text_views, ["abtt"]),
     ]
-    keys = {
-        one_search.pass_key(tried)
-        for one_search in searches
-        for tried in similarity_passes(6, "LATIN")[:2]
-    }
+    keys = {one_search.pass_key(methods) for one_search in searches for methods in PASSES[:2]}
     assert len(keys) == 8
 
 
 @pytest.fixture
-def two_passes(monkeypatch: pytest.MonkeyPatch) -> list[trials.Pass]:
+def two_passes(monkeypatch: pytest.MonkeyPatch) -> list[list[Method]]:
     """Only two passes are tried, nothing is reported, and each look at the clock is a second later."""
-    passes = similarity_passes(6, "LATIN")[:2]
-    monkeypatch.setattr(tune_plan, "similarity_passes", lambda *arguments, **options: passes)
+    passes = PASSES[:2]
+    methods = sum(passes, [])
+    monkeypatch.setattr(tune_plan, "similarity_methods", lambda *arguments, **options: methods)
     monkeypatch.setattr(tune_plan, "report_rows", lambda *arguments: ())
     monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=count().__next__))
     return passes
@@ -441,8 +444,8 @@ def test_each_pass_is_reported_with_the_best_method(
     report = tune.tune(base_folder, TEXTS, tmp_path / "out", say=lines.append)
     first_pass, second_pass = two_passes
     assert lines[0] == "2 passes through the base"
-    assert lines[1].startswith(f"1/2 {first_pass.method}: 1 s; best ")
-    assert lines[2].startswith(f"2/2 {second_pass.method}: 1 s; best ")
+    assert lines[1].startswith(f"1/2 {first_pass[0]}: 1 s; best ")
+    assert lines[2].startswith(f"2/2 {second_pass[0]}: 1 s; best ")
     assert lines[2].endswith(f": {replace(report.method, filter=None)}")
 
 
@@ -492,13 +495,13 @@ def test_notes_name_several_scripts() -> None:
 def test_auto_gives_a_model_with_a_filter(
     base_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pass_options: list[Any] = []
+    method_options: list[Any] = []
 
-    def two_similarity_passes(*arguments: Any, **options: Any) -> list[trials.Pass]:
-        pass_options.append(options)
-        return similarity_passes(6, "LATIN")[1:3]
+    def methods_of_two_passes(*arguments: Any, **options: Any) -> list[Method]:
+        method_options.append(options)
+        return sum(PASSES[1:3], [])
 
-    monkeypatch.setattr(tune_plan, "similarity_passes", two_similarity_passes)
+    monkeypatch.setattr(tune_plan, "similarity_methods", methods_of_two_passes)
     model = st_reba.build(
         base_folder,
         "auto",
@@ -509,16 +512,18 @@ def test_auto_gives_a_model_with_a_filter(
     same_model = st_reba.build(base_folder, "auto", texts=TEXTS[:60])
     np.testing.assert_array_equal(model.encode(TEXTS[:4]), same_model.encode(TEXTS[:4]))
     assert (model.prompts["query"], model.max_seq_length) == ("q: ", 64)
-    assert pass_options == [{"is_small": True, "has_labels": False}] * 2
+    assert method_options == [{"is_small": True, "has_labels": False}] * 2
     assert "Dense" in [type(module).__name__ for module in model]
 
 
 def test_prompts_without_room_for_a_text_are_not_tried(base_folder: str) -> None:
     narrow_base = load_base(base_folder, max_seq_length=64)
     narrow_trials = Trials(narrow_base, TaskItems(views_of(TEXTS)), [None])
-    default_pass, _, _, plain_pass, *_ = similarity_passes(6, "LATIN")
-    assert "leaves no room" in (narrow_trials.why_not(default_pass) or "")
-    assert narrow_trials.why_not(plain_pass) is None
+    lines: list[str] = []
+    passes = narrow_trials.plan_passes(PASSES[0] + PASSES[3], lines.append)
+    assert passes == [PASSES[3]]
+    assert lines[0].startswith(f"left out: {PASSES[0][0]}: ")
+    assert "leaves no room" in lines[0]
 
 
 def test_auto_chooses_by_all_drawn_texts() -> None:

@@ -20,10 +20,10 @@ from st_reba import Filter, Method
 from st_reba.cli.app import main
 from st_reba.encode import Role, encode_texts
 from st_reba.evaluation import trials, tune_plan
-from st_reba.evaluation.readouts import build_on, encode_methods, load_base
+from st_reba.evaluation.readouts import build_on, encode_methods, group_by_pass, load_base
 from st_reba.evaluation.retrieval_items import RetrievalItems, read_rankings, retrieval_views
 from st_reba.evaluation.trials import Candidate, Trials
-from st_reba.evaluation.tried_passes import default_on, search_passes
+from st_reba.evaluation.tried_methods import default_on, search_methods
 from st_reba.evaluation.tune import tune
 from st_reba.evaluation.tune_plan import (
     Purpose,
@@ -57,6 +57,8 @@ DOCUMENTS = [
     for year, (person, action, place) in enumerate(STORIES)
 ]
 SILENT: dict[str, Any] = {"say": lambda line: None}
+# The methods of each pass for search, on a base of six layers.
+PASSES = list(group_by_pass(search_methods(6, "LATIN"), 6).values())
 ROLES: list[Role] = ["query", "document"]
 
 
@@ -132,11 +134,7 @@ def test_candidates_have_the_scores_of_their_models(base_folder: str) -> None:
     text_views = retrieval_views(DOCUMENTS, 0)
     filter_kinds = RetrievalPlan(text_views, text_views, DOCUMENTS).filter_kinds(base_model)
     assert filter_kinds == [None, "center", "whiten"]
-    candidates = Trials(
-        base_model,
-        text_views,
-        filter_kinds,
-    ).score_pass(search_passes(6, "LATIN")[0])
+    candidates = Trials(base_model, text_views, filter_kinds).score_pass(PASSES[0])
     assert len(candidates) == 3 * 14
     for candidate in candidates[:: len(candidates) // 4]:
         model = build_on(base_model, candidate.method)
@@ -249,8 +247,7 @@ def prompted_report(
     base_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> TuneReport:
     """Of a recipe with prompts; one pass is tried, and a filter is chosen."""
-    one_pass = search_passes(6, "LATIN", is_small=True)[2:]
-    monkeypatch.setattr(tune_plan, "search_passes", lambda *arguments, **options: one_pass)
+    monkeypatch.setattr(tune_plan, "search_methods", lambda *arguments, **options: PASSES[4])
     monkeypatch.setattr(RetrievalPlan, "filter_kinds", lambda plan, base_model: ["whiten"])
     recipe = tmp_path / "prompted.yaml"
     save_recipe(recipe, base_folder, Method("prompteol"), prompts=PROMPTS)
@@ -345,7 +342,7 @@ def test_finished_passes_do_not_run_again(
 ) -> None:
     monkeypatch.setattr(
         trials,
-        "run_pass",
+        "MethodGroup",
         lambda *arguments, **options: pytest.fail("a pass ran again"),
     )
     resumed_report = tune(base_folder, DOCUMENTS, report.folder, purpose="search", **SILENT)
@@ -355,8 +352,7 @@ def test_finished_passes_do_not_run_again(
 @pytest.fixture
 def labels_command(base_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A command that tunes for search by labels, with one pass."""
-    one_pass = search_passes(6, "LATIN", is_small=True)[2:]
-    monkeypatch.setattr(tune_plan, "search_passes", lambda *arguments, **options: one_pass)
+    monkeypatch.setattr(tune_plan, "search_methods", lambda *arguments, **options: PASSES[4])
     rows = [(f"{text.split('.')[0]}?", text) for text in DOCUMENTS]
     pd.DataFrame(rows, columns=["query", "document"]).to_csv(
         tmp_path / "pairs.csv",

@@ -60,8 +60,14 @@ def test_questions_that_cannot_be_used_are_counted(row: list[str], reason: str) 
 
 
 def test_tables_without_questions_are_refused() -> None:
-    with pytest.raises(ValueError, match="选项1"):
+    with pytest.raises(ValueError, match="text are not word, sentence1, .*, answer: name them"):
         read_task(pd.DataFrame({"text": SENTENCES}), "WordSense")
+
+
+def test_columns_of_questions_can_be_named() -> None:
+    columns = ["term", *QUESTION_COLUMNS[1:]]
+    table = pd.DataFrame([["银行", *SENTENCES, "C"]], columns=columns)
+    assert read_task(table, columns={"word": "term"}) == question_task("C")
 
 
 def test_a_limit_draws_questions() -> None:

@@ -209,6 +209,17 @@ def test_lines_beyond_the_bounds_are_refused(text: str, key: str, values: dict[s
     assert refused.value.values == values
 
 
+def test_a_query_is_a_line_and_not_blank_or_long() -> None:
+    assert compute.query_of(" a\n b") == "a b"
+    with pytest.raises(Refused) as refused:
+        compute.query_of("\n ")
+    assert refused.value.key == "no_query"
+    with pytest.raises(Refused) as refused:
+        compute.query_of("长" * (MAX_CHARACTERS + 1))
+    assert refused.value.key == "long_query"
+    assert refused.value.values == {"count": MAX_CHARACTERS + 1, "most": MAX_CHARACTERS}
+
+
 @pytest.mark.parametrize(
     ("max_length", "token_count", "key"),
     [(41, 21, "cut"), (None, MAX_POSITIONS // 2, "too_many_positions")],

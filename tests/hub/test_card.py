@@ -329,6 +329,12 @@ def test_metadata_are_those_of_the_recipe_but_for_the_licence_given(
     assert metadata.language == ["de"]
 
 
+def test_a_language_that_is_no_list_is_a_language(tmp_path: Path) -> None:
+    model = st_reba.build("mini", "reba")
+    card = saved_card(model, tmp_path / "model", about={"language": "zh"})
+    assert ModelCard(card).data.language == ["zh"]
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -15,9 +15,8 @@ from sentence_transformers.base.modules import Dense
 
 import st_reba
 from st_reba import QueryShift, TokenPart
-from st_reba.graph_rules import GraphTask
+from st_reba.graph_rules import GraphTask, tasks_of_graphs
 from st_reba.hub import save
-from st_reba.hub.card_export import describe_export
 from st_reba.onnx.graph import EmbeddingGraph
 
 PROMPTS = {"query": "Find it", "document": "Doc: "}
@@ -74,19 +73,18 @@ def accepted_graphs(model: SentenceTransformer) -> dict[GraphTask, EmbeddingGrap
 def assert_described(model: SentenceTransformer) -> None:
     """Assert that the card names the tasks that a graph takes, and no other."""
     graphs = accepted_graphs(model)
-    description = describe_export(model)
+    described_tasks = tasks_of_graphs(model)
     if not graphs:
-        assert description is None
+        assert described_tasks is None
         return
-    assert description is not None
     if None in graphs:
-        assert description.tasks == []
+        assert described_tasks == []
         return
     similarity = graphs.get("similarity")
     document = graphs.get("document")
     if similarity is not None and document is not None and similarity.layout == document.layout:
         del graphs["similarity"]
-    assert description.tasks == list(graphs)
+    assert described_tasks == list(graphs)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -106,15 +104,17 @@ def test_a_tokenizer_without_a_file_cannot_be_exported(
     base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model: Any = build(base("llama"), "classical", check=False)
-    assert describe_export(model) is not None
+    assert tasks_of_graphs(model) is not None
     monkeypatch.setattr(type(model.tokenizer), "is_fast", False)
-    assert describe_export(model) is None
+    assert tasks_of_graphs(model) is None
+    with pytest.raises(ValueError, match=r"without tokenizer\.json"):
+        EmbeddingGraph(model)
 
 
 def test_quantized_weights_cannot_be_exported(base: Base) -> None:
     model: Any = build(base("llama"), "classical", check=False)
     model[0].model.hf_quantizer = object()
-    assert describe_export(model) is None
+    assert tasks_of_graphs(model) is None
     assert not accepted_graphs(model)
 
 

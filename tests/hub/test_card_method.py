@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,11 @@ import pytest
 import yaml
 from marks import Base
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 import st_reba
+from st_reba.bases import EMBEDDED, resolve_embedded
+from st_reba.cli import main
 from st_reba.hub import save
 from st_reba.hub.card import card_values
 from st_reba.hub.card_base import describe_base
@@ -157,8 +164,8 @@ def test_vectors_that_are_not_cut_have_length_1(
             [
                 "A prompt that is given to `encode_query` stands before all else but the special tokens; it is "
                 "seen, and not pooled.",
-                "Prompt `other`, where a template has `{instruction}`, and else before all else but the special "
-                'tokens: `"Find it"`.',
+                "Prompt `other`, the default, where a template has `{instruction}`, and else before all else but the "
+                'special tokens: `"Find it"`.',
             ],
         ),
         (
@@ -219,3 +226,148 @@ def test_the_saved_prompt_in_a_template_counts_as_part_of_the_input() -> None:
     layout = model[0].row_layouts("Find it", "query")[0]
     assert limits["a query"].overhead == layout.overhead
     assert limits["a query"].longest_text == model[0].budget("Find it", "query")
+
+
+LONG_TEXT = "Someone makes music " * 9
+
+
+def build_mean(**options: Any) -> SentenceTransformer:
+    return st_reba.build("mini", "echo", pooling="mean", device="cpu", **options)
+
+
+def recipe_of(card: str) -> dict[str, Any]:
+    recipe: dict[str, Any] = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
+    return recipe
+
+
+def rebuilt(card: str, folder: Path) -> SentenceTransformer:
+    """What the command of a card builds."""
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe_of(card)), encoding="utf-8")
+    command = re.search("builds the model by `st-reba (build recipe.yaml .*?)`", card)
+    assert command is not None
+    assert main([*shlex.split(command[1]), "--json"]) == 0
+    return st_reba.load(folder / "my_model", device="cpu")
+
+
+def assert_rebuilt(model: SentenceTransformer, folder: Path) -> None:
+    """The command of a model's card builds a model with its vectors."""
+    rebuilt_model = rebuilt(card_of(model, folder / "model"), folder)
+    assert rebuilt_model.max_seq_length == model.max_seq_length
+    assert rebuilt_model.similarity_fn_name == model.similarity_fn_name
+    for text in ("你好，世界。", LONG_TEXT):
+        assert np.abs(rebuilt_model.encode(text) - model.encode(text)).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value"),
+    [
+        ({"quantization": "nf4"}, "quantization", "nf4"),
+        ({"quantization": "int8"}, "quantization", "int8"),
+        ({"processor_kwargs": {"model_max_length": 24}}, "max_seq_length", 24),
+    ],
+    ids=str,
+)
+def test_options_of_loading_are_in_the_recipe(
+    options: dict[str, Any],
+    name: str,
+    value: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if name == "quantization":
+        pytest.importorskip("bitsandbytes")
+    monkeypatch.chdir(tmp_path)
+    model = build_mean(**options)
+    assert_rebuilt(model, tmp_path)
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert recipe_of(card)[name] == value
+    assert "given in Python" not in card
+
+
+def test_another_tokenizer_is_in_the_recipe_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokenizer_folder = tmp_path / "own_tokenizer"
+    tokenizer_folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED["mini"] / name, tokenizer_folder)
+    shutil.copy(EMBEDDED["mini"] / "config.json", tokenizer_folder)
+    tokenizer_file = tokenizer_folder / "tokenizer.json"
+    tokenizer = json.loads(tokenizer_file.read_text(encoding="utf-8"))
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:50]
+    tokenizer_file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    model = build_mean(tokenizer=str(tokenizer_folder))
+    assert np.abs(model.encode(LONG_TEXT) - build_mean().encode(LONG_TEXT)).max() > 1e-3
+    assert_rebuilt(model, tmp_path)
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert recipe_of(card)["tokenizer"] == "own_tokenizer"
+    assert ". If the tokenizer is a folder or file, write its path:" in card
+    assert str(tmp_path) not in card
+
+
+def test_a_length_that_was_changed_is_in_the_recipe_and_another_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = build_mean()
+    built_length = model.max_seq_length
+    model.max_seq_length = 24
+    assert_rebuilt(model, tmp_path)
+    loaded_model = st_reba.load(tmp_path / "model", device="cpu")
+    assert recipe_of(card_of(loaded_model, tmp_path / "again"))["max_seq_length"] == 24
+    model.max_seq_length = built_length
+    assert "max_seq_length" not in recipe_of(card_of(model, tmp_path / "as_built"))
+    model = build_mean(max_seq_length=48)
+    model.max_seq_length = 24
+    assert recipe_of(card_of(model, tmp_path / "shorter"))["max_seq_length"] == 24
+
+
+def test_the_command_of_a_card_sets_what_no_recipe_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt's name may need quotation marks, and look like a number."""
+    monkeypatch.chdir(tmp_path)
+    model = build_mean(
+        prompts={"of all": "Hello ", "7": "Bye "},
+        default_prompt_name="of all",
+        similarity_fn_name="dot",
+    )
+    assert_rebuilt(model, tmp_path)
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "--set 'default_prompt_name=of all' --set similarity_fn_name=dot`:" in card
+    assert "- Prompt `of all`, the default, before all else" in card
+    assert "- Prompt `7`, before all else" in card
+    model.default_prompt_name = "7"
+    shutil.rmtree(tmp_path / "my_model")
+    rebuilt_model = rebuilt(card_of(model, tmp_path / "seven"), tmp_path)
+    assert rebuilt_model.default_prompt_name == "7"
+
+
+def test_a_card_says_which_options_its_recipe_lacks(tmp_path: Path) -> None:
+    model = build_mean(config_kwargs={"num_hidden_layers": 3}, processor_kwargs={"use_fast": True})
+    card = card_of(model, tmp_path / "model")
+    assert "`, without the `processor_kwargs` and `config_kwargs` given in Python:" in card
+    assert "given in Python" not in card_of(build_mean(), tmp_path / "plain")
+
+
+def test_no_recipe_holds_the_length_of_an_embedder(tmp_path: Path) -> None:
+    modules = [Transformer(resolve_embedded("mini")), Pooling(192, "mean")]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path / "base"))
+    model = st_reba.build(tmp_path / "base", "nosink:setting=mask0-bidir,k=2", device="cpu")
+    assert "given in Python" not in card_of(model, tmp_path / "model")
+    model.max_seq_length = 24
+    card = card_of(model, tmp_path / "shorter")
+    assert "`, without the `max_seq_length` given in Python. If the base is a folder" in card
+    assert "max_seq_length" not in recipe_of(card)
+
+
+def test_a_strangers_record_of_loading_stays_text(tmp_path: Path) -> None:
+    model = build_mean()
+    record = {"tokenizer": "x`\n```", "python_options": ["`code`"]}
+    model[0].recipe = {"name": "echo", "pooling": "mean", "loading": record}
+    card = card_of(model, tmp_path / "model")
+    assert recipe_of(card)["tokenizer"] == "x' '''"
+    assert "given in Python" not in card
+    model[0].recipe = {"name": "echo", "loading": 3}
+    assert recipe_of(card_of(model, tmp_path / "other"))["method"] == "echo"

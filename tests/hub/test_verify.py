@@ -6,11 +6,14 @@ import json
 import os
 import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     CNN,
@@ -130,6 +133,37 @@ def test_other_vectors_are_found(copied_folder: Path) -> None:
     report = verify(copied_folder)
     assert not report.ok
     assert report.distance > report.tolerance
+
+
+def test_damaged_weights_that_give_no_vectors_are_named(
+    copied_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = load_file(copied_folder / "model.safetensors")
+    weight_name = "layers.0.mlp.gate_proj.weight"
+    weights[weight_name][0, 0] = float("nan")
+    save_file(weights, copied_folder / "model.safetensors", metadata={"format": "pt"})
+    report = verify(copied_folder, device="cpu")
+    assert not report.ok
+    assert report.damage == [f"weights: 1 of {len(weights)} differ ({weight_name})"]
+    assert "with these weights, the model gives no vectors" in str(report)
+    assert main(["verify", str(copied_folder), "--json"]) == 1
+    printed_report = json.loads(capsys.readouterr().out)
+    assert printed_report["ok"] is False
+    assert printed_report["distance"] is None
+    assert printed_report["damage"] == report.damage
+    with pytest.raises(ValueError, match="is not what it was.*not what was saved: weights: 1 of"):
+        push(copied_folder, "org/model", dry_run=True)
+
+
+def test_sound_weights_that_give_no_vectors_have_another_remedy(
+    copied_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = "The model gave NaN or infinity for the text 'a'. Load it in float32."
+    failing_compare = Mock(side_effect=ValueError(problem))
+    # The package's attribute st_reba.hub.verify is a function.
+    monkeypatch.setattr(import_module("st_reba.hub.verify"), "compare", failing_compare)
+    with pytest.raises(ValueError, match="Load it in float32"):
+        verify(copied_folder, device="cpu")
 
 
 def test_a_folder_without_golden_vectors_cannot_be_verified(

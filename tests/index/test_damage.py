@@ -203,7 +203,7 @@ def test_a_stopped_build_encodes_a_damaged_part_again(
     whole_index = build(tmp_path / "whole", part_size=8)
     expected_scores = scores_of(whole_index.search("cat", 40))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(changes.IndexWriter, "rewrite_vectors", stop)
+        patch.setattr(changes.IndexWriter, "write_vectors", stop)
         build(tmp_path / "index", part_size=8)
     path = tmp_path / "index" / ".building" / name
     flip(path, len(path.read_bytes()) // 2)

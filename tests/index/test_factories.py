@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from indexes import MODEL, build, documents
+from indexes import build, documents
 
 from st_reba.index import Index
-from st_reba.index.changes import changing
 from st_reba.index.factories import try_factory
 
 UNUSABLE = [
@@ -53,18 +52,6 @@ def test_build_refuses_an_index_that_cannot_be_searched(
     monkeypatch.setattr("st_reba.corpus.encode_part.encode_texts", None)  # nothing is encoded
     with pytest.raises(ValueError, match="factory="):
         build(index_path, factory=factory, parameters=parameters)
-
-
-def test_compact_mends_parameters_that_no_search_can_use(index_path: Path) -> None:
-    index = build(index_path, documents(12), factory="IVF2,Flat")
-    with changing(index._store) as writer:
-        writer.state.parameters = "nprobe=0"
-    index = Index.open(index_path, MODEL)
-    with pytest.raises(ValueError, match="nprobe=0 must be a whole number of at least 1.*compact"):
-        index.verify()
-    index.compact(factory="IVF2,Flat", parameters="nprobe=2")
-    assert index.verify()["parameters"] == "nprobe=2"
-    assert len(index.search("cat", 12)) == 12
 
 
 @pytest.mark.parametrize("factory", ["IVF-5,Flat", "IVF2,PQ7", "IVF4,FlatDedup"])

@@ -185,6 +185,16 @@ def test_texts_without_ids_are_recognized_by_text_and_metadata(index_path: Path)
     index.verify()
 
 
+def test_a_number_that_is_given_is_another_id_than_one_that_is_not(index_path: Path) -> None:
+    index = build(index_path, ["cat", "gold"])
+    cat = Document("cat", "0")
+    assert index.get("0") == cat
+    assert index.add([cat], strict=False, **QUIET).rejected == {"id in the index": 1}
+    assert index.upsert([cat], **QUIET).replaced == 1
+    change = index.add([cat, "cat", "gold"], **QUIET)
+    assert (change.added, change.unchanged) == (1, 2)
+
+
 def test_upsert_rejects_texts_without_ids(index_path: Path) -> None:
     index = build(index_path, ["moon", Document("gold", "own")])
     with pytest.raises(ValueError, match="no id"):

@@ -164,7 +164,7 @@ def test_a_corpus_with_other_vectors_is_refused(
     corpus.write_vectors(1, np.ones((6, 16), np.float32), "float32")
     with pytest.raises(ValueError, match="not what was written"):
         build(index_path, corpus.path)
-    monkeypatch.setattr(Corpus, "verify", lambda corpus: None)
+    monkeypatch.setattr(Corpus, "check_complete", lambda corpus: None)
     with pytest.raises(ValueError, match="for 7 texts"):
         build(index_path, corpus.path)
     assert not (index_path).exists()

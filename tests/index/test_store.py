@@ -141,8 +141,8 @@ def digest_of(state: str) -> str:
         "UPDATE meta SET state = replace(state, '\"changes\": ', '\"changes\": 1')",
         "UPDATE meta SET sha256 = '', state = replace(state, '\"format\": ', '\"format\": 9')",
         "UPDATE meta SET sha256 = '', state = replace(state, '\"vectors-', '\"../copy/vectors-')",
+        "UPDATE meta SET sha256 = '', state = replace(state, 'nprobe=2', 'nprobe=0')",
         "DELETE FROM sqlite_master WHERE name = 'documents_content_hash'",
-        "DROP TABLE truncated",
         "DROP TABLE whitening",
     ],
 )

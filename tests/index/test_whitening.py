@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from tiny import WORDS, tiny_model
 
 import st_reba
 from st_reba.corpus import encode_corpus
-from st_reba.index import Document, Index, OtherModelError, samples, whitening
+from st_reba.index import Document, Index, OtherModelError, samples
+from st_reba.index import index as index_module
+from st_reba.index.changes import IndexWriter, changing
+from st_reba.index.store import Store
 from st_reba.sentences import sample_sentences
 
 Array = NDArray[np.float64]
@@ -344,14 +348,29 @@ def test_another_models_index_is_not_whitened_by_this_model(
     index_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Also not one that takes its place while the call waits for its turn."""
     index = Index.build(MODEL, documents(120), index_path, **QUIET)
-    fit = whitening.Whitening.fit
 
-    def fit_while_the_index_is_replaced(*arguments: Any, **options: Any) -> Any:
-        Index.build(tiny_model(1), documents(9), index_path, overwrite=True, **QUIET)
-        return fit(*arguments, **options)
+    def replace_and_change(store: Store) -> AbstractContextManager[IndexWriter]:
+        Index.build(tiny_model(1), documents(110), index_path, overwrite=True, **QUIET)
+        return changing(store)
 
-    monkeypatch.setattr(whitening.Whitening, "fit", fit_while_the_index_is_replaced)
-    with pytest.raises(OtherModelError, match="another model's index has taken its place"):
+    with monkeypatch.context() as patch, pytest.raises(OtherModelError):
+        patch.setattr(index_module, "changing", replace_and_change)
         index.compact(whiten=True)
-    assert index.info()["whitening"] is None and len(index) == 9
+    assert index.info()["whitening"] is None and len(index) == 110
+    with pytest.raises(OtherModelError):
+        index.compact(whiten=True)
+
+
+def test_a_part_without_a_usable_document_is_whitened_too(
+    mini: SentenceTransformer, tmp_path: Path
+) -> None:
+    numbered_texts = [f"cat ship {number}." for number in range(120)]
+    index = Index.build(mini, numbered_texts, tmp_path / "index", **QUIET)
+    # The first text gets the number that the second one has as its id.
+    new_documents = [Document("gold"), Document("king", "120")]
+    change = index.add(new_documents, part_size=1, strict=False, **QUIET)
+    assert change.added == 1
+    assert change.rejected == {"id used twice": 1}
+    index.verify()

@@ -170,6 +170,13 @@ def test_words_of_deleted_documents_leave_the_disk_at_compact(tmp_path: Path) ->
         assert b"xylo" not in file.read_bytes()
 
 
+def test_an_index_without_documents_has_no_words(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["cat"])
+    index.delete(["0"])
+    assert index.search("cat", mode="words") == []
+    index.verify()
+
+
 def test_an_index_in_the_place_of_another_has_its_own_words(index_path: Path) -> None:
     index = build(index_path, documents(20))
     build(index_path, ["king trombone"], overwrite=True)

@@ -127,6 +127,17 @@ def test_long_texts_keep_every_copy(base: Base, compute_matched: bool, limit: in
     )
 
 
+def test_a_prompt_that_leaves_no_room_is_told_by_its_positions(base: Base) -> None:
+    model = build(base("llama"), "echo", pooling="mean", max_seq_length=16)
+    prompt = "a b c " * 9
+    position_count = len(model.tokenizer(prompt)["input_ids"])
+    message = (
+        rf"max_seq_length=16 .* template and prompt take {position_count} positions\. Shorten them"
+    )
+    with pytest.raises(ValueError, match=message):
+        model.encode("a", prompt=prompt)
+
+
 @pytest.mark.parametrize(("token_limit", "budget"), [(256, 250), (10**30, None)])
 def test_a_reversed_text_is_encoded_as_if_reversed_by_hand(
     base: Base, token_limit: int, budget: int | None

@@ -387,13 +387,6 @@ def test_a_tokenizer_whose_file_gives_other_ids_is_refused(base: Base, tmp_path:
         write_tokenizer(graph, tmp_path)
 
 
-def test_a_tokenizer_without_a_file_is_refused(tmp_path: Path) -> None:
-    transformer = SimpleNamespace(text_tokenizer=SimpleNamespace(is_fast=False))
-    graph: Any = SimpleNamespace(transformer=transformer)
-    with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
-        write_tokenizer(graph, tmp_path)
-
-
 def test_a_folder_without_a_graph_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not read onnx/model.onnx"):
         Runner(tmp_path)
@@ -507,3 +500,10 @@ def test_the_file_of_a_model_without_positions_has_its_limit(
     write_folder(model, graph, tmp_path)
     config = read_json(tmp_path / "config.json")
     assert config.get("max_position_embeddings") == max_length
+
+
+def test_an_exported_folder_says_what_it_is_where_torch_should_load_it(
+    exported_model: Exported,
+) -> None:
+    with pytest.raises(ValueError, match="is an ONNX export.*check it with st-reba verify"):
+        st_reba.load(exported_model.folder)

@@ -78,6 +78,21 @@ def test_wrong_fields_of_a_search_are_refused(fields: dict[str, Any], field: str
     assert refusal.value.param == field
 
 
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ([], "at least 1 item"),
+        (["a"] * 2049, "at most 2048 items"),
+        (["a", " "], "should match pattern"),
+        (3, "valid string"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_wrong_query_is_judged_in_its_own_form(query: object, reason: str) -> None:
+    with pytest.raises(Refusal, match=rf"query: .*{reason}"):
+        SearchRequest.parse(json.dumps({"query": query}).encode())
+
+
 def test_token_ids_name_the_remedy() -> None:
     """LangChain sends them by default."""
     with pytest.raises(Refusal) as refusal:

@@ -29,7 +29,7 @@ Item = tuple[int, tuple[str, ...], tuple[str, ...]]
 
 
 def read_conll(location: Location | None) -> list[TaggedSentence]:
-    """Read CoNLL lines: a word first, and the tags in the last column that holds some; empty lines end a sentence.
+    """Read CoNLL lines: a word first, and the tags in the last column that holds some; blank lines end a sentence.
 
     Raises:
         ValueError: The file cannot be read, or no column holds tags.
@@ -45,14 +45,8 @@ def read_conll(location: Location | None) -> list[TaggedSentence]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8, at byte {error.start:,}. Save it as UTF-8.") from None
-    sentences: list[list[list[str]]] = []
-    all_lines: list[list[str]] = []
-    for block in text.replace("\r", "").split("\n\n"):
-        sentence_lines = [line.split() for line in block.splitlines() if line.strip()]
-        if sentence_lines and sentence_lines[0][0] != "-DOCSTART-":
-            sentences.append(sentence_lines)
-            all_lines += sentence_lines
-    tag_column = _find_tag_column(all_lines)
+    sentences = _split_sentences(text)
+    tag_column = _find_tag_column([cells for sentence in sentences for cells in sentence])
     if tag_column is None:
         raise ValueError(f"{path}: no column holds tags such as O, B-PER, I-PER.")
     tagged_sentences: list[TaggedSentence] = []
@@ -61,6 +55,18 @@ def read_conll(location: Location | None) -> list[TaggedSentence]:
         tags = tuple(cells[tag_column] for cells in sentence_lines)
         tagged_sentences.append(TaggedSentence(words, tags))
     return tagged_sentences
+
+
+def _split_sentences(text: str) -> list[list[list[str]]]:
+    """The cells of each line of each sentence; a sentence ends at a blank line, and where a document starts."""
+    sentences: list[list[list[str]]] = [[]]
+    for line in text.split("\n"):
+        cells = line.split()
+        if cells and cells[0] != "-DOCSTART-":
+            sentences[-1].append(cells)
+        else:
+            sentences.append([])
+    return [sentence for sentence in sentences if sentence]
 
 
 def _find_tag_column(sentence_lines: Sequence[Sequence[str]]) -> int | None:

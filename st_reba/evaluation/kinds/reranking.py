@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..measures import COSINE_DIGITS, column_means
 from ..tables import read_score, read_text
 from ..task import Evidence, Task, TaskKind, TextIndex, declare_kind
 from ..task_source import TaskSource
-from ..vectors import Vectors, normalize_exactly
+from ..vectors import Vectors, normalize_rows
 
 # How many documents of a ranking count, as in mteb.
 CUTOFF = 1000
@@ -45,9 +46,9 @@ class RankingKind(TaskKind):
             )
         task_source.refuse(self.name, "train")
         table = task_source.table
-        if self.ranks_all_documents:
+        if self.ranks_all_documents and not table.find_columns(["relevance"]):
             # Without grades every document is relevant to its query.
-            table = table.fill_column("relevance", 1.0)
+            table = replace(table, frame=table.frame.assign(relevance=1.0))
         judgement_rows, dropped_counts = table.read_rows(self.column_readers)
         judgements: dict[str, dict[str, float]] = {}
         documents: list[str] = []
@@ -103,7 +104,7 @@ class RankingKind(TaskKind):
 
     def evidence(self, task: Task, vectors: Vectors) -> Evidence:
         """The values of ``RANKING_METRICS`` for each query."""
-        unit_vectors = normalize_exactly(vectors)
+        unit_vectors = normalize_rows(vectors, np.float64)
         metric_rows: list[list[float]] = []
         for query, judged_documents, judged_grades in task.items:
             documents = np.asarray(judged_documents)

@@ -12,7 +12,7 @@ from ..measures import column_means
 from ..task import Evidence, Task, TaskKind, TextIndex, declare_kind
 from ..task_source import TaskSource
 from ..texts import FEWEST_PIECES, split_pieces
-from ..vectors import Vectors, normalize_exactly
+from ..vectors import Vectors, normalize_rows
 
 # Only the beginning of a longer text is used.
 _MOST_PIECES = 150
@@ -80,7 +80,7 @@ class Views(TaskKind):
 
     def evidence(self, task: Task, vectors: Vectors) -> Evidence:
         """The scores of the items."""
-        unit_vectors = torch.from_numpy(normalize_exactly(vectors))
+        unit_vectors = torch.from_numpy(normalize_rows(vectors, np.float64))
         return np.asarray(self.score_items(task, unit_vectors)[:, None], np.float64)
 
     def score_items(self, task: Task, unit_vectors: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from ...words import words_of
 from ..measures import column_means
 from ..task import Evidence, Task, TaskKind, TextIndex, TextSpan, declare_kind
 from ..task_source import TaskSource
-from ..vectors import Vectors, normalize_exactly
+from ..vectors import Vectors, normalize_rows
 
 # SLPWC's and WSD's columns, where the word is in quotation marks inside the question.
 CHINESE_COLUMNS = ("问题", "选项1", "选项2", "选项3", "选项4", "答案")
@@ -42,7 +42,7 @@ def find_odd_vectors(vectors: NDArray[np.floating]) -> dict[str, NDArray[np.intp
         >>> {distance: index.tolist() for distance, index in find_odd_vectors(group).items()}
         {'cosine': [3], 'euclidean': [2]}
     """
-    unit_vectors = normalize_exactly(vectors)
+    unit_vectors = normalize_rows(vectors, np.float64)
     cosines = unit_vectors @ unit_vectors.swapaxes(1, 2)
     exact_vectors = vectors.astype(np.float64)
     differences = exact_vectors[:, :, None] - exact_vectors[:, None]
@@ -56,6 +56,10 @@ def find_odd_vectors(vectors: NDArray[np.floating]) -> dict[str, NDArray[np.intp
         is_largest = sums >= sums.max(axis=1, keepdims=True) * (1 - _TIE)
         odd_vectors[name] = np.argmax(is_largest, axis=1)
     return odd_vectors
+
+
+def _read_cell(cell: object) -> str:
+    return str(cell).strip()
 
 
 class WordSense(TaskKind):
@@ -74,37 +78,26 @@ class WordSense(TaskKind):
     """
 
     name = "WordSense"
+    # Cells are read as they are: questions that cannot be used are counted.
+    column_readers = dict.fromkeys(QUESTION_COLUMNS, _read_cell)
+    column_names = {
+        role: (role, chinese)
+        for role, chinese in zip(QUESTION_COLUMNS, CHINESE_COLUMNS, strict=True)
+    }
     detection_order = 30
     metrics = column_means(["accuracy cosine", "accuracy euclidean"])
     main_metric = "accuracy cosine"
     paper_metric = "accuracy euclidean"
     fewest_items = 1
 
-    def matches(self, task_source: TaskSource) -> bool:
-        """Tables with the columns of questions."""
-        return not task_source.is_conll and bool(self._find_columns(task_source))
-
-    def _find_columns(self, task_source: TaskSource) -> list[str]:
-        for columns in (CHINESE_COLUMNS, QUESTION_COLUMNS):
-            if set(columns) <= set(task_source.table.column_names):
-                return list(columns)
-        return []
-
     def read(self, task_source: TaskSource) -> Task:
         """Read the questions; those that cannot be used are counted."""
-        task_source.refuse(self.name, "columns", "labels", "train")
-        columns = self._find_columns(task_source)
-        if not columns:
-            column_names = ", ".join(task_source.table.column_names)
-            needed = f"{', '.join(CHINESE_COLUMNS)} or {', '.join(QUESTION_COLUMNS)}"
-            raise ValueError(
-                f"{task_source.table.name}: the columns {column_names} are not {needed}. Rename them."
-            )
-        is_quoted = columns[0] == CHINESE_COLUMNS[0]
+        task_source.refuse(self.name, "labels", "train")
+        table_rows, _ = task_source.table.read_rows(self.column_readers)
+        is_quoted = task_source.table.find_columns(["word"]) == [CHINESE_COLUMNS[0]]
         dropped_counts: Counter[str] = Counter()
         questions: list[tuple[list[TextSpan], int]] = []
-        for table_row in task_source.table.frame[columns].itertuples(index=False, name=None):
-            word, *sentences, answer = (str(cell).strip() for cell in table_row)
+        for word, *sentences, answer in table_rows:
             if is_quoted:
                 word = find_quoted_word(word)
             try:
