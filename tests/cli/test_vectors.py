@@ -358,7 +358,6 @@ def test_conditions_that_are_wrong_are_refused(conditions: list[str]) -> None:
         ),
         (["search", "INDEX", "cats"], "name its folder or Hub id, as --model 'my_model'"),
         (["encode", "MODEL", "-"], "standard input: no documents: it is empty"),
-        (["encode", "MODEL", "FILE", "--word", ""], "--word '' is not a word"),
     ],
 )
 def test_messages_name_words_of_the_command_line(
