@@ -110,7 +110,7 @@ class TaskKind(ABC):
         needs_values: Its labels have to differ, and those of ``train`` to be among them.
         chooses_methods: ``tune`` can choose by its labels: :meth:`score_items` suits it, and an
             item consists of indices of texts and, last, its label.
-        item_name: Name of its items in reports.
+        item_name: Name of its items in the reports of ``tune``.
     """
 
     name: str
