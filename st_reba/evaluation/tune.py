@@ -119,6 +119,9 @@ def tune(
         folder=str(folder),
         notes=tuple(plan.notes(best_candidate)),
     )
+    if best_candidate.filter_kind is not None:
+        say("fitting the filter that is saved on all texts")
+        _fit_choice(plan.with_all_texts(), base_model, best_candidate, length, folder)
     model = build_with_prompts(base_model, choice.method, **_model_options(loading_options))
     write_report(report, base, model, loading_options)
     return report

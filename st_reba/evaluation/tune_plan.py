@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal, TypeVar
 
@@ -134,6 +134,10 @@ class SimilarityPlan:
             return None
         return find_candidate(candidates, default_on(base_model, self.script), None)
 
+    def with_all_texts(self) -> SimilarityPlan:
+        """The plan with filters that are fitted on all texts, as of what is saved once the others have reported."""
+        return replace(self, filter_texts=self.texts)
+
     def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
         """Fit a filter for a model without one; there is one kind."""
         sample = sample_for_filter(self.filter_texts, model.get_embedding_dimension() or 0)
@@ -204,11 +208,13 @@ class RetrievalPlan:
     Args:
         choosing_items, reporting_items: The items that choose, and that report.
         documents: Documents that filters are fitted on.
+        all_documents: These, and those that report.
     """
 
     choosing_items: RetrievalItems
     reporting_items: RetrievalItems
     documents: Sequence[str]
+    all_documents: Sequence[str]
 
     @property
     def _script(self) -> str:
@@ -232,6 +238,10 @@ class RetrievalPlan:
             return None
         strongest_filter = self.filter_kinds(base_model)[-1]
         return find_candidate(candidates, default_on(base_model, self._script), strongest_filter)
+
+    def with_all_texts(self) -> RetrievalPlan:
+        """As for :class:`SimilarityPlan`."""
+        return replace(self, documents=self.all_documents)
 
     def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
         """Fit a filter on documents, and on sentences of them in place of queries, for a model without one."""
@@ -387,6 +397,7 @@ def plan_search_by_views(
         retrieval_views(choosing_items[:MAX_CHOOSING_VIEWS], seed),
         retrieval_views(reporting_items[:MAX_REPORTING_VIEWS], seed),
         choosing_items,
+        [*choosing_items, *reporting_items],
     )
 
 
@@ -412,6 +423,7 @@ def plan_search_by_labels(
         labelled_items(task, choosing_items[:MAX_CHOOSING_LABELS], seed),
         labelled_items(task, reporting_items[:MAX_REPORTING_LABELS], seed),
         documents,
+        documents,
     )
 
 
@@ -424,7 +436,7 @@ def plan_for_auto(
     if purpose == "search":
         documents = draw_documents(texts, AUTO_SAMPLE, seed)
         views = retrieval_views(documents[: AUTO_CHOOSING[purpose]], seed)
-        return RetrievalPlan(views, views, documents)
+        return RetrievalPlan(views, views, documents, documents)
     drawn_texts = draw_texts(texts, AUTO_SAMPLE, seed)
     Random(seed).shuffle(drawn_texts)
     text_items = TaskItems(views_of(drawn_texts[: AUTO_CHOOSING[purpose]]))

@@ -132,7 +132,9 @@ def test_few_vectors_allow_fewer_filters(
 def test_candidates_have_the_scores_of_their_models(base_folder: str) -> None:
     base_model = load_base(base_folder)
     text_views = retrieval_views(DOCUMENTS, 0)
-    filter_kinds = RetrievalPlan(text_views, text_views, DOCUMENTS).filter_kinds(base_model)
+    filter_kinds = RetrievalPlan(text_views, text_views, DOCUMENTS, DOCUMENTS).filter_kinds(
+        base_model
+    )
     assert filter_kinds == [None, "center", "whiten"]
     candidates = Trials(base_model, text_views, filter_kinds).score_pass(PASSES[0])
     assert len(candidates) == 3 * 14
@@ -335,6 +337,18 @@ def test_filters_have_the_mean_of_queries(base_folder: str, plan: RetrievalPlan,
     fitted_filter = plan.fit_filter(model, kind)
     assert fitted_filter.kind == kind
     assert fitted_filter.query_mean is not None
+
+
+def test_the_saved_filter_is_fitted_on_all_documents(
+    base_folder: str, report: TuneReport, plan: RetrievalPlan
+) -> None:
+    assert report.method.filter is not None
+    saved_filter = Filter.load(report.method.filter)
+    model = build_on(load_base(base_folder), replace(report.method, filter=None))
+    whole_filter = plan.with_all_texts().fit_filter(model, saved_filter.kind)
+    np.testing.assert_allclose(saved_filter.mean, whole_filter.mean, atol=1e-6)
+    choosing_filter = plan.fit_filter(model, saved_filter.kind)
+    assert np.abs(saved_filter.mean - choosing_filter.mean).max() > 1e-4
 
 
 def test_finished_passes_do_not_run_again(
