@@ -68,6 +68,7 @@ def test_what_a_search_does_not_find_earns_nothing(
     assert retrieval.ndcg_at_10(listed, grades) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_prompts_are_judged_by_what_an_index_compares(
     import_script: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:

@@ -254,6 +254,7 @@ def test_an_index_is_whitened_and_not(model_folder: Path, tmp_path: Path) -> Non
     assert json.loads(run("info", index_folder, "--json"))["whitening"] == fitted
 
 
+@pytest.mark.slow
 def test_tokens_are_left_out_on_request(model_folder: Path, tmp_path: Path) -> None:
     lines = [f"Cats and ships number {number} sleep." for number in range(110)]
     (tmp_path / "lines.txt").write_text("\n".join(lines), encoding="utf-8")

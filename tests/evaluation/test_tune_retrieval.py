@@ -307,6 +307,7 @@ def test_the_default_is_kept_as_an_index_whitens_it(base_folder: str, plan: Retr
     assert labelled_plan.find_default(candidates, base_model) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("purpose", ["similarity", "search"])
 def test_layers_that_hide_their_attention_are_read_by_states(
     base: Callable[..., str], tmp_path: Path, purpose: Purpose
@@ -385,6 +386,7 @@ def labels_command(base_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
 
 
+@pytest.mark.slow
 def test_labels_choose_for_search(labels_command: list[str], tmp_path: Path) -> None:
     assert main(labels_command) == 0
     saved_report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))

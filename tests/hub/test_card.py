@@ -276,6 +276,7 @@ def test_a_template_asks_for_nothing_that_a_card_does_not_have(
     assert template_variables <= {*CardValues.__dataclass_fields__, *more_values}
 
 
+@pytest.mark.slow
 def test_no_description_lacks_what_the_template_asks_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

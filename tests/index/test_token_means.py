@@ -168,6 +168,7 @@ def test_what_is_added_and_folded_has_its_tokens_too(
             assert result.score == pytest.approx(expected_score, abs=2e-5)
 
 
+@pytest.mark.slow
 def test_compact_gives_tokens_and_takes_them_away(
     mini: SentenceTransformer,
     indexes_with_and_without_tokens: tuple[Index, Index],
@@ -251,6 +252,7 @@ def test_a_factory_that_tokens_do_not_fit_is_refused_before_encoding(
     assert not (tmp_path / "index" / "index.sqlite").exists()
 
 
+@pytest.mark.slow
 def test_tokens_that_the_factory_does_not_fit_change_nothing(
     mini: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +275,7 @@ def test_wrong_values_of_tokens_are_refused(mini: SentenceTransformer, tmp_path:
         index.compact(tokens=False)
 
 
+@pytest.mark.slow
 def test_a_model_with_the_tokens_gives_what_the_index_compares(mini: SentenceTransformer) -> None:
     options: Any = {"kind": "whiten", "power": 0.25, "queries": True}
     filtered_model = st_reba.fit_filter(mini, TEXTS, **options)
