@@ -68,7 +68,8 @@ def choose_k(
     layer_counts = range(1, depth_of(model) + 1)
     bidirectional_methods = [nosink(setting="inplace-bidir", k=k) for k in layer_counts]
     k_bidirectional = best_of([nosink(setting="baseline"), *bidirectional_methods]).k or 0
-    k_masked = best_of([nosink(setting="mask0-bidir", k=k, m=m) for k in layer_counts]).k or 0
+    masked_methods = [nosink(setting="mask0-bidir", k=k, m=m) for k in layer_counts]
+    k_masked = best_of(masked_methods).k or 0
     combined_methods = [
         nosink(setting="mask0&bidir", k=k_bidirectional, k0=k0, m=m)
         for k0 in sorted({k_masked, k_masked // 2})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,8 @@ from ..corpus.tables import is_dataset, read_table
 
 Location: TypeAlias = "pd.DataFrame | str | os.PathLike[str]"
 CellReader = Callable[[Any], Any]
+# The number of a table's row, from 1, and its cells.
+NumberedRow: TypeAlias = tuple[int, tuple[Any, ...]]
 # The reader for each column, by role. Texts come first, then what an item has besides: a label or a score.
 ColumnReaders = Mapping[str, CellReader]
 
@@ -154,22 +155,21 @@ class LabelledTable:
             raise ValueError(
                 f"{self.name}: the columns {names} are not {', '.join(readers)}: name them, {example}."
             )
-        if self.labels is not None and list(readers.values())[-1] is read_text:
-            raise ValueError(
-                f"{self.name}: labels=… belongs to kinds with a label; this one has none."
-            )
-        value_of_label = {label_text(label): value for label, value in (self.labels or {}).items()}
+        numbered_rows: list[NumberedRow] = list(
+            enumerate(self.frame[columns].itertuples(index=False, name=None), 1)
+        )
+        dropped_counts: dict[str, int] = {}
+        if self.labels is not None:
+            if list(readers.values())[-1] is read_text:
+                raise ValueError(
+                    f"{self.name}: labels=… belongs to kinds with a label; this one has none."
+                )
+            labelled_rows = self._replace_labels(numbered_rows, self.labels)
+            if len(labelled_rows) < len(numbered_rows):
+                dropped_counts["its label"] = len(numbered_rows) - len(labelled_rows)
+            numbered_rows = labelled_rows
         value_rows: list[tuple[Any, ...]] = []
-        dropped_labels: Counter[str] = Counter()
-        for row_number, cells in enumerate(
-            self.frame[columns].itertuples(index=False, name=None), 1
-        ):
-            if self.labels is not None:
-                *texts, label = cells
-                if label_text(label) not in value_of_label:
-                    dropped_labels[label_text(label)] += 1
-                    continue
-                cells = (*texts, value_of_label[label_text(label)])
+        for row_number, cells in numbered_rows:
             value_row: list[Any] = []
             for column_name, read_cell, cell in zip(
                 columns,
@@ -184,15 +184,27 @@ class LabelledTable:
                         f"{self.name}, row {row_number}, column {column_name!r}: {error}"
                     ) from None
             value_rows.append(tuple(value_row))
-        if dropped_labels and not value_rows:
+        return LabelledRows(value_rows, dropped_counts)
+
+    def _replace_labels(
+        self, numbered_rows: Sequence[NumberedRow], values: Mapping[Any, Any]
+    ) -> list[NumberedRow]:
+        """The rows whose label, which stands last, has a value, with that value in its place."""
+        value_of_label = {label_text(label): value for label, value in values.items()}
+        labelled_rows: list[NumberedRow] = []
+        unknown_labels: dict[str, None] = {}
+        for row_number, (*texts, cell) in numbered_rows:
+            label = label_text(cell)
+            if label in value_of_label:
+                labelled_rows.append((row_number, (*texts, value_of_label[label])))
+            else:
+                unknown_labels[label] = None
+        if unknown_labels and not labelled_rows:
             raise ValueError(
                 f"{self.name}: labels=… names {', '.join(value_of_label)}, but the labels are "
-                f"{', '.join(list(dropped_labels)[:10])}. Give some of these (--label)."
+                f"{', '.join(list(unknown_labels)[:10])}. Give some of these (--label)."
             )
-        dropped_counts: dict[str, int] = {}
-        if dropped_labels:
-            dropped_counts["its label"] = dropped_labels.total()
-        return LabelledRows(value_rows, dropped_counts)
+        return labelled_rows
 
     def _find_column(self, role: str) -> str | None:
         if role in self.chosen_columns:

@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from ..filters import with_filter
 from ..hub.save import check_free
+from ..linear_filter import Filter
 from ..methods import Method
 from ..recipe import recipe_for
 from .readouts import build_with_prompts, load_base
@@ -107,7 +108,12 @@ def tune(
     best_candidate = select_best(candidates, most_cost, plan.find_default(candidates, base_model))
     say("scoring the choice, and what it is compared with, on the rest of the texts")
     length = loading_options.get("max_seq_length")
-    choice = _fit_choice(plan, base_model, best_candidate, length, folder)
+    filter_path = folder / "filter.safetensors"
+    choice = ReportEntry("chosen", replace(best_candidate.method, max_seq_length=length))
+    if best_candidate.filter_kind is not None:
+        fitted_filter = _save_filter(plan, base_model, best_candidate, filter_path)
+        filtered_method = replace(choice.method, filter=str(filter_path))
+        choice = ReportEntry("chosen", filtered_method, fitted_filter)
     report = TuneReport(
         method=choice.method,
         rows=plan.report(base_model, choice, candidates),
@@ -121,7 +127,7 @@ def tune(
     )
     if best_candidate.filter_kind is not None:
         say("fitting the filter that is saved on all texts")
-        _fit_choice(plan.with_all_texts(), base_model, best_candidate, length, folder)
+        _save_filter(plan.with_all_texts(), base_model, best_candidate, filter_path)
     model = build_with_prompts(base_model, choice.method, **_model_options(loading_options))
     write_report(report, base, model, loading_options)
     return report
@@ -156,22 +162,18 @@ def _is_of_tune(folder: Path) -> bool:
     return isinstance(report, dict) and report.keys() >= {"method", "rows", "tried"}
 
 
-def _fit_choice(
+def _save_filter(
     plan: TuningPlan,
     base_model: SentenceTransformer,
     candidate: Candidate,
-    max_seq_length: int | None,
-    folder: Path,
-) -> ReportEntry:
-    """The method of a candidate, with its filter fitted and saved."""
-    method = replace(candidate.method, max_seq_length=max_seq_length)
-    if candidate.filter_kind is None:
-        return ReportEntry("chosen", method)
-    path = folder / "filter.safetensors"
+    path: Path,
+) -> Filter:
+    """Fit the filter of a candidate that has one, and save it."""
+    assert candidate.filter_kind is not None
     unfiltered_model = build_with_prompts(base_model, candidate.method)
     fitted_filter = plan.fit_filter(unfiltered_model, candidate.filter_kind)
     fitted_filter.save(path)
-    return ReportEntry("chosen", replace(method, filter=str(path)), fitted_filter)
+    return fitted_filter
 
 
 def make_plan(
