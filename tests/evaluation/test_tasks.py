@@ -374,7 +374,7 @@ REFUSED: dict[str, tuple[pd.DataFrame, dict[str, Any], str]] = {
     "train of a ranking": (RANKED_WORDS, {"train": PAIRS}, "train="),
     "labels of questions": (PAIRS, {"kind": "WordSense", "labels": {}}, "labels="),
     "labels without a label": (
-        table(anchor=WORDS, positive=WORDS, negative=WORDS), {"labels": {"x": 1}}, "labels=",
+        table(anchor=WORDS, positive=WORDS, negative=WORDS), {"labels": {"x": 1}}, "belongs to kinds with a label",
     ),
     "few rows": (PAIRS[:9], {}, "10 are needed"),
     "no rows": (PAIRS[:0], {}, "there are no rows"),
