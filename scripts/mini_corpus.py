@@ -32,7 +32,7 @@ SHORTEST_LCTT_ARTICLE = 200
 SHORTEST_ENGLISH_ARTICLE = 300
 LONGEST_ENGLISH_ARTICLE = 4000  # the rest is cut off
 LONGEST_SKIPPED_LINE = 30
-LEAST_SHARE_OF_CHINESE = 0.4
+MIN_SHARE_OF_CHINESE = 0.4
 # What the tokenizer is trained on: numbers of documents, and of their first characters.
 CHINESE_SAMPLE = 26_000
 CHINESE_SAMPLE_CHARACTERS = 1500
@@ -58,7 +58,7 @@ def clean_markdown(raw_text: str) -> str:
         clean_line = clean(line)
         if len(clean_line) <= LONGEST_SKIPPED_LINE:
             continue
-        if share_of_chinese(clean_line) > LEAST_SHARE_OF_CHINESE:
+        if share_of_chinese(clean_line) > MIN_SHARE_OF_CHINESE:
             prose_lines.append(clean_line)
     return "\n".join(prose_lines)
 

@@ -49,7 +49,7 @@ TIME_LIMIT = 90
 WAITING_FACTOR = 10
 # Tests of a line: those that are tried before the test file as a whole, and all.
 QUICKEST_TESTS = 25
-MOST_TESTS = 150
+MAX_TESTS = 150
 
 SWAPPED_OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
@@ -372,7 +372,7 @@ class Judge:
                 whole_files.append(file)
         return [
             test_ids[:QUICKEST_TESTS],
-            [*test_ids[QUICKEST_TESTS:MOST_TESTS], *whole_files],
+            [*test_ids[QUICKEST_TESTS:MAX_TESTS], *whole_files],
         ]
 
     def _tests_of_line(self, fault: Fault) -> list[str]:

@@ -216,7 +216,7 @@ class Assembly:
             loaded_transformer,
             reading=_cut_to_reading(method, loaded_transformer),
             template=method.full_template,
-            repeats=1 if method.reads_once else method.repeats or 2,
+            repeats=1 if method.has_one_copy else method.repeats or 2,
             pooled=method.pooled or method.pooling_spec.positions,
             instruction=method.instruction,
             compute_matched=method.compute_matched,
@@ -316,7 +316,7 @@ def _cut_to_reading(
 def _check_template(method: Method, transformer: RepeatTransformer) -> None:
     """Refuse options that do not go with the template."""
     copy_count = transformer.copies
-    if method.reads_once and copy_count > 1:
+    if method.has_one_copy and copy_count > 1:
         raise ValueError(
             f"template has {copy_count} {{text}} slots, {method.name} has one. Use method='echo'."
         )

@@ -17,7 +17,7 @@ from .modules.selfcheck import run_ids
 _INPUTS_OF_TEXT = {"input_ids", "attention_mask", "position_ids", "use_cache"}
 # Settings that are lists, but do not hold one value per layer.
 _OTHER_LISTS = ("architectures", "token_id")
-_LEAST_DIFFERENCE = 1e-6
+_MIN_DIFFERENCE = 1e-6
 
 
 def check_backbone(model: PreTrainedModel, name: str) -> None:
@@ -127,7 +127,7 @@ def cut_layers(model: PreTrainedModel, layer: int) -> None:
             f"layer={layer}: {model_name} cannot run without the layers above it. {problem}"
         ) from error
     difference = float((hidden_states - expected_states).abs().max() / expected_states.abs().max())
-    if not difference <= _LEAST_DIFFERENCE:  # or not a number
+    if not difference <= _MIN_DIFFERENCE:  # or not a number
         raise ValueError(
             f"layer={layer}: without the layers above it, hidden states change by {difference:.1%}. Drop it."
         )

@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 DType: TypeAlias = "torch.dtype | str | None"
 
 # Models that come with the package.
-EMBEDDED = {"mini": Path(__file__).with_name("mini")}
+BUNDLED = {"mini": Path(__file__).with_name("mini")}
 # Options that find a model on the Hub: sentence-transformers' names, and transformers'.
-HUB = {
+HUB_OPTION_NAMES = {
     "revision": "revision",
     "token": "token",
     "cache_folder": "cache_dir",
@@ -56,9 +56,9 @@ _OPTIONS_WITH_DTYPE = ("model_kwargs", "config_kwargs")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def resolve_embedded(name: str) -> str:
+def resolve_bundled(name: str) -> str:
     """The folder of an embedded model, unpacked if necessary; any other name unchanged."""
-    model_folder = EMBEDDED.get(name)
+    model_folder = BUNDLED.get(name)
     if model_folder is None or (model_folder / "model.safetensors").exists():
         return str(model_folder or name)
     try:
@@ -96,8 +96,8 @@ def locate(
     """
     base_path = os.fspath(base)
     if gguf_file is None:
-        if base_path in EMBEDDED:
-            return resolve_embedded(base_path), base_path, None
+        if base_path in BUNDLED:
+            return resolve_bundled(base_path), base_path, None
         if is_packaged(base_path):
             gguf_path = str(packaged_gguf(base_path))
             gguf_folder, gguf_file = os.path.split(gguf_path)
@@ -181,7 +181,7 @@ def _check_revision(base: object, revision: str | None) -> None:
     if revision is None or not isinstance(base, (str, os.PathLike)):
         return
     base_name = os.fspath(base)
-    if base_name in EMBEDDED or base_name in PACKAGED or os.path.exists(base_name):
+    if base_name in BUNDLED or base_name in PACKAGED or os.path.exists(base_name):
         raise ValueError(
             f"revision={revision!r}: base={base_name!r} is not a repository on the Hub, and has no "
             "revisions. Drop it."
@@ -194,9 +194,11 @@ def _check_size(option_name: str, size: object) -> None:
         raise ValueError(f"{option_name}={size!r:.80} must be a whole number of at least 1.")
 
 
-def hub_options_of(path: str, loading: Options) -> dict[str, Any]:
+def choose_hub_options(path: str, loading: Options) -> dict[str, Any]:
     """The loading options that find a model on the Hub, or in its cache if the Hub is silent."""
-    hub_options = {name: loading[name] for name in HUB if loading.get(name) is not None}
+    hub_options = {
+        name: loading[name] for name in HUB_OPTION_NAMES if loading.get(name) is not None
+    }
     is_asked = not (constants.HF_HUB_OFFLINE or hub_options.get("local_files_only"))
     if is_asked and not os.path.exists(path) and not _hub_answers(path, hub_options):
         logger.warning(

@@ -102,6 +102,6 @@ def _build_automatic(
     chosen_options = sorted(method_options.keys() - {"max_seq_length"})
     if chosen_options:
         raise ValueError(f"method='auto' chooses {chosen_options[0]}. Drop it.")
-    from .evaluation.tune import auto  # imports torch
+    from .evaluation.tune import build_for_texts  # imports torch
 
-    return auto(base, texts, purpose=purpose, **options)
+    return build_for_texts(base, texts, purpose=purpose, **options)

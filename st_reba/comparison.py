@@ -51,7 +51,7 @@ GOLDEN_TEXTS = (
 _EXACT_TYPES = ("float32", "float64")
 # Below this share of their length, vectors count as equal: rounding in float32 is nearly as large as what
 # `machine_tolerance` allows of it.
-_LEAST_SPREAD = 1e-2
+_MIN_SPREAD = 1e-2
 _TINY = np.finfo(np.float64).tiny
 
 
@@ -68,8 +68,8 @@ def relative_distance(stored_vectors: ArrayLike, vectors: ArrayLike) -> float:
     if stored.shape != current.shape or not np.isfinite([stored, current]).all():
         return float("inf")
     spread = np.linalg.norm(stored - stored.mean(axis=0))
-    least_spread = _LEAST_SPREAD * np.linalg.norm(stored)
-    return float(np.linalg.norm(stored - current) / max(spread, least_spread, _TINY))
+    min_spread = _MIN_SPREAD * np.linalg.norm(stored)
+    return float(np.linalg.norm(stored - current) / max(spread, min_spread, _TINY))
 
 
 def text_distances(

@@ -435,7 +435,9 @@ def _lengths_of_texts(
 ) -> TextLengths:
     token_counts: list[int] = []
     for start in range(0, len(texts), _TEXTS_AT_A_TIME):
-        token_ids = transformer.content(texts[start : start + _TEXTS_AT_A_TIME])["input_ids"]
+        token_ids = transformer.tokenize_content(texts[start : start + _TEXTS_AT_A_TIME])[
+            "input_ids"
+        ]
         token_counts += [len(ids) or 1 for ids in token_ids]
     lengths = _cut_lengths(token_counts, transformer.budget(**input_options))
     lengths.positions = [count.fixed + count.per_token * length for length in lengths.positions]

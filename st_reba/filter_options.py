@@ -11,9 +11,9 @@ Kind = Literal["center", "abtt", "whiten"]
 
 # The mean of fewer vectors is unreliable. From this number on, a search with it is better than one
 # without (on four collections).
-FEWEST_FOR_MEAN = 20
+MIN_FOR_MEAN = 20
 # Directions need more.
-FEWEST_FOR_DIRECTIONS = 100
+MIN_FOR_DIRECTIONS = 100
 # Texts per dimension that full whitening needs.
 _TEXTS_PER_DIMENSION = 4
 FULL_POWER = 0.5
@@ -72,12 +72,12 @@ class FilterOptions:
     def needed_texts(self, width: int) -> int:
         """How many vectors of d = ``width`` dimensions a fit needs."""
         if self.kind == "center":
-            return FEWEST_FOR_MEAN
+            return MIN_FOR_MEAN
         if self.kind == "abtt":
-            return max(FEWEST_FOR_DIRECTIONS, width)
+            return max(MIN_FOR_DIRECTIONS, width)
         if self.power == FULL_POWER:
-            return max(FEWEST_FOR_DIRECTIONS, _TEXTS_PER_DIMENSION * self.direction_count)
-        return FEWEST_FOR_DIRECTIONS
+            return max(MIN_FOR_DIRECTIONS, _TEXTS_PER_DIMENSION * self.direction_count)
+        return MIN_FOR_DIRECTIONS
 
     def describe(self, text_count: int, query_count: int | None) -> str:
         """The options as the recipe of a model keeps them."""

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 
 from .encode import Role, encode_texts, transformer_of
-from .filter_options import FEWEST_FOR_MEAN, FilterOptions, Kind
+from .filter_options import MIN_FOR_MEAN, FilterOptions, Kind
 from .linear_filter import Filter as Filter
 from .methods import Options, Template
 from .modules import RepeatTransformer, TokenPart
@@ -204,7 +204,7 @@ def _check_tokens(model: SentenceTransformer, kind: Kind, *, queries: bool) -> N
 
 def _sentences_for_queries(texts: Sequence[str]) -> list[str]:
     query_sentences = sample_sentences(texts, QUERY_SAMPLE)
-    if len(query_sentences) < FEWEST_FOR_MEAN:
+    if len(query_sentences) < MIN_FOR_MEAN:
         raise ValueError(
             f"queries=True: texts hold {len(query_sentences)} different sentences, too few to stand for queries. "
             "Give other texts, or queries=False."

@@ -18,9 +18,9 @@ from sentence_transformers.base.modules import Dense
 from .encode import Role
 from .files import whole_file
 from .filter_options import (
-    FEWEST_FOR_DIRECTIONS,
-    FEWEST_FOR_MEAN,
     FULL_POWER,
+    MIN_FOR_DIRECTIONS,
+    MIN_FOR_MEAN,
     SEARCH_POWER,
     FilterOptions,
     Kind,
@@ -33,12 +33,12 @@ Array = NDArray[np.float64]
 
 # A filter may make the difference of two vectors at most this many times larger, for vectors
 # of length 1: so what rounding adds stays below 1e-5.
-MOST_GAIN = 200.0
+MAX_GAIN = 200.0
 # Partial whitening draws each variance this far towards the mean of all: with few texts, the
 # smallest are too small, or 0. This makes 100 texts enough, and loses nothing with 1,000.
 _SHRINKAGE = 0.5
 # A smaller standard deviation, relative to the vectors' length, is mostly rounding in float32.
-_LEAST_DEVIATION = 1e-5
+_MIN_DEVIATION = 1e-5
 # Rows whose float64 copies exist at a time.
 _ROWS_AT_A_TIME = 4096
 _FORMAT = "st_reba.filter"
@@ -152,15 +152,15 @@ class Filter:
             The filter; None: there are fewer than 20 documents.
         """
         document_count = len(document_vectors)
-        if document_count < FEWEST_FOR_MEAN:
+        if document_count < MIN_FOR_MEAN:
             return None
         kind: Kind = "center"
         power = None
-        if document_count >= FEWEST_FOR_DIRECTIONS:
+        if document_count >= MIN_FOR_DIRECTIONS:
             kind = "whiten"
             power = SEARCH_POWER
         usable_query_vectors = None
-        if len(query_vectors) >= FEWEST_FOR_MEAN:
+        if len(query_vectors) >= MIN_FOR_MEAN:
             usable_query_vectors = query_vectors
         return cls.fit(
             document_vectors,
@@ -281,10 +281,10 @@ def _mean_of_queries(query_vectors: Vectors, width: int) -> Array:
         raise ValueError(
             f"query_vectors have {query_width} dimensions, document_vectors {width}. Use one model."
         )
-    if query_count < FEWEST_FOR_MEAN:
+    if query_count < MIN_FOR_MEAN:
         raise ValueError(
             f"query_vectors: the mean of {query_count} is unreliable. "
-            f"Give {FEWEST_FOR_MEAN} or more, as sentences of the documents."
+            f"Give {MIN_FOR_MEAN} or more, as sentences of the documents."
         )
     return _finite_mean(query_vectors)
 
@@ -299,7 +299,7 @@ def _fit_weight(vectors: Vectors, mean: Array, options: FilterOptions) -> Array:
     variances, directions = _principal_directions(covariance, options.direction_count)
     if options.power < FULL_POWER:
         variances = shrink_variances(variances, float(covariance.trace()) / width)
-    if variances.min() <= _LEAST_DEVIATION**2 * squared_length:
+    if variances.min() <= _MIN_DEVIATION**2 * squared_length:
         raise ValueError(
             f"{options.kind}: the vectors hardly vary in some of the {options.direction_count} "
             "directions that were asked for. Ask for fewer, or give other texts."
@@ -316,7 +316,7 @@ def shrink_variances(variances: Array, mean_variance: float) -> Array:
 
 def whitening_scales(variances: Array, squared_length: float, power: float) -> Array:
     """Factors by which whitening scales directions; ``squared_length``: mean of the vectors'."""
-    bounded_variances = np.maximum(variances, squared_length / MOST_GAIN**2)
+    bounded_variances = np.maximum(variances, squared_length / MAX_GAIN**2)
     return np.asarray(bounded_variances**-power)
 
 

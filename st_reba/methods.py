@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .modules.settings import MOST_REPEATS, SETTINGS, LayerPlan, plan_layers
+from .modules.settings import MAX_REPEATS, SETTINGS, LayerPlan, plan_layers
 from .poolings import POSITIONS, PoolingSpec, describe_poolings, poolings_of
 from .prompts import ENSEMBLES, TEMPLATES
 
@@ -32,22 +32,22 @@ METHODS = {
 }
 # The default: on real bases, the best of the methods that need neither texts nor numbers
 # (docs/results).
-DEFAULT = "prompteol:template=prompteol-search,read=attention"
-_ONCE = ("classical", "prompteol", "nosink")
+DEFAULT_METHOD = "prompteol:template=prompteol-search,read=attention"
+_SINGLE_COPY_METHODS = ("classical", "prompteol", "nosink")
 # Options that change what a layer sees.
 MASK_OPTIONS = ("setting", "k", "k0", "m")
 # Options that only some methods have, and those methods.
 _METHODS_OF_OPTIONS = {
     "repeats": ("reba", "echo"),
     "compute_matched": ("reba", "echo"),
-    "pooled": ("echo", *_ONCE),
+    "pooled": ("echo", *_SINGLE_COPY_METHODS),
     "include_special": ("reba",),
     "normalize_weights": ("reba",),
     "chunk": ("reba",),
 }
 # The least values of whole numbers.
-_LEAST_VALUES = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}
-_MOST_OF_OTHERS = 1 << 30
+_MIN_VALUES = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}
+_LARGEST_NUMBER = 1 << 30
 _CHOICES: dict[str, Iterable[str]] = {
     "pooled": POSITIONS,
     "setting": SETTINGS,
@@ -165,14 +165,14 @@ class Method:
                 )
 
     def _check_numbers(self) -> None:
-        for option_name, least_value in _LEAST_VALUES.items():
+        for option_name, minimum in _MIN_VALUES.items():
             option_value = getattr(self, option_name)
-            most_value = MOST_REPEATS if option_name == "repeats" else _MOST_OF_OTHERS
+            maximum = MAX_REPEATS if option_name == "repeats" else _LARGEST_NUMBER
             if option_value is not None and (
-                type(option_value) is not int or not least_value <= option_value <= most_value
+                type(option_value) is not int or not minimum <= option_value <= maximum
             ):
                 raise ValueError(
-                    f"{option_name}={option_value!r} must be a whole number from {least_value} to {most_value}."
+                    f"{option_name}={option_value!r} must be a whole number from {minimum} to {maximum}."
                 )
 
     def _check_types(self) -> None:
@@ -242,8 +242,8 @@ class Method:
 
     def _check_layers(self) -> None:
         if self.layer is not None:
-            end_layers = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
-            if [*map(type, end_layers)] != [int, int]:
+            bounds = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
+            if [*map(type, bounds)] != [int, int]:
                 raise ValueError(
                     f"layer={self.layer!r} must be a layer's number, or the first and the last of several."
                 )
@@ -272,9 +272,9 @@ class Method:
         return hash(str(self))  # a template may be a mapping
 
     @property
-    def reads_once(self) -> bool:
+    def has_one_copy(self) -> bool:
         """Whether the input holds one copy of a text."""
-        return self.name in _ONCE or self.chunk is not None
+        return self.name in _SINGLE_COPY_METHODS or self.chunk is not None
 
     @property
     def templates(self) -> tuple[Any, ...] | None:
@@ -335,11 +335,11 @@ class Method:
                 layer = (depth // 2 + 1, depth)
         elif layer is None:
             layer = depth
-        end_layers = layer if isinstance(layer, tuple) else (layer, layer)
+        bounds = layer if isinstance(layer, tuple) else (layer, layer)
         # -1 is the topmost.
-        first_layer, last_layer = (end_layer % (depth + 1) for end_layer in end_layers)
-        are_layers = -depth - 1 <= min(end_layers) and max(end_layers) <= depth
-        if not are_layers or not lowest <= first_layer <= last_layer:
+        first_layer, last_layer = (end_layer % (depth + 1) for end_layer in bounds)
+        are_in_range = -depth - 1 <= min(bounds) and max(bounds) <= depth
+        if not are_in_range or not lowest <= first_layer <= last_layer:
             raise ValueError(
                 f"layer={layer!r}: give {lowest} to {depth}, or -1 (= {depth}) downwards, lower first."
             )

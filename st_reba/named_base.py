@@ -55,7 +55,7 @@ class NamedBase:
         self.quantization: str | None = loading_options.get("quantization")
         self.path, self.name, self.gguf_name = bases.locate(base, loading_options.get("gguf_file"))
         self.adapter: Adapter | None = None
-        self.files = Repository(self.path, bases.hub_options_of(self.path, loading_options))
+        self.files = Repository(self.path, bases.choose_hub_options(self.path, loading_options))
         if self.gguf_name is not None:
             check_gguf_folder(self.files)
         else:
@@ -158,8 +158,8 @@ class NamedBase:
             return self.path
         if not isinstance(self.tokenizer, (str, os.PathLike)) or os.path.isfile(self.tokenizer):
             raise ValueError(f"tokenizer={self.tokenizer!r:.80} must be a folder or Hub id.")
-        tokenizer_path = bases.resolve_embedded(os.fspath(self.tokenizer))
-        hub_options = bases.hub_options_of(tokenizer_path, {**self.options, "revision": None})
+        tokenizer_path = bases.resolve_bundled(os.fspath(self.tokenizer))
+        hub_options = bases.choose_hub_options(tokenizer_path, {**self.options, "revision": None})
         tokenizer_files = Repository(tokenizer_path, hub_options)
         check_tokenizer(tokenizer_files)
         processor_kwargs.update(tokenizer_files.transformers_options)

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from .bases import EMBEDDED
+from .bases import BUNDLED
 from .packaged import PACKAGED
 from .recipe import zoo, zoo_recipe
 
 # Names like "mini" and "mnii" reach it; words that only share some letters do not.
-_LEAST_SIMILARITY = 0.7
-_MOST_SUGGESTIONS = 3
+_MIN_SIMILARITY = 0.7
+_MAX_SUGGESTIONS = 3
 
 
 def suggest_bases(name: str) -> str:
@@ -31,7 +31,7 @@ def suggest_bases(name: str) -> str:
     """
     zoo_names = {zoo_name: f"zoo:{zoo_name}" for zoo_name in zoo()}
     hub_ids = [zoo_recipe(zoo_name).base for zoo_name in zoo_names]
-    known_names = [*EMBEDDED, *PACKAGED, *zoo_names, *hub_ids, *_list_neighbours(name)]
+    known_names = [*BUNDLED, *PACKAGED, *zoo_names, *hub_ids, *_list_neighbours(name)]
     return _ask_for(name, known_names, zoo_names)
 
 
@@ -60,7 +60,7 @@ def _ask_for(name: str, known_names: Sequence[str], full_names: Mapping[str, str
     """Ask for the nearest known names, by their full names where these differ."""
     if os.path.exists(name) or name in known_names:
         return ""
-    near_names = get_close_matches(name, set(known_names), _MOST_SUGGESTIONS, _LEAST_SIMILARITY)
+    near_names = get_close_matches(name, set(known_names), _MAX_SUGGESTIONS, _MIN_SIMILARITY)
     if not near_names:
         return ""
     quoted_names = " or ".join(repr(full_names.get(near, near)) for near in near_names)

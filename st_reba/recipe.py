@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .filter_options import check_filter_name
-from .methods import DEFAULT, OPTIONS, Method
+from .methods import DEFAULT_METHOD, OPTIONS, Method
 
 # What YAML holds: texts, numbers, lists and mappings.
 Values: TypeAlias = Mapping[str, Any]
 MutableValues: TypeAlias = dict[str, Any]
 
-LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
+LOADING_OPTIONS = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
 # Facts for people: about the base, as the Hub writes them (parameters: 7B); the paper that ran it,
 # with its scores; scores measured with this recipe; a note on its status or how it was chosen.
-ABOUT = (
+ABOUT_KEYS = (
     "language",
     "licence",
     "licence_link",
@@ -43,7 +43,7 @@ _REMEDIES = {
     "tune": "Give k=…, as evaluation.nosink.choose_k finds it.",
 }
 STATUSES = ("ready", *_REMEDIES)
-_MOST_CHARACTERS = (
+_MAX_CHARACTERS = (
     1 << 16
 )  # far more than any recipe needs; a larger foreign file would cost memory and time
 
@@ -54,9 +54,9 @@ class Recipe:
 
     Args:
         base: What `build` takes: a folder, a Hub id, ``mini`` or a GGUF file.
-        loading: What loads the base: those of ``LOADING`` that are set.
+        loading: What loads the base: those of ``LOADING_OPTIONS`` that are set.
         method: Name and options of the method; ``Method(**method)`` reads it.
-        about: Facts; see ``ABOUT``.
+        about: Facts; see ``ABOUT_KEYS``.
         name: Of the zoo, or of the file.
     """
 
@@ -93,7 +93,7 @@ class Recipe:
             raise ValueError(f"{problem} {_REMEDIES[status]}")
 
 
-def recipe_for(base: object, options: Values) -> Recipe | None:
+def find_recipe(base: object, options: Values) -> Recipe | None:
     """The recipe that a base names, of the zoo or as a file; None: it is a model.
 
     Args:
@@ -113,7 +113,7 @@ def recipe_for(base: object, options: Values) -> Recipe | None:
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
     """Read a recipe's file; a filter's file is relative to it."""
     recipe_file = Path(path)
-    file_recipe = recipe_of(read_yaml(recipe_file), str(path), recipe_file.stem)
+    file_recipe = parse_recipe(read_yaml(recipe_file), str(path), recipe_file.stem)
     filter_name = file_recipe.method.get("filter")
     if not filter_name:
         return file_recipe
@@ -121,13 +121,13 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
     return replace(file_recipe, method=method)
 
 
-def recipe_of(values: object, file: str, name: str = "") -> Recipe:
+def parse_recipe(values: object, file: str, name: str = "") -> Recipe:
     """A recipe from the values of its file; ``file`` is for messages."""
     if not isinstance(values, Mapping) or not isinstance(values.get("base"), str):
         raise ValueError(
             f"{file!r} is not a recipe: it must be a mapping with a base, as 'base: mini'."
         )
-    known_keys = {"base", "method", "about", *LOADING, *OPTIONS}
+    known_keys = {"base", "method", "about", *LOADING_OPTIONS, *OPTIONS}
     for key_name in values:
         if key_name not in known_keys:
             raise ValueError(
@@ -135,13 +135,15 @@ def recipe_of(values: object, file: str, name: str = "") -> Recipe:
             )
     checked_about = _read_about(values.get("about"), file)
     loading = {
-        key_name: values[key_name] for key_name in LOADING if values.get(key_name) is not None
+        key_name: values[key_name]
+        for key_name in LOADING_OPTIONS
+        if values.get(key_name) is not None
     }
     for key_name, value in loading.items():
         if key_name != "prompts" and not isinstance(value, str):
             raise ValueError(f"{file!r}: {key_name}={value!r:.80} must be a text.")
     method_values = (
-        {"name": values["method"]} if "method" in values else Method.parse(DEFAULT).to_dict()
+        {"name": values["method"]} if "method" in values else Method.parse(DEFAULT_METHOD).to_dict()
     )
     for option in OPTIONS:
         if option in values:
@@ -161,12 +163,12 @@ def _read_about(about_values: object, file: str) -> Values:
         return {}
     if not isinstance(about_values, Mapping):
         raise ValueError(
-            f"{file!r}: about={about_values!r:.80} must be a mapping of {', '.join(ABOUT)}."
+            f"{file!r}: about={about_values!r:.80} must be a mapping of {', '.join(ABOUT_KEYS)}."
         )
     for key in about_values:
-        if key not in ABOUT:
+        if key not in ABOUT_KEYS:
             raise ValueError(
-                f"{file!r}: about: {key!r:.80} is not known. Choose from {', '.join(ABOUT)}."
+                f"{file!r}: about: {key!r:.80} is not known. Choose from {', '.join(ABOUT_KEYS)}."
             )
     status = about_values.get("status", "ready")
     if status not in STATUSES or (status != "ready" and not about_values.get("note")):
@@ -202,7 +204,7 @@ def save_recipe(
     if method.filter is not None:
         method_values["filter"] = os.path.relpath(method.filter, Path(path).parent)
     unchecked_recipe = Recipe(base, loading, method_values, about or {})
-    checked_recipe = recipe_of(unchecked_recipe.to_dict(), str(path))
+    checked_recipe = parse_recipe(unchecked_recipe.to_dict(), str(path))
     text = yaml.safe_dump(
         checked_recipe.to_dict(),
         sort_keys=False,
@@ -237,11 +239,9 @@ def read_yaml(path: Path) -> Any:
 
     try:
         with path.open(encoding="utf-8") as stream:
-            yaml_text = stream.read(_MOST_CHARACTERS + 1)
-        if len(yaml_text) > _MOST_CHARACTERS:
-            raise ValueError(
-                f"{str(path)!r} is too large: at most {_MOST_CHARACTERS:,} characters."
-            )
+            yaml_text = stream.read(_MAX_CHARACTERS + 1)
+        if len(yaml_text) > _MAX_CHARACTERS:
+            raise ValueError(f"{str(path)!r} is too large: at most {_MAX_CHARACTERS:,} characters.")
         return yaml.load(yaml_text, Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is not YAML: {str(error)[:500]}") from error
@@ -262,7 +262,7 @@ def zoo_recipe(name: str) -> Recipe:
     """The recipe of a model of the zoo."""
     zoo_models = _models()
     if name in zoo_models:
-        return recipe_of(zoo_models[name], f"zoo:{name}", name)
+        return parse_recipe(zoo_models[name], f"zoo:{name}", name)
     near_names = get_close_matches(name, zoo(), n=3, cutoff=0.3)
     question = f" Did you mean {' or '.join(near_names)}?" if near_names else ""
     raise ValueError(f"zoo:{name:.80} is not known.{question} All names: st-reba zoo")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from .filter_options import check_filter_name
-from .methods import DEFAULT, OPTIONS, Method, MutableOptions, Options
-from .recipe import recipe_for
+from .methods import DEFAULT_METHOD, OPTIONS, Method, MutableOptions, Options
+from .recipe import find_recipe
 
 # A folder, a Hub id or a GGUF file; or a loaded model of transformers.
 Base: TypeAlias = str | os.PathLike[str] | Any
@@ -37,7 +37,7 @@ class BuildRequest:
         method_options, loading_options = split_options(options)
         is_default_method = method is None and "read" not in method_options
         named_options = options if method is None else {**options, "method": method}
-        base_recipe = recipe_for(base, named_options)
+        base_recipe = find_recipe(base, named_options)
         if base_recipe is not None:
             base = base_recipe.base
             loading_options = {**base_recipe.loading, **loading_options}
@@ -48,7 +48,7 @@ class BuildRequest:
         if isinstance(method, Method):
             method = replace(method, **method_options)
         else:
-            method = Method.parse(method or DEFAULT, **method_options)
+            method = Method.parse(method or DEFAULT_METHOD, **method_options)
         check_filter_name(method.filter)
         return cls(base, method, loading_options, is_default_method)
 

@@ -13,8 +13,8 @@ _SENTENCE_END = re.compile(r"\s*\n\s*|(?<=[.!?…])\s+|(?<=[。！？；])\s*")
 QUERY_SAMPLE = 200
 # Shorter ones are headings, numbers and cut abbreviations; of longer ones the beginning is as long
 # as a long query.
-_FEWEST_LETTERS = 4
-_MOST_CHARACTERS = 200
+_MIN_LETTERS = 4
+_MAX_CHARACTERS = 200
 
 
 def split_sentences(text: str) -> list[str]:
@@ -28,14 +28,14 @@ def split_sentences(text: str) -> list[str]:
     for piece in _SENTENCE_END.split(text):
         sentence = piece.strip()
         letter_count = sum(map(str.isalpha, sentence))
-        if letter_count >= _FEWEST_LETTERS:
+        if letter_count >= _MIN_LETTERS:
             sentences.append(sentence)
     return sentences
 
 
 def as_query(sentence: str) -> str:
     """A sentence that stands for a query: of a long one the beginning."""
-    return sentence[:_MOST_CHARACTERS]
+    return sentence[:_MAX_CHARACTERS]
 
 
 def sample_sentences(

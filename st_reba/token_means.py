@@ -18,8 +18,8 @@ from torch import Tensor
 
 from .encode import transformer_of
 from .filter_options import (
-    FEWEST_FOR_DIRECTIONS,
-    FEWEST_FOR_MEAN,
+    MIN_FOR_DIRECTIONS,
+    MIN_FOR_MEAN,
     SEARCH_POWER,
     TOKEN_DIMENSIONS,
     TOKEN_SHARE,
@@ -68,8 +68,8 @@ def fit_token_part(
         None for fewer texts, or for a model that is not ours.
     """
     dimension = token_dimension_for(model)
-    are_enough = len(documents) >= FEWEST_FOR_DIRECTIONS
-    are_enough &= len(query_sentences) >= FEWEST_FOR_MEAN
+    are_enough = len(documents) >= MIN_FOR_DIRECTIONS
+    are_enough &= len(query_sentences) >= MIN_FOR_MEAN
     if dimension == 0 or not are_enough:
         return None
     transformer = transformer_of(model)
@@ -134,7 +134,7 @@ def token_part_from_bytes(content: bytes, vector_width: int) -> TokenPart:
 
 
 def _token_ids(model: SentenceTransformer, texts: Sequence[str]) -> TokenIds:
-    token_ids: TokenIds = transformer_of(model).content(texts)["input_ids"]
+    token_ids: TokenIds = transformer_of(model).tokenize_content(texts)["input_ids"]
     return token_ids
 
 

@@ -117,7 +117,7 @@ def encode_words(
     word_vectors = np.zeros((len(items), transformer.get_embedding_dimension()), np.float32)
     truncated_count = 0
     for text, token_vectors, token_weights in encoded_texts:
-        offsets = transformer.content([text], offsets=True)["offset_mapping"][0]
+        offsets = transformer.tokenize_content([text], offsets=True)["offset_mapping"][0]
         truncated_count += len(token_vectors) < len(offsets)
         for item_index in items_of_text[text]:
             word_tokens = tokens_of_span(
@@ -217,8 +217,8 @@ def _encode_tokens(
                 vectors, weights = _run_tokens(model, features, normalize)
             vectors, weights = vectors.float().cpu(), weights.float().cpu()
             for row, (text, span) in enumerate(zip(batch_texts, features["spans"], strict=True)):
-                text_vectors = vectors[row, : span.length].numpy()
-                yield TokenVectors(text, text_vectors, weights[row, : span.length].numpy())
+                text_vectors = vectors[row, : span.text_length].numpy()
+                yield TokenVectors(text, text_vectors, weights[row, : span.text_length].numpy())
             bar.update(len(batch))
 
 
@@ -231,7 +231,7 @@ def _run_tokens(
     if pooling is None:
         output = transformer(features)
         copy_start = copy_starts(output["copy_ids"], transformer.copies)
-        longest_span = max(span.length for span in output["spans"])
+        longest_span = max(span.text_length for span in output["spans"])
         token_positions = copy_start + torch.arange(longest_span, device=copy_start.device)
         token_vectors = torch.take_along_dim(
             output["token_embeddings"], token_positions[:, :, None], dim=1
@@ -239,7 +239,7 @@ def _run_tokens(
         return token_vectors, torch.ones(token_vectors.shape[:2])
     output = transformer(features, capture=pooling.token_capture)
     token_vectors = pooling.token_vectors(output, normalize)
-    if pooling.authors:
+    if pooling.has_row_sums:
         return token_vectors, pooling.row_sums(output)
     return token_vectors, torch.ones(token_vectors.shape[:2])
 

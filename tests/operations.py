@@ -144,7 +144,7 @@ def corpus_state(corpus: Corpus) -> State:
         return {}
     corpus.verify()
     rows = []
-    for part_number in range(corpus.parts()):
+    for part_number in range(corpus.part_count()):
         for row, vectors in corpus.read(part_number):
             rows.append((part_number, row, vectors.tobytes()))
     corpus_facts["rows"] = rows

@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from st_reba.bases import EMBEDDED
+from st_reba.bases import BUNDLED
 
 # Lengths from one character on, in both languages; mistral's window of 5 is shorter than most.
 TEXTS = (
@@ -41,7 +41,7 @@ Pieces = tuple[str | None, ...]
 
 
 def folder(base: str) -> str:
-    return str(EMBEDDED.get(base, base))
+    return str(BUNDLED.get(base, base))
 
 
 @lru_cache(maxsize=4)

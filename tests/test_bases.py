@@ -289,7 +289,7 @@ def packed_mini(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     weights.unlink()
     cached_assets_path = partial(bases.cached_assets_path, assets_dir=tmp_path)
     monkeypatch.setattr(bases, "cached_assets_path", cached_assets_path)
-    monkeypatch.setitem(bases.EMBEDDED, "mini", folder)
+    monkeypatch.setitem(bases.BUNDLED, "mini", folder)
     return folder
 
 
@@ -297,9 +297,9 @@ def test_unpacked_weights_are_used_where_they_are(
     llama: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(bases.EMBEDDED, "mini", llama)
-    assert bases.resolve_embedded("mini") == str(llama)
-    assert bases.resolve_embedded("other/mini") == "other/mini"
+    monkeypatch.setitem(bases.BUNDLED, "mini", llama)
+    assert bases.resolve_bundled("mini") == str(llama)
+    assert bases.resolve_bundled("other/mini") == "other/mini"
 
 
 def test_packed_weights_are_unpacked_once_with_all_files_beside_them(
@@ -314,14 +314,14 @@ def test_packed_weights_are_unpacked_once_with_all_files_beside_them(
     file_names = {path.name for path in unpacked_folder.iterdir()}
     assert file_names == {path.name for path in llama.iterdir()}
     (unpacked_folder / "config.json").write_text("unchanged")
-    assert bases.resolve_embedded("mini") == str(unpacked_folder)
+    assert bases.resolve_bundled("mini") == str(unpacked_folder)
     assert (unpacked_folder / "config.json").read_text() == "unchanged"
 
 
 def test_other_files_are_unpacked_elsewhere(packed_mini: Path) -> None:
-    unpacked_folder = bases.resolve_embedded("mini")
+    unpacked_folder = bases.resolve_bundled("mini")
     (packed_mini / "config.json").write_text("new")
-    other_folder = bases.resolve_embedded("mini")
+    other_folder = bases.resolve_bundled("mini")
     assert other_folder != unpacked_folder
     assert Path(other_folder, "config.json").read_text(encoding="utf-8") == "new"
 

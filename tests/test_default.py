@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 import st_reba
 from st_reba.hub.card import card_values, write_card
 from st_reba.hub.card_method import written_templates
-from st_reba.methods import DEFAULT
+from st_reba.methods import DEFAULT_METHOD
 from st_reba.prompts import TEMPLATES
 
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。"]
@@ -49,7 +49,7 @@ def test_default_reads_states_where_attention_is_hidden(
     assert str(st_reba.method_of(model)) == "prompteol:template=prompteol-search"
     assert "Its states are read instead: read='states'" in caplog.text
     with pytest.raises(ValueError, match="attention blocks"):
-        st_reba.build(base("bloom"), DEFAULT, device="cpu")
+        st_reba.build(base("bloom"), DEFAULT_METHOD, device="cpu")
 
 
 def test_card_shows_the_three_wordings(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tiny import tiny_model
 
 import st_reba
-from st_reba.bases import EMBEDDED
+from st_reba.bases import BUNDLED
 from st_reba.encode import (
     DEFAULT_BATCH_TOKENS,
     FREE_PADDING,
@@ -347,7 +347,7 @@ def test_characters_are_counted_without_a_tokenizer_of_transformers() -> None:
 
 
 def test_modules_that_do_not_go_together_are_named() -> None:
-    modules = [Transformer(str(EMBEDDED["mini"])), Normalize()]
+    modules = [Transformer(str(BUNDLED["mini"])), Normalize()]
     model = SentenceTransformer(modules=modules, device="cpu")
     with pytest.raises(
         ValueError, match="A pipeline of Transformer, Normalize does not encode a text"

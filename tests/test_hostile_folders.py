@@ -28,11 +28,11 @@ from sentence_transformers.sentence_transformer.modules.tokenizer import Whitesp
 from transformers import AutoTokenizer
 
 import st_reba
-from st_reba.bases import EMBEDDED
+from st_reba.bases import BUNDLED
 from st_reba.safety import RepositoryRefused
 from st_reba.safety.loading import check_repository
 
-MINI = str(EMBEDDED["mini"])
+MINI = str(BUNDLED["mini"])
 TYPES = "sentence_transformers.models."
 KERNEL = "evil/kernel"
 SETTINGS = "sentence_bert_config.json"

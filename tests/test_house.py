@@ -10,8 +10,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MOST_LINES_OF_FILE = 600
-MOST_LINES_OF_FUNCTION = 60
+MAX_LINES_OF_FILE = 600
+MAX_LINES_OF_FUNCTION = 60
 FOLDERS = ("st_reba", "tests", "scripts", "examples")
 
 # Files beside the packages and files that CONTRIBUTING's line of layers names.
@@ -109,7 +109,7 @@ def find_circle(imports: Imports) -> list[str]:
 def test_files_are_not_too_long() -> None:
     for path in parse_folders(*FOLDERS):
         line_count = (ROOT / path).read_bytes().count(b"\n")
-        assert line_count <= MOST_LINES_OF_FILE, path
+        assert line_count <= MAX_LINES_OF_FILE, path
 
 
 def test_functions_are_not_too_long() -> None:
@@ -117,7 +117,7 @@ def test_functions_are_not_too_long() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 line_count = (node.end_lineno or 0) - first_code_line(node) + 1
-                is_short = line_count <= MOST_LINES_OF_FUNCTION
+                is_short = line_count <= MAX_LINES_OF_FUNCTION
                 assert is_short, f"{path}: {node.name}"
 
 

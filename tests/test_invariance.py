@@ -68,7 +68,7 @@ def test_a_long_text_does_not_change_the_rotary_factors_of_its_batch(base: Base)
 
 def test_special_tokens_in_a_text_are_text(base: Base) -> None:
     transformer: Any = build(base("llama", "bos_eos"), "echo")[0]
-    (token_ids,) = transformer.content(["<s> </s>"])["input_ids"]
+    (token_ids,) = transformer.tokenize_content(["<s> </s>"])["input_ids"]
     tokenizer = transformer.tokenizer
     assert not {tokenizer.bos_token_id, tokenizer.eos_token_id} & set(token_ids)
 

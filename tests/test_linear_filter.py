@@ -13,7 +13,7 @@ from oracle import unit_rows
 from safetensors.numpy import save
 
 from st_reba import Filter
-from st_reba.linear_filter import MOST_GAIN
+from st_reba.linear_filter import MAX_GAIN
 
 Vectors = NDArray[np.float64]
 
@@ -96,14 +96,14 @@ def test_gain_of_whitening_is_bounded() -> None:
     for scale in (1.0, 1e-6, 1e6):
         weight = Filter.fit(sample * scale, "whiten").weight
         gain = np.linalg.norm(weight, ord=2)
-        assert gain * length * scale == pytest.approx(MOST_GAIN)
+        assert gain * length * scale == pytest.approx(MAX_GAIN)
 
 
 def test_gain_of_partial_whitening_is_bounded() -> None:
     """Also for nearly equal vectors, whose mean variance is tiny."""
     sample = unit_rows(draw_vectors(900, 6) * 1e-4 + np.array([5, 0, 0, 0, 0, 0]))
     weight = Filter.fit(sample, "whiten", power=0.25).weight
-    assert np.linalg.norm(weight, ord=2) == pytest.approx(MOST_GAIN**0.5)
+    assert np.linalg.norm(weight, ord=2) == pytest.approx(MAX_GAIN**0.5)
 
 
 def test_filter_for_search_is_what_the_vectors_allow() -> None:

@@ -12,7 +12,7 @@ from tiny import tiny_model
 
 import st_reba
 from st_reba import Method
-from st_reba.methods import DEFAULT, METHODS, OPTIONS, method_of, read_value
+from st_reba.methods import DEFAULT_METHOD, METHODS, OPTIONS, method_of, read_value
 from st_reba.modules import layout, settings
 
 WRITTEN_METHODS = [
@@ -65,8 +65,8 @@ def test_a_path_of_a_filter_becomes_its_name() -> None:
 def test_the_default_holds_where_no_method_is_named(tmp_path: Path) -> None:
     recipe_file = tmp_path / "a.yaml"
     recipe_file.write_text("base: mini", encoding="utf-8")
-    assert str(method_of(st_reba.build("mini"))) == DEFAULT
-    assert str(method_of(st_reba.build(recipe_file))) == DEFAULT
+    assert str(method_of(st_reba.build("mini"))) == DEFAULT_METHOD
+    assert str(method_of(st_reba.build(recipe_file))) == DEFAULT_METHOD
 
 
 def test_options_without_a_method_are_those_of_prompteol() -> None:
@@ -161,4 +161,4 @@ def test_one_public_name_is_that_of_a_file() -> None:
 
 
 def test_the_bound_on_repeats_is_that_of_the_code_that_travels() -> None:
-    assert settings.MOST_REPEATS == layout.MOST_REPEATS
+    assert settings.MAX_REPEATS == layout.MAX_REPEATS

@@ -152,7 +152,7 @@ def test_a_corpus_gets_the_hint_before_its_first_part(
     set_long_run(position_count * 2 // 3)
     corpus_folder = tmp_path / "corpus"
     corpus = encode_corpus(float32_model, TEXTS, corpus_folder, part_size=4)
-    assert len(logged_hints(caplog)) == 1 and corpus.parts() == 3
+    assert len(logged_hints(caplog)) == 1 and corpus.part_count() == 3
 
     caplog.clear()
     monkeypatch.setattr(processor, "_has_hinted", False)

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "st_reba"
-MOST_TOKENS_OF_LINE = 25
+MAX_TOKENS_OF_LINE = 25
 MANY_DECISIONS = 15
 # Names that say nothing of what they name.
 VAGUE_NAMES = """
@@ -84,7 +84,7 @@ def test_lines_hold_few_tokens() -> None:
     token_counts: list[int] = []
     for source in sources():
         token_counts += tokens_by_line(source).values()
-    long_lines = [count for count in token_counts if count > MOST_TOKENS_OF_LINE]
+    long_lines = [count for count in token_counts if count > MAX_TOKENS_OF_LINE]
     assert sum(token_counts) / len(token_counts) <= 9
     assert len(long_lines) / len(token_counts) <= 0.025
 

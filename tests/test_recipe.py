@@ -11,7 +11,7 @@ import pytest
 
 import st_reba
 from st_reba import Filter, Method
-from st_reba.bases import EMBEDDED
+from st_reba.bases import BUNDLED
 from st_reba.methods import method_of
 from st_reba.recipe import read_recipe, save_recipe
 
@@ -36,7 +36,7 @@ def write_recipe(folder: Path, text: str) -> Path:
 
 def test_options_of_the_call_come_before_those_of_the_recipe(tmp_path: Path) -> None:
     recipe_path = write_recipe(tmp_path, NOSINK_RECIPE)
-    loading = {"prompts": {"document": "D: "}, "tokenizer": str(EMBEDDED["mini"])}
+    loading = {"prompts": {"document": "D: "}, "tokenizer": str(BUNDLED["mini"])}
     model = st_reba.build(str(recipe_path), k0=1, normalize=False, **loading)
     assert (
         str(method_of(model)) == "nosink:pooling=last,normalize=false,setting=mask0&bidir,k=4,k0=1"
@@ -151,7 +151,7 @@ def test_wrong_recipes_are_refused(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_trusted", [False, True])
 def test_code_of_a_base_runs_where_the_caller_says_so(is_trusted: bool, tmp_path: Path) -> None:
     base_folder, marker = tmp_path / "base", tmp_path / "ran"
-    shutil.copytree(EMBEDDED["mini"], base_folder)
+    shutil.copytree(BUNDLED["mini"], base_folder)
     (base_folder / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
     config_path = base_folder / "config.json"
     config = json.loads(config_path.read_text())

@@ -26,7 +26,7 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 
 import st_reba
-from st_reba.bases import EMBEDDED
+from st_reba.bases import BUNDLED
 from st_reba.hub import verify
 from st_reba.safety import (
     Repository,
@@ -45,7 +45,7 @@ METHODS = (
     "nosink:setting=mask0&bidir,k=2,k0=1",
     "prompteol:template=contrastive",
 )
-MINI = str(EMBEDDED["mini"])
+MINI = str(BUNDLED["mini"])
 CONFIG = "config.json"
 MODULE_SETTINGS = "sentence_bert_config.json"
 MODEL_SETTINGS = "config_sentence_transformers.json"
@@ -59,7 +59,7 @@ KERNEL_SETTINGS = {"attn_implementation": KERNEL}
 PLANTED_CODE = "import os, pathlib; pathlib.Path(os.environ['PLANTED_MARKER']).write_text('ran')"
 PLANTED_PICKLE = b"cbuiltins\nexec\n(V" + PLANTED_CODE.encode() + b"\ntR."
 # What a refused folder may cost, in kilobytes.
-MOST_MEMORY = 400_000
+MAX_MEMORY = 400_000
 Damage = Callable[[Path], object]
 CopyRepository = Callable[[str], Path]
 
@@ -122,7 +122,7 @@ def assert_refused(
         load(folder, device="cpu", **options)
     assert message in str(raised.value), str(raised.value)
     assert len(str(raised.value)) < 1500
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < MOST_MEMORY
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < MAX_MEMORY
 
 
 def write_json(name: str, **values: Any) -> Damage:

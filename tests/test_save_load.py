@@ -19,7 +19,7 @@ from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.modules import Router
 
 import st_reba
-from st_reba.bases import EMBEDDED
+from st_reba.bases import BUNDLED
 from st_reba.methods import method_of
 from st_reba.modules import MODULES
 from st_reba.modules.registration import _register
@@ -85,7 +85,7 @@ if __name__ == "__main__":
         assert os.waitpid(child, 0)[1] == 0, folder
     os._exit(0)
 """
-PRIVATE_FOLDERS = {str(EMBEDDED["mini"].parent), str(Path.home()), str(Path.cwd())}
+PRIVATE_FOLDERS = {str(BUNDLED["mini"].parent), str(Path.home()), str(Path.cwd())}
 
 
 def build_model(name: str) -> SentenceTransformer:

@@ -78,7 +78,9 @@ def check_words(
 
 
 def spans_of_tokens(model: SentenceTransformer, text: str) -> list[tuple[int, int]]:
-    token_spans: list[tuple[int, int]] = model[0].content([text], offsets=True)["offset_mapping"][0]
+    token_spans: list[tuple[int, int]] = model[0].tokenize_content([text], offsets=True)[
+        "offset_mapping"
+    ][0]
     return token_spans
 
 
@@ -359,7 +361,7 @@ def test_numbers_that_are_not_finite_stay_in_their_text() -> None:
     """As for sentences: zeros in the authors' implementation."""
     model = st_reba.build("mini", "reba", implementation="authors", check=False)
     expected_vector = encode_words(model, [RIVER_BANK])[0]
-    ((token,),) = model[0].content(["猫"])["input_ids"]
+    ((token,),) = model[0].tokenize_content(["猫"])["input_ids"]
     with torch.no_grad():
         model[0].model.embed_tokens.weight[token] = float("nan")
     broken_vector, word_vector = encode_words(model, [("猫", "猫"), RIVER_BANK])

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import st_reba
-from st_reba.recipe import Recipe, recipe_for, recipe_of, zoo_recipe
+from st_reba.recipe import Recipe, find_recipe, parse_recipe, zoo_recipe
 
 NAMES = st_reba.zoo()
 UNREADY_NAMES = [name for name in NAMES if zoo_recipe(name).status != "ready"]
 # Numbers of layers that some settings lack, for mini.
 LAYERS_OF_SETTING = {"mask0-bidir": {"k": 4}, "mask0&bidir": {"k": 4, "k0": 2}}
-MOST_IN_MINI = {"max_seq_length": 1024, "k": 4}
+MAX_IN_MINI = {"max_seq_length": 1024, "k": 4}
 FACT_PATTERNS = {
     "licence": r"[a-z0-9][a-z0-9.+-]*",
     "licence_link": "https://.*",
@@ -34,7 +34,7 @@ def options_for_mini(method: Mapping[str, Any]) -> str:
     options = {**LAYERS_OF_SETTING.get(method.get("setting", ""), {}), **method}
     if "layer" in options:
         options["layer"] = 6
-    for name, most in MOST_IN_MINI.items():
+    for name, most in MAX_IN_MINI.items():
         if isinstance(options.get(name), int):
             options[name] = min(options[name], most)
     options["method"] = options.pop("name")
@@ -95,7 +95,7 @@ def test_the_facts_of_a_recipe_are_well_formed(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_is_the_same_as_a_file(name: str) -> None:
     named_recipe = zoo_recipe(name)
-    assert recipe_of(named_recipe.to_dict(), "again.yaml", name=name) == named_recipe
+    assert parse_recipe(named_recipe.to_dict(), "again.yaml", name=name) == named_recipe
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -141,4 +141,4 @@ def test_a_recipe_is_ready_with_what_it_needs(name: str) -> None:
     }
     options = needed_options.get(zoo_recipe(name).status)
     if options is not None:
-        assert recipe_for(f"zoo:{name}", options) == zoo_recipe(name)
+        assert find_recipe(f"zoo:{name}", options) == zoo_recipe(name)

@@ -16,7 +16,7 @@ database = duckdb.connect(database_file)
 database.execute(
     f"CREATE TABLE texts (id VARCHAR, text VARCHAR, metadata JSON, vector FLOAT[{dimension}])"
 )
-for part_index in range(corpus.parts()):
+for part_index in range(corpus.part_count()):
     ids = []
     texts = []
     metadata = []

@@ -23,7 +23,7 @@ class Text(LanceModel):
 
 
 table = lancedb.connect(database_folder).create_table("texts", schema=Text)
-for part_index in range(corpus.parts()):
+for part_index in range(corpus.part_count()):
     rows = []
     for corpus_row, vectors in corpus.read(part_index):
         document = corpus_row.document()

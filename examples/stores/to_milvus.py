@@ -17,7 +17,7 @@ dimension = model.get_embedding_dimension()
 client.create_collection("texts", dimension=dimension, metric_type="COSINE")
 
 row_key = 0
-for part_index in range(corpus.parts()):
+for part_index in range(corpus.part_count()):
     rows = []
     for corpus_row, vectors in corpus.read(part_index):
         document = corpus_row.document()

@@ -24,7 +24,7 @@ with psycopg.connect(database_address) as database:
         f"CREATE TABLE texts (id text, text text, metadata jsonb, vector vector({dimension}))"
     )
     with database.cursor().copy("COPY texts FROM STDIN") as copy:
-        for part_index in range(corpus.parts()):
+        for part_index in range(corpus.part_count()):
             for corpus_row, vectors in corpus.read(part_index):
                 for vector in vectors.astype("float32"):
                     copy.write_row(

@@ -20,7 +20,7 @@ from st_reba.corpus import Corpus
 
 def points_of(corpus: Corpus) -> Iterator[PointStruct]:
     point_ids = count()
-    for part_index in range(corpus.parts()):
+    for part_index in range(corpus.part_count()):
         for corpus_row, vectors in corpus.read(part_index):
             document = corpus_row.document()
             payload = document.metadata | {"id": document.id, "text": document.text}

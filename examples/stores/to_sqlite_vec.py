@@ -23,7 +23,7 @@ sqlite_vec.load(database)
 vector_column = f"vector float[{model.get_embedding_dimension()}] distance_metric=cosine"
 columns = f"lang text, +id text, +text text, +metadata text, {vector_column}"
 database.execute(f"CREATE VIRTUAL TABLE texts USING vec0({columns})")
-for part_index in range(corpus.parts()):
+for part_index in range(corpus.part_count()):
     rows = []
     for corpus_row, vectors in corpus.read(part_index):
         document = corpus_row.document()

@@ -55,7 +55,7 @@ ITSELF = "itself"
 # Texts that are encoded before the cache is written.
 CACHED_TEXTS = 1000
 # Pairs that choose NoSink's k.
-CHOOSING_PAIRS = 300
+SELECTION_PAIRS = 300
 # Of bases whose sequences may be longer.
 MAX_POSITIONS = 4096
 
@@ -188,7 +188,7 @@ class Base:
         methods = {layer_count: nosink_method(layer_count) for layer_count in self.layer_counts}
         if is_skipped(methods[1]):
             return 1
-        scores = self.scores(methods, read_stsb(data_folder, "dev", CHOOSING_PAIRS))
+        scores = self.scores(methods, read_stsb(data_folder, "dev", SELECTION_PAIRS))
         best_count: int = max(
             scores,
             key=lambda layer_count: (round(scores[layer_count], 4), -layer_count),

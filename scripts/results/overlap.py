@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bases import CHOOSING_PAIRS
+from bases import SELECTION_PAIRS
 
 from examples import (
     STSB_SCORE_COLUMN,
@@ -88,14 +88,14 @@ def english_choices(folder: Path) -> list[Choice]:
     for pairs in development_sets(folder, "en", sys.maxsize):
         unseen_pairs += pairs
     wording_pairs = development_pairs + read_years(folder, [2014, 2016])
-    nosink_sentences = read_task(development_path, limit=CHOOSING_PAIRS).texts
+    nosink_sentences = read_task(development_path, limit=SELECTION_PAIRS).texts
     return [
         Choice(
             "the default: STS-B dev and STS 2012, filtered",
             sentences_of(unseen_pairs),
             is_separate=True,
         ),
-        Choice(f"NoSink's k: {CHOOSING_PAIRS} pairs of STS-B dev", list(nosink_sentences)),
+        Choice(f"NoSink's k: {SELECTION_PAIRS} pairs of STS-B dev", list(nosink_sentences)),
         Choice("prompteol-says: pairs of STS-B dev, STS14, STS16", sentences_of(wording_pairs)),
     ]
 

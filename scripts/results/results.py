@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from bases import (
-    CHOOSING_PAIRS,
     PAPERS,
+    SELECTION_PAIRS,
     Base,
     Methods,
     nosink_label,
@@ -311,7 +311,7 @@ def nosink(base: Base, page_options: argparse.Namespace) -> None:
     methods = {0: "classical:pooling=mean"}
     for layer_count in base.layer_counts:
         methods[layer_count] = nosink_method(layer_count)
-    scores = base.scores(methods, read_stsb(page_options.data, "dev", CHOOSING_PAIRS))
+    scores = base.scores(methods, read_stsb(page_options.data, "dev", SELECTION_PAIRS))
     score_frame = pd.DataFrame({"STS-B, dev": scores})
     fill_page("nosink.md", f"{base.name} k", format_table(score_frame, f"{base.name}, k"))
     model = build_on(base.model, Method("classical"))

@@ -34,7 +34,7 @@ from st_reba.evaluation.beir import BeirFolder, read_beir
 from st_reba.evaluation.statistics import paired_bootstrap
 from st_reba.index import Index
 from st_reba.index.queries import Mode
-from st_reba.methods import DEFAULT
+from st_reba.methods import DEFAULT_METHOD
 
 DEPTH = 100
 WORDS = "words (BM25)"
@@ -47,7 +47,7 @@ METHODS = {
     "prompteol": "prompteol",
     # As callers see the default that know `encode` alone.
     "similarity": "prompteol:template=prompteol-topic-4,read=attention",
-    "default": DEFAULT,
+    "default": DEFAULT_METHOD,
 }
 NAMES = {
     "plain": "mean of the states",

@@ -209,7 +209,7 @@ def tune(
     sample: Annotated[
         int, Option(metavar="N", min=50, help="Use N of the texts, drawn at random.")
     ] = 1000,
-    most_cost: Annotated[
+    max_cost: Annotated[
         float | None, Option(metavar="X", help="Highest cost, in passes through the base.")
     ] = None,
     seed: Seed = 0,
@@ -230,7 +230,7 @@ def tune(
 
         silence_loading()
     columns = parse_pairs(column_pairs, "--column")
-    training_texts = read_texts(texts, text_column)
+    tuning_texts = read_texts(texts, text_column)
     options = drop_unset(device=device, dtype=dtype)
     if labels_path is not None:
         labels_kind = task_kind or ("Retrieval" if purpose == "search" else None)
@@ -245,13 +245,13 @@ def tune(
     with describing_stops(lambda: kept_passes), progress.step(f"Tuning {base}"):
         report = tune_model(
             base,
-            training_texts,
+            tuning_texts,
             out,
             purpose=purpose,
             sample=sample,
-            most_cost=most_cost,
+            max_cost=max_cost,
             seed=seed,
-            say=print_error,
+            report_step=print_error,
             **options,
         )
     typer.echo(to_json(asdict(report), indent=2) if as_json else str(report))

@@ -107,7 +107,7 @@ def build(
         from ..corpus.source import read_texts
         from ..hub.save import check_free, save
         from ..methods import read_value
-        from ..recipe import recipe_for
+        from ..recipe import find_recipe
 
     options = drop_unset(
         pooling=pooling,
@@ -123,7 +123,7 @@ def build(
     for option_name, option_text in parse_pairs(option_pairs, "--set").items():
         options[option_name] = read_value(option_text)
     method = options.pop("method", method)
-    recipe = recipe_for(base, options | drop_unset(method=method))
+    recipe = find_recipe(base, options | drop_unset(method=method))
     card_facts: dict[str, Any] = {"license": card_license}
     # The recipe's facts hold only for its own method and options.
     if recipe is not None and method is None and options.keys() <= _LOADING_OPTIONS:

@@ -130,7 +130,7 @@ def encode(
     with announced_step(f"Loading {model}"):
         loaded_model = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     if corpus_folder is not None:
-        unique_source = source.unique()
+        unique_source = source.reject_repeated_ids()
         _encode_corpus(
             loaded_model,
             unique_source.strict() if is_strict else unique_source,
@@ -290,8 +290,8 @@ def index(
     """
     if adds_documents + upserts_documents + overwrite > 1:
         raise ValueError("give one of --add, --upsert and --overwrite")
-    is_existing = adds_documents or upserts_documents
-    if is_existing:
+    extends_index = adds_documents or upserts_documents
+    if extends_index:
         changed_factory = factory.replace("auto", "")
         settings = {
             "--factory": changed_factory,
@@ -316,7 +316,7 @@ def index(
     documents = _read_input(input, text_encoding, **options)
     options.update(encoding=text_encoding, batch_tokens=batch_tokens, workers=workers)
     options["strict"] = is_strict
-    if not is_existing:
+    if not extends_index:
         options.update(factory=factory, parameters=parameters, passages=passages)
         options.update(whiten=whiten, tokens=not without_tokens, overwrite=overwrite)
     loading = dict[str, Any](device=device, dtype=dtype, trust_remote_code=trust_remote_code)
@@ -326,7 +326,7 @@ def index(
         describing_stops(lambda: _describe_progress(index_folder / BUILDING)),
         announced_step(indexing_step, is_announced=not as_json),
     ):
-        if model is not None and not is_existing:
+        if model is not None and not extends_index:
             opened_index = Index.build(model, documents, index_folder, **options, **loading)
         else:
             opened_index = Index.open(index_folder, model, **loading)
@@ -401,7 +401,7 @@ def search(
     opened_index = Index.open(
         index_folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
     )
-    repeats_query = not queries or len(queries) > 1
+    prints_query = not queries or len(queries) > 1
     query_count = 0
     for query in queries or _read_queries(text_encoding):
         query_count += 1
@@ -412,7 +412,7 @@ def search(
             result_rows = [result.to_json() for result in results]
             print(to_json({"query": query, "results": result_rows}), flush=True)
             continue
-        if repeats_query:
+        if prints_query:
             print(query)
         for result in results:
             print(_describe_result(result), flush=True)

@@ -17,7 +17,7 @@ DEFAULT_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SEPARATORS = (",", ";", "\t", "|")
 # An optional first line, "sep=;", that tells Excel the separator.
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*')
-_MOST_DIGITS = 18  # of a number that counts rows; Python converts none of more than 4,300
+_MAX_DIGITS = 18  # of a number that counts rows; Python converts none of more than 4,300
 _SAMPLE_LINES = 50
 # Lines of a record times the separators in each. From this number on, they rarely match the first
 # line by chance.
@@ -61,7 +61,7 @@ class DelimitedRows:
     """
 
     def __init__(self, stream: TextIO, suffix: str, *, has_quotes: bool = True) -> None:
-        csv.field_size_limit(text_files.MOST_CHARS)
+        csv.field_size_limit(text_files.MAX_CHARS)
         self._feed = _LineFeed(read_lines(stream))
         self._encoding = stream.encoding
         self._has_quotes = has_quotes
@@ -220,7 +220,7 @@ def _has_spaced_cells(rows: Iterable[Sequence[str]]) -> bool:
 
 def _count_up(numbers: Sequence[str]) -> bool:
     """True if each number is the one before it plus one."""
-    if max(map(len, numbers)) > _MOST_DIGITS:
+    if max(map(len, numbers)) > _MAX_DIGITS:
         return False
     return all(int(number) + 1 == int(next_number) for number, next_number in pairwise(numbers))
 

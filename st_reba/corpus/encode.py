@@ -99,7 +99,7 @@ def encode_corpus(
     )
     source = input
     if not isinstance(input, Source):
-        source = open_source(input).unique()
+        source = open_source(input).reject_repeated_ids()
     corpus = _open_target(parse_path(path, "path"))
     loaded_model = resolve_model(model)
     with sole_writer(corpus.path, "vectors/*.npy"):
@@ -122,7 +122,7 @@ def encode_documents(
     part_size = _begin_corpus(corpus, model, options)
     corpus_parts = _read_parts(source, part_size, options.show_progress_bar)
     _write_parts(corpus, corpus_parts, cutter, source.name, options.overwrite)
-    pending_parts = corpus.pending()
+    pending_parts = corpus.parts_to_encode()
     if pending_parts:
         corpus.reopen()
         _encode_pending(model, corpus, pending_parts, options)
@@ -164,7 +164,7 @@ def _begin_corpus(corpus: Corpus, model: SentenceTransformer, options: EncodeOpt
         try:
             return _resume(corpus, model_probe, settings)
         except ValueError:
-            if not options.overwrite and corpus.parts():
+            if not options.overwrite and corpus.part_count():
                 raise
             for file in reversed(corpus.part_files()):
                 file.unlink()

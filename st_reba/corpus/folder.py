@@ -177,7 +177,7 @@ class Corpus:
         >>> from st_reba.corpus import encode_corpus
         >>> texts = ["Cats sleep.", "Ships sail."]
         >>> corpus = encode_corpus(st_reba.build("mini"), texts, "my_corpus")
-        >>> for part in range(corpus.parts()):
+        >>> for part in range(corpus.part_count()):
         ...     for row, vectors in corpus.read(part):
         ...         print(row.text, vectors.shape)
         Cats sleep. (1, 192)
@@ -228,7 +228,7 @@ class Corpus:
     def summary_path(self, part_number: int) -> Path:
         return self.vectors_path(part_number).with_suffix(".json")
 
-    def parts(self) -> int:
+    def part_count(self) -> int:
         """Number of parts that have documents."""
         part_count = 0
         while self.documents_path(part_count).is_file():
@@ -236,12 +236,14 @@ class Corpus:
         return part_count
 
     def part_infos(self) -> list[PartInfo]:
-        return [self.part_info(part_number) for part_number in range(self.parts())]
+        return [self.part_info(part_number) for part_number in range(self.part_count())]
 
-    def pending(self) -> list[int]:
+    def parts_to_encode(self) -> list[int]:
         """The parts without vectors."""
         return [
-            part_number for part_number in range(self.parts()) if not self.is_encoded(part_number)
+            part_number
+            for part_number in range(self.part_count())
+            if not self.is_encoded(part_number)
         ]
 
     def is_encoded(self, part_number: int) -> bool:
@@ -371,7 +373,7 @@ class Corpus:
 
     def remove_damaged_vectors(self) -> None:
         """Remove vectors that are not what was written, so that they are encoded again."""
-        for part_number in range(self.parts()):
+        for part_number in range(self.part_count()):
             if not self.is_encoded(part_number):
                 continue
             try:
@@ -412,7 +414,7 @@ class Corpus:
 
     def digest(self) -> str:
         """Digest of the summaries of all parts, which hold those of their documents and vectors."""
-        summaries = [self._summary(part_number) for part_number in range(self.parts())]
+        summaries = [self._summary(part_number) for part_number in range(self.part_count())]
         return hashlib.sha256(json_line(summaries).encode()).hexdigest()
 
     def part_files(self) -> list[Path]:
@@ -443,7 +445,7 @@ class Corpus:
         """
         self.check_complete()
         self._intact_parts.clear()
-        for part_number in range(self.parts()):
+        for part_number in range(self.part_count()):
             self.part(part_number)
             self.vectors(part_number)
 

@@ -46,9 +46,9 @@ def has_value_per_line(stream: TextIO, suffix: str) -> bool:
 
 def _first_filled_line(stream: TextIO) -> str:
     """The beginning of the first line that is not blank; "": there is none."""
-    line = stream.readline(text_files.MOST_CHARS)
+    line = stream.readline(text_files.MAX_CHARS)
     while line.isspace():
-        line = stream.readline(text_files.MOST_CHARS)
+        line = stream.readline(text_files.MAX_CHARS)
     return line
 
 
@@ -169,9 +169,9 @@ class _Scanner:
     def _refuse_unless_more_comes(self, reason: str) -> None:
         if self._is_complete:
             raise self.error(reason)
-        if len(self._buffer) - self._position > text_files.MOST_CHARS:
+        if len(self._buffer) - self._position > text_files.MAX_CHARS:
             raise self.error(
-                f"{reason}, or a value of more than {text_files.MOST_CHARS:,} characters"
+                f"{reason}, or a value of more than {text_files.MAX_CHARS:,} characters"
             )
 
     def _refill(self, chunk_size: int = 0) -> None:

@@ -98,7 +98,7 @@ class Source:
                 raise ValueError(str(record))
             yield record
 
-    def unique(self, numbers: bool = True) -> Source:
+    def reject_repeated_ids(self, *, number_is_id: bool = True) -> Source:
         """The same records, except that a record whose id occurred before is rejected.
 
         Args:
@@ -110,7 +110,7 @@ class Source:
             with _used_ids() as id_database:
                 for record_number, record in enumerate(self.read()):
                     record_id = record.id
-                    if record_id is None and numbers:
+                    if record_id is None and number_is_id:
                         record_id = str(record_number)
                     if isinstance(record, Reject) or record_id is None:
                         yield record

@@ -146,11 +146,11 @@ def _text_rows(path: Path, encoding: str | None, suffix: str) -> Iterator[TableR
 
 
 def _whole_text(stream: TextIO) -> Iterator[TableRow]:
-    text = stream.read(text_files.MOST_CHARS + 1)
-    if len(text) > text_files.MOST_CHARS:
+    text = stream.read(text_files.MAX_CHARS + 1)
+    if len(text) > text_files.MAX_CHARS:
         yield (
             "the text",
-            f"too long: it has more than {text_files.MOST_CHARS:,} characters; split it",
+            f"too long: it has more than {text_files.MAX_CHARS:,} characters; split it",
         )
     elif text.strip():
         yield (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
 # Longest line or field, in characters: an unclosed quote must not pull a file into memory.
-MOST_CHARS = 2**24
+MAX_CHARS = 2**24
 # How many bytes of a file are examined, at most, before it is read.
 SAMPLE_BYTES = 2**16
 
@@ -143,11 +143,11 @@ def decoding_fault(text: str, encoding: str) -> str | None:
 def read_lines(stream: TextIO) -> Iterator[str]:
     """The lines; a ValueError if one is so long that it would pull the file into memory."""
     line_number = 0
-    while text_line := stream.readline(MOST_CHARS):
+    while text_line := stream.readline(MAX_CHARS):
         line_number += 1
-        if len(text_line) == MOST_CHARS and text_line[-1] != "\n":
+        if len(text_line) == MAX_CHARS and text_line[-1] != "\n":
             raise ValueError(
-                f"line {line_number} has more than {MOST_CHARS:,} characters; split its text"
+                f"line {line_number} has more than {MAX_CHARS:,} characters; split its text"
             )
         yield text_line
 

@@ -94,7 +94,7 @@ def attention_maps(
     if prompt is None:
         prompt = saved_prompt(model)
     features = transformer.preprocess([text], prompt=prompt, **kwargs)
-    length = features["spans"][0].total
+    length = features["spans"][0].row_length
     if length > MAX_TOKENS:
         raise ValueError(
             f"The text takes {length} tokens, all copies together; at most {MAX_TOKENS} can be kept."
@@ -116,7 +116,7 @@ class AttentionRecorder:
         m: For the names of masks that hide the sink.
     """
 
-    pieces = None
+    chunk_plan = None
     zeros = False
 
     def __init__(self, length: int, m: int) -> None:
@@ -125,15 +125,15 @@ class AttentionRecorder:
         self.layer_maps: list[LayerMap] = []
         self.masks: LayerMasks | None = None
 
-    def before_layers(self, state: ForwardPass) -> None:
+    def before_layers(self, forward_pass: ForwardPass) -> None:
         """Read the attention of a pass."""
-        if not install_attention(state.model):
-            raise ValueError(f"{type(state.model).__name__} shows no attention.")
-        if isinstance(state.masks, LayerMasks):
-            self.masks = state.masks
-        state.attention_reader = self
+        if not install_attention(forward_pass.model):
+            raise ValueError(f"{type(forward_pass.model).__name__} shows no attention.")
+        if isinstance(forward_pass.masks, LayerMasks):
+            self.masks = forward_pass.masks
+        forward_pass.attention_reader = self
 
-    def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
+    def after_layers(self, forward_pass: ForwardPass, hidden_states: Tensor) -> Tensor:
         """Leave the hidden states as they are."""
         return hidden_states
 

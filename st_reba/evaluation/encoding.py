@@ -133,7 +133,7 @@ def find_token_ranges(base_model: SentenceTransformer, task: Task) -> list[Token
     """The content tokens of each text's word; None: the task is about whole texts."""
     if not task.spans:
         return None
-    all_offsets = transformer_of(base_model).content(list(task.texts), offsets=True)[
+    all_offsets = transformer_of(base_model).tokenize_content(list(task.texts), offsets=True)[
         "offset_mapping"
     ]
     token_ranges: list[TokenRange] = []
@@ -199,8 +199,8 @@ def plain_average_bar(
 
 
 def _texts_by_role(task: Task) -> list[tuple[list[str], Role | None]]:
-    if not task.queries:
+    if not task.query_count:
         return [(list(task.texts), None)]
-    queries = list(task.texts[: task.queries])
-    documents = list(task.texts[task.queries :])
+    queries = list(task.texts[: task.query_count])
+    documents = list(task.texts[task.query_count :])
     return [(queries, "query"), (documents, "document")]

@@ -102,8 +102,8 @@ def draw_results(results: Sequence[Result]) -> Figure:
     for result in results:
         results_by_task.setdefault(result.task, []).append(result)
     panel_count = len(results_by_task)
-    most_bars = max(map(len, results_by_task.values()))
-    figure = new_figure(3.2 + 2.8 * panel_count, 1.0 + 0.32 * most_bars)
+    max_bars = max(map(len, results_by_task.values()))
+    figure = new_figure(3.2 + 2.8 * panel_count, 1.0 + 0.32 * max_bars)
     panels = figure.subplots(1, panel_count, squeeze=False)[0]
     for axes, (task, task_results) in zip(panels, results_by_task.items(), strict=True):
         axes.set_title(task, fontsize=9)

@@ -276,7 +276,7 @@ def _input_key(method: Method) -> str:
         key[option_name] = getattr(method, option_name)
     key["template"] = method.full_template
     if method.full_template is None:
-        key["repeats"] = 1 if method.reads_once else method.repeats or 2
+        key["repeats"] = 1 if method.has_one_copy else method.repeats or 2
     if method.templates is not None:
         key["weights"] = method.template_weights
     return repr(sorted(key.items()))

@@ -24,10 +24,10 @@ from .vectors import search_similarities
 
 Scores = NDArray[np.float64]
 CUTOFF = 10  # of nDCG
-FEWEST_VIEWS = 10
-FEWEST_QUERIES = 30
+MIN_VIEWS = 10
+MIN_QUERIES = 30
 # The most irrelevant documents that are added, among which a search has to find the relevant ones.
-MOST_OTHER_DOCUMENTS = 1000
+MAX_OTHER_DOCUMENTS = 1000
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,10 @@ def retrieval_views(texts: Sequence[str], seed: int) -> RetrievalItems:
         view = split_view(text, random_state, shared_sentences)
         if view is not None:
             passage_of_query[view.sentence] = view.passage
-    if len(passage_of_query) < FEWEST_VIEWS:
+    if len(passage_of_query) < MIN_VIEWS:
         raise ValueError(
             f"texts: {len(passage_of_query)} of {len(texts)} texts have two sentences, one of them in no other text: "
-            f"give at least {FEWEST_VIEWS} such texts, without what all texts repeat."
+            f"give at least {MIN_VIEWS} such texts, without what all texts repeat."
         )
     queries = tuple(passage_of_query)
     return RetrievalItems(
@@ -245,9 +245,9 @@ def read_rankings(source: Task | Location) -> Task:
     task = read_task(source, "Retrieval")
     if task.kind == "Reranking":
         task = replace(task, kind="Retrieval")
-    if task.kind != "Retrieval" or len(task.items) < FEWEST_QUERIES:
+    if task.kind != "Retrieval" or len(task.items) < MIN_QUERIES:
         raise ValueError(
-            f"labels: {task}. Give {FEWEST_QUERIES} or more queries with their relevant documents."
+            f"labels: {task}. Give {MIN_QUERIES} or more queries with their relevant documents."
         )
     return task
 
@@ -272,8 +272,8 @@ def labelled_items(
         for document, grade in grades_of_query[query].items():
             query_grades[documents.add(document)] = grade
         grades.append(query_grades)
-    other_documents = sorted({*task.texts[task.queries :]} - {*documents.texts})
-    other_count = min(MOST_OTHER_DOCUMENTS, len(other_documents))
+    other_documents = sorted({*task.texts[task.query_count :]} - {*documents.texts})
+    other_count = min(MAX_OTHER_DOCUMENTS, len(other_documents))
     all_documents = (*documents.texts, *Random(seed).sample(other_documents, other_count))
     return RetrievalItems(
         queries=tuple(queries),

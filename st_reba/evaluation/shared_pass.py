@@ -29,7 +29,7 @@ from .stacked_reader import LayerRange, Reading, StackedReader
 from .vectors import Vectors
 
 # "mean" and "last" refer to the last copy's content, "end" to the very last position.
-POOLINGS = ("mean", "last", "end", "reba-mean", "reba-last")
+READOUT_POOLINGS = ("mean", "last", "end", "reba-mean", "reba-last")
 # The most numbers that a batch's hidden states may hold, summed over the layers that are read.
 _MAX_NUMBERS = 1 << 25
 
@@ -42,7 +42,7 @@ class Readout(NamedTuple):
 
     Args:
         layer: 1 to L.
-        pooling: One of ``POOLINGS``.
+        pooling: One of ``READOUT_POOLINGS``.
         first_layer: None: the layer's states. Else the mean of the attention outputs from this
             layer up to ``layer``.
     """
@@ -126,10 +126,11 @@ class SharedPass:
         self.readouts = readouts
         self.width: int = self.transformer.get_embedding_dimension()
         for readout in readouts:
-            if not 1 <= readout.layer <= self.transformer.depth or readout.pooling not in POOLINGS:
-                choices = (
-                    f"a layer from 1 to {self.transformer.depth}, and one of {', '.join(POOLINGS)}"
-                )
+            if (
+                not 1 <= readout.layer <= self.transformer.depth
+                or readout.pooling not in READOUT_POOLINGS
+            ):
+                choices = f"a layer from 1 to {self.transformer.depth}, and one of {', '.join(READOUT_POOLINGS)}"
                 raise ValueError(f"{readout}: give {choices}.")
         readings = {readout.reading for readout in readouts}
         self.layers = sorted(reading for reading in readings if isinstance(reading, int))
@@ -230,12 +231,12 @@ class TextWeights:
         spans: list[Span] = features["spans"]
         copy_ids: Tensor = features["copy_ids"]
         if token_ranges is None:
-            token_ranges = [(0, span.length) for span in spans]
+            token_ranges = [(0, span.text_length) for span in spans]
         for (first_token, end_token), span in zip(token_ranges, spans, strict=True):
-            if not 0 <= first_token < end_token <= span.length:
+            if not 0 <= first_token < end_token <= span.text_length:
                 tokens = f"tokens {first_token} to {end_token}"
                 raise ValueError(
-                    f"token_ranges: {tokens} are not among the {span.length} of the text, as cut."
+                    f"token_ranges: {tokens} are not among the {span.text_length} of the text, as cut."
                 )
         ranges = torch.tensor(token_ranges, device=copy_ids.device)
         # First token and end of each range, [B, 1].
@@ -245,7 +246,7 @@ class TextWeights:
             positions - copy_starts(copy_ids, transformer.copies)
         )
         is_last_copy = copy_ids == transformer.copies
-        row_lengths = torch.tensor([[span.total] for span in spans], device=copy_ids.device)
+        row_lengths = torch.tensor([[span.row_length] for span in spans], device=copy_ids.device)
         real_tokens = positions < row_lengths
         is_end = pooled_positions("end", transformer.copies, copy_ids, real_tokens, row_lengths, 0)
         selected = torch.stack([in_range & is_last_copy, is_last & is_last_copy, is_end], dim=1)
@@ -280,7 +281,7 @@ class TextWeights:
             if reading not in rows_by_reading:
                 block = reader.block_of(hidden_states, reading)
                 rows_by_reading[reading] = torch.bmm(self._weights_of(reading), block.float())
-            pooling_index = POOLINGS.index(readout.pooling)
+            pooling_index = READOUT_POOLINGS.index(readout.pooling)
             vectors_by_readout[readout] = rows_by_reading[reading][:, pooling_index]
         return vectors_by_readout
 

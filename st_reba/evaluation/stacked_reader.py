@@ -50,10 +50,10 @@ class StackedReader:
         readings = [*self.layers, *self.output_readers]
         return hidden_states.chunk(len(readings), dim=2)[readings.index(reading)]
 
-    def before_layers(self, state: ForwardPass) -> None:
+    def before_layers(self, forward_pass: ForwardPass) -> None:
         """Keep what is read while the layers run."""
         layer_states: list[Tensor] = []
-        state.hook_data[self] = layer_states
+        forward_pass.hook_data[self] = layer_states
 
         def keep_states(
             index: int,
@@ -63,23 +63,23 @@ class StackedReader:
             layer = index + 1
             if layer in self.layers:
                 layer_states.append(hidden_states)
-                if isinstance(state.attention_reader, BackwardAttention):
-                    self.keep_backward(layer, state.attention_reader)
+                if isinstance(forward_pass.attention_reader, BackwardAttention):
+                    self.keep_backward(layer, forward_pass.attention_reader)
             if layer == self.depth and layer_states:
                 # All of them pass the final norm, which follows the layers, as rows of one batch.
                 return torch.cat(layer_states)
             return hidden_states
 
-        state.after_layer.append(keep_states)
+        forward_pass.after_layer.append(keep_states)
         for output_reader in self.output_readers.values():
-            output_reader.before_layers(state)
+            output_reader.before_layers(forward_pass)
 
-    def after_layers(self, state: ForwardPass, hidden_states: Tensor) -> Tensor:
+    def after_layers(self, forward_pass: ForwardPass, hidden_states: Tensor) -> Tensor:
         """What is read, [B, T, d · readings], in place of the hidden states."""
-        layer_states: list[Tensor] = state.hook_data[self]
+        layer_states: list[Tensor] = forward_pass.hook_data[self]
         blocks: list[Tensor] = []
         if layer_states:
             blocks += hidden_states.chunk(len(layer_states))
         for output_reader in self.output_readers.values():
-            blocks.append(output_reader.after_layers(state, hidden_states))
+            blocks.append(output_reader.after_layers(forward_pass, hidden_states))
         return torch.cat(blocks, dim=2)

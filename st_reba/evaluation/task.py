@@ -33,7 +33,7 @@ class Task:
             grades), …
         train: Items that a classifier learns from, over the same texts; empty: the items are scored
             in five folds.
-        queries: How many of the texts are queries.
+        query_count: How many of the texts are queries.
         spans: For words: the characters (start, end) of each text that its vector stands for;
             empty: whole texts.
         groups: One group per item; items of one group are similar, and are drawn together in a
@@ -49,7 +49,7 @@ class Task:
     texts: tuple[str, ...]
     items: tuple[tuple[Any, ...], ...]
     train: tuple[tuple[Any, ...], ...] = ()
-    queries: int = 0
+    query_count: int = 0
     spans: tuple[tuple[int, int], ...] = ()
     groups: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class TaskKind(ABC):
         main_metric: The metric that tables show.
         paper_metric: The one that the papers show, if it is another one.
         is_recentred: As for :func:`~st_reba.evaluation.statistics.paired_bootstrap`.
-        fewest_items: The fewest items that a task may have.
+        min_items: The fewest items that a task may have.
         takes_train, needs_train: Whether it may or must have items that a classifier learns from.
         needs_values: Its labels have to differ, and those of ``train`` to be among them.
         chooses_methods: ``tune`` can choose by its labels: :meth:`score_items` suits it, and an
@@ -121,7 +121,7 @@ class TaskKind(ABC):
     main_metric: str
     paper_metric: str | None = None
     is_recentred = False
-    fewest_items = 10
+    min_items = 10
     takes_train = False
     needs_train = False
     needs_values = False
@@ -174,8 +174,8 @@ class TaskKind(ABC):
 
     def check(self, task: Task) -> None:
         """Refuse a task that cannot be scored."""
-        if len(task.items) < self.fewest_items:
-            raise ValueError(f"{task}; {self.fewest_items} are needed.")
+        if len(task.items) < self.min_items:
+            raise ValueError(f"{task}; {self.min_items} are needed.")
         if self.needs_train and not task.train:
             raise ValueError(f"{task.name}: {self.name} needs train=… (--train FILE).")
         if task.train and not self.takes_train:

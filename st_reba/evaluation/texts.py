@@ -14,8 +14,8 @@ from ..modules.reversal import CJK
 # punctuation behind it.
 _PIECE = re.compile(rf"[{CJK}][^\w\s]*|[^\s{CJK}]+")
 # In a shorter text, the parts would be the same.
-FEWEST_PIECES = 4
-FEWEST_TEXTS = 50
+MIN_PIECES = 4
+MIN_TEXTS = 50
 
 
 def split_pieces(text: str) -> list[tuple[int, int]]:
@@ -25,7 +25,7 @@ def split_pieces(text: str) -> list[tuple[int, int]]:
 
 def has_views(text: str) -> bool:
     """Whether a text has four words, or characters where the script has no spaces."""
-    return len(split_pieces(text[:2000])) >= FEWEST_PIECES
+    return len(split_pieces(text[:2000])) >= MIN_PIECES
 
 
 def draw_texts(
@@ -52,8 +52,10 @@ def draw_usable(
     """Draw different texts that can be used; an error says what they need, and a remedy."""
     distinct_texts = dict.fromkeys(map(str.strip, texts))
     usable_texts = list(filter(is_usable, distinct_texts))
-    if len(usable_texts) < FEWEST_TEXTS:
-        problem = f"{len(usable_texts)} different texts of {needed} or more: give {FEWEST_TEXTS} at least."
+    if len(usable_texts) < MIN_TEXTS:
+        problem = (
+            f"{len(usable_texts)} different texts of {needed} or more: give {MIN_TEXTS} at least."
+        )
         raise ValueError(f"texts: {problem} {remedy}".strip())
     return Random(seed).sample(usable_texts, min(count, len(usable_texts)))
 

@@ -36,18 +36,18 @@ class Candidate:
         filter_kind: Kind of the filter behind it; None: there is none.
         cost: Positions that are computed, times layers, as a multiple of one pass of the text
             through the whole base.
-        evidence: [items] float32.
+        item_scores: [items] float32.
     """
 
     method: Method
     filter_kind: str | None
     cost: float
-    evidence: Tensor
+    item_scores: Tensor
 
     @property
     def score(self) -> float:
         """The mean over the items."""
-        return float(self.evidence.mean())
+        return float(self.item_scores.mean())
 
 
 def find_candidate(
@@ -62,25 +62,25 @@ def find_candidate(
 
 def select_best(
     candidates: Sequence[Candidate],
-    most_cost: float | None = None,
+    max_cost: float | None = None,
     default: Candidate | None = None,
 ) -> Candidate:
     """The best by score, ties going to the cheapest; but the default, unless that is clearly worse.
 
     Args:
         candidates: Scored on the same items.
-        most_cost: Highest cost of the choice.
+        max_cost: Highest cost of the choice.
         default: One of the candidates; None: the best is chosen.
 
     Raises:
         ValueError: No candidate is that cheap.
     """
     affordable = [
-        candidate for candidate in candidates if most_cost is None or candidate.cost <= most_cost
+        candidate for candidate in candidates if max_cost is None or candidate.cost <= max_cost
     ]
     if not affordable:
         lowest_cost = min(candidate.cost for candidate in candidates)
-        raise ValueError(f"most_cost={most_cost}: the cheapest method costs {lowest_cost:.2f}.")
+        raise ValueError(f"max_cost={max_cost}: the cheapest method costs {lowest_cost:.2f}.")
     best_candidate = max(affordable, key=lambda candidate: (candidate.score, -candidate.cost))
     if default in affordable and not is_clearly_better(best_candidate, default):
         return default
@@ -89,7 +89,7 @@ def select_best(
 
 def is_clearly_better(candidate: Candidate, standard: Candidate) -> bool:
     """Whether a candidate's score is above another's by more than chance would explain."""
-    gains = candidate.evidence - standard.evidence
+    gains = candidate.item_scores - standard.item_scores
     standard_error = float(gains.std()) / math.sqrt(len(gains))
     return float(gains.mean()) > CLEAR_ERRORS * standard_error
 
@@ -121,21 +121,21 @@ class Trials:
         self.plain_positions = items.count_positions(base_model, base_model)
 
     def plan_passes(
-        self, methods: Sequence[Method], say: Callable[[str], object]
+        self, methods: Sequence[Method], report_step: Callable[[str], object]
     ) -> list[list[Method]]:
-        """The methods of each pass that can run; ``say`` gets a line for each of the others."""
+        """The methods of each pass that can run; ``report_step`` gets a line for each of the others."""
         if not shows_attention(transformer_of(self.base_model).model):
             methods = [method for method in methods if method.read != "attention"]
         passes: list[list[Method]] = []
         for methods_of_pass in group_by_pass(methods, self.depth).values():
-            refusal = self.why_not(methods_of_pass[0])
+            refusal = self.find_refusal(methods_of_pass[0])
             if refusal is None:
                 passes.append(methods_of_pass)
             else:
-                say(f"left out: {methods_of_pass[0]}: {refusal}")
+                report_step(f"left out: {methods_of_pass[0]}: {refusal}")
         return passes
 
-    def why_not(self, method: Method) -> str | None:
+    def find_refusal(self, method: Method) -> str | None:
         """Why a method cannot run, as max_seq_length may leave no room behind its prompt; None: it can."""
         try:
             transformer = transformer_of(build_on(self.base_model, method, check=False))

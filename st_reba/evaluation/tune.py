@@ -17,7 +17,7 @@ from ..filters import with_filter
 from ..hub.save import check_free
 from ..linear_filter import Filter
 from ..methods import Method
-from ..recipe import recipe_for
+from ..recipe import find_recipe
 from .readouts import build_with_prompts, load_base
 from .retrieval_items import read_rankings
 from .statistics import check_seed
@@ -48,9 +48,9 @@ def tune(
     purpose: Purpose = "similarity",
     labels: Any = None,
     sample: int = 1000,
-    most_cost: float | None = None,
+    max_cost: float | None = None,
     seed: int = 0,
-    say: Callable[[str], object] = print,
+    report_step: Callable[[str], object] = print,
     **loading_options: Any,
 ) -> TuneReport:
     """Find which method suits a base and texts; write its recipe, the model and a report.
@@ -72,10 +72,10 @@ def tune(
             gives or reads. For search: queries with their documents, as
             :func:`~st_reba.evaluation.retrieval_items.read_rankings` reads them.
         sample: Number of texts to draw.
-        most_cost: Highest cost of the method, as a multiple of one pass of the text through the
+        max_cost: Highest cost of the method, as a multiple of one pass of the text through the
             base.
         seed: Seed of all draws.
-        say: Gets a line for each step.
+        report_step: Gets a line for each step.
         **loading_options: Further arguments of ``build``, as ``dtype``, ``device`` and
             ``max_seq_length``. ``prompts`` stand before the texts of every method that is tried.
 
@@ -92,21 +92,21 @@ def tune(
             f"default_prompt_name={default_prompt_name!r} cannot be in the recipe that tune writes. "
             "Drop it, or use build(…, 'auto', texts=…)."
         )
-    if most_cost is not None and not most_cost > 0:
-        raise ValueError(f"most_cost={most_cost} (--most-cost) must be a number above 0.")
+    if max_cost is not None and not max_cost > 0:
+        raise ValueError(f"max_cost={max_cost} (--max-cost) must be a number above 0.")
     _check_folder(folder, base)
     plan = make_plan(texts, labels, purpose, sample, seed)
     if isinstance(base, (str, os.PathLike)):
-        recipe = recipe_for(base, loading_options)
+        recipe = find_recipe(base, loading_options)
         if recipe is not None:
             base = recipe.base
             loading_options = {**recipe.loading, **loading_options}
     base_model = load_base(base, **loading_options)
     filter_kinds = plan.filter_kinds(base_model)
-    trials = Trials(base_model, plan.choosing_items, filter_kinds, folder / "passes")
-    candidates = run_trials(trials, plan.methods(trials.depth), say)
-    best_candidate = select_best(candidates, most_cost, plan.find_default(candidates, base_model))
-    say("scoring the choice, and what it is compared with, on the rest of the texts")
+    trials = Trials(base_model, plan.selection_items, filter_kinds, folder / "passes")
+    candidates = run_trials(trials, plan.methods(trials.depth), report_step)
+    best_candidate = select_best(candidates, max_cost, plan.find_default(candidates, base_model))
+    report_step("scoring the choice, and what it is compared with, on the rest of the texts")
     length = loading_options.get("max_seq_length")
     filter_path = folder / "filter.safetensors"
     choice = ReportEntry("chosen", replace(best_candidate.method, max_seq_length=length))
@@ -117,16 +117,17 @@ def tune(
     report = TuneReport(
         method=choice.method,
         rows=plan.report(base_model, choice, candidates),
-        kind=plan.choosing_items.kind,
-        counts=(plan.choosing_items.item_count, plan.reporting_items.item_count),
-        tried=len(candidates),
+        kind=plan.selection_items.kind,
+        selection_count=plan.selection_items.item_count,
+        test_count=plan.test_items.item_count,
+        tried_count=len(candidates),
         seconds=time.perf_counter() - start_time,
-        passes=trials.pass_seconds,
+        pass_seconds=trials.pass_seconds,
         folder=str(folder),
         notes=tuple(plan.notes(best_candidate)),
     )
     if best_candidate.filter_kind is not None:
-        say("fitting the filter that is saved on all texts")
+        report_step("fitting the filter that is saved on all texts")
         _save_filter(plan.with_all_texts(), base_model, best_candidate, filter_path)
     model = build_with_prompts(base_model, choice.method, **_model_options(loading_options))
     write_report(report, base, model, loading_options)
@@ -159,7 +160,7 @@ def _is_of_tune(folder: Path) -> bool:
         report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(report, dict) and report.keys() >= {"method", "rows", "tried"}
+    return isinstance(report, dict) and report.keys() >= {"method", "rows", "tried_count"}
 
 
 def _save_filter(
@@ -196,23 +197,23 @@ def make_plan(
 def run_trials(
     trials: Trials,
     methods: Sequence[Method],
-    say: Callable[[str], object],
+    report_step: Callable[[str], object],
 ) -> list[Candidate]:
     """Score methods, one pass after another."""
-    passes = trials.plan_passes(methods, say)
+    passes = trials.plan_passes(methods, report_step)
     candidates: list[Candidate] = []
-    say(f"{len(passes)} passes through the base")
+    report_step(f"{len(passes)} passes through the base")
     for pass_number, methods_of_pass in enumerate(passes, 1):
         start_time = time.perf_counter()
         candidates += trials.score_pass(methods_of_pass)
         seconds = time.perf_counter() - start_time
         best_candidate = max(candidates, key=lambda candidate: candidate.score)
         progress = f"{pass_number}/{len(passes)} {methods_of_pass[0]}: {seconds:.0f} s"
-        say(f"{progress}; best {best_candidate.score:.3f}: {best_candidate.method}")
+        report_step(f"{progress}; best {best_candidate.score:.3f}: {best_candidate.method}")
     return candidates
 
 
-def auto(
+def build_for_texts(
     base: Any,
     texts: Iterable[str],
     *,
@@ -231,7 +232,7 @@ def auto(
     plan = plan_for_auto(texts, purpose, seed)
     base_options = {name: value for name, value in loading_options.items() if value is not None}
     base_model = load_base(base, **base_options)
-    trials = Trials(base_model, plan.choosing_items, plan.filter_kinds(base_model))
+    trials = Trials(base_model, plan.selection_items, plan.filter_kinds(base_model))
     candidates = run_trials(trials, plan.methods(trials.depth, is_small=True), logger.info)
     best_candidate = select_best(candidates, default=plan.find_default(candidates, base_model))
     model = build_with_prompts(

@@ -13,7 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from ..encode import encode_texts
-from ..filter_options import FEWEST_FOR_DIRECTIONS
+from ..filter_options import MIN_FOR_DIRECTIONS
 from ..filters import Filter
 from ..methods import Method
 from ..sentences import QUERY_SAMPLE, sample_sentences
@@ -43,19 +43,19 @@ from .word_scores import word_scores
 Purpose = Literal["similarity", "search"]
 Item = TypeVar("Item")
 # Share of the items that choose; the others report.
-CHOOSING_SHARE = 2 / 3
+SELECTION_SHARE = 2 / 3
 # The most items that choose, and that report, for unlabelled texts and for labelled items.
-MAX_CHOOSING_VIEWS = 200
-MAX_REPORTING_VIEWS = 150
-MAX_CHOOSING_LABELS = 400
-MAX_REPORTING_LABELS = 300
+MAX_SELECTION_VIEWS = 200
+MAX_TEST_VIEWS = 150
+MAX_SELECTION_LABELS = 400
+MAX_TEST_LABELS = 300
 # With fewer labels, the choice would be chance.
-FEWEST_LABELS = 30
+MIN_LABELS = 30
 # With fewer items, the report warns that the choice is uncertain.
 STEADY_COUNT = 200
 # For ``build(base, "auto")``: texts that are drawn, and how many of them choose.
 AUTO_SAMPLE = 1000
-AUTO_CHOOSING: Mapping[str, int] = {"similarity": 300, "search": 200}
+AUTO_SELECTION: Mapping[str, int] = {"similarity": 300, "search": 200}
 
 _VIEWS_NOTE = (
     "A score (0 to 1) says how well parts of a text find each other. It only compares methods."
@@ -87,20 +87,20 @@ class SimilarityPlan:
     """Choose by parts of texts, or by labelled items.
 
     Args:
-        choosing_items, reporting_items: The items that choose, and that report.
+        selection_items, test_items: The items that choose, and that report.
         filter_texts: Texts that filters are fitted on; none of them reports.
         texts: All texts.
     """
 
-    choosing_items: TaskItems
-    reporting_items: TaskItems
+    selection_items: TaskItems
+    test_items: TaskItems
     filter_texts: Sequence[str]
     texts: Sequence[str]
 
     @property
     def is_by_views(self) -> bool:
         """Whether parts of texts choose, not labels."""
-        return self.choosing_items.kind == "Views"
+        return self.selection_items.kind == "Views"
 
     @property
     def script(self) -> str:
@@ -164,12 +164,12 @@ class SimilarityPlan:
         ).items():
             if masks_changed or not method.setting:
                 entries.append(ReportEntry(name, method))
-        return report_rows(base_model, self.reporting_items, entries)
+        return report_rows(base_model, self.test_items, entries)
 
     def notes(self, choice: Candidate) -> list[str]:
         """How to read the scores, and reasons to doubt the choice."""
         notes = [_VIEWS_NOTE, _KEPT_DEFAULT_NOTE] if self.is_by_views else []
-        notes += note_few_items(self.choosing_items.item_count)
+        notes += note_few_items(self.selection_items.item_count)
         script_counts = Counter(map(script_of, self.texts))
         rare_count = len(self.texts) / 20
         if sum(count > rare_count for count in script_counts.values()) > 1:
@@ -190,15 +190,15 @@ def sample_for_filter(texts: Sequence[str], width: int) -> list[str]:
     Returns:
         An empty list if even the views do not suffice.
     """
-    fewest_texts = max(FEWEST_FOR_DIRECTIONS, width)
-    if len(texts) >= fewest_texts:
+    min_texts = max(MIN_FOR_DIRECTIONS, width)
+    if len(texts) >= min_texts:
         return list(texts)
     if not texts:
         return []
     distinct_texts = list(dict.fromkeys([*texts, *views_of(texts).texts]))
-    if len(distinct_texts) < fewest_texts:
+    if len(distinct_texts) < min_texts:
         return []
-    return distinct_texts[:fewest_texts]
+    return distinct_texts[:min_texts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,13 +206,13 @@ class RetrievalPlan:
     """Choose by queries and documents.
 
     Args:
-        choosing_items, reporting_items: The items that choose, and that report.
+        selection_items, test_items: The items that choose, and that report.
         documents: Documents that filters are fitted on.
         all_documents: These, and those that report.
     """
 
-    choosing_items: RetrievalItems
-    reporting_items: RetrievalItems
+    selection_items: RetrievalItems
+    test_items: RetrievalItems
     documents: Sequence[str]
     all_documents: Sequence[str]
 
@@ -227,14 +227,14 @@ class RetrievalPlan:
 
     def filter_kinds(self, base_model: SentenceTransformer) -> list[str | None]:
         """As for :class:`SimilarityPlan`."""
-        document_count = min(len(self.documents), len(self.choosing_items.documents))
-        return search_filter_kinds(document_count, len(self.choosing_items.query_sample))
+        document_count = min(len(self.documents), len(self.selection_items.documents))
+        return search_filter_kinds(document_count, len(self.selection_items.query_sample))
 
     def find_default(
         self, candidates: Sequence[Candidate], base_model: SentenceTransformer
     ) -> Candidate | None:
         """The default of `build`, as an index whitens it; otherwise as for `SimilarityPlan`."""
-        if self.choosing_items.is_labelled:
+        if self.selection_items.is_labelled:
             return None
         strongest_filter = self.filter_kinds(base_model)[-1]
         return find_candidate(candidates, default_on(base_model, self._script), strongest_filter)
@@ -273,30 +273,30 @@ class RetrievalPlan:
             ReportEntry("PromptEOL", Method("prompteol")),
         ]
         return (
-            *report_rows(base_model, self.reporting_items, entries),
+            *report_rows(base_model, self.test_items, entries),
             self._score_words(),
         )
 
     def _score_words(self) -> TuneRow:
         """The row of BM25."""
         start_time = time.perf_counter()
-        similarities = word_scores(self.reporting_items.queries, self.reporting_items.documents)
-        scores = self.reporting_items.score_similarities(similarities)
+        similarities = word_scores(self.test_items.queries, self.test_items.documents)
+        scores = self.test_items.score_similarities(similarities)
         seconds = time.perf_counter() - start_time
         return TuneRow.of_scores(
             "BM25",
             None,
             torch.from_numpy(scores),
-            seconds=1000 * seconds / self.reporting_items.text_count,
+            seconds=1000 * seconds / self.test_items.text_count,
         )
 
     def notes(self, choice: Candidate) -> list[str]:
         """How to read the scores, and reasons to doubt the choice."""
         notes = [_SEARCH_VIEWS_NOTE, _KEPT_DEFAULT_NOTE]
-        if self.choosing_items.is_labelled:
+        if self.selection_items.is_labelled:
             notes = [_SEARCH_LABELS_NOTE]
         notes.append(_WHITENED_NOTE)
-        notes += note_few_items(self.choosing_items.item_count)
+        notes += note_few_items(self.selection_items.item_count)
         if choice.filter_kind is None:
             notes.append(_NO_FILTER_NOTE)
         return notes
@@ -309,8 +309,8 @@ def divide(items: Iterable[Item], seed: int) -> tuple[list[Item], list[Item]]:
     """The items that choose, and those that report."""
     shuffled_items = list(items)
     Random(seed).shuffle(shuffled_items)
-    choosing_count = round(CHOOSING_SHARE * len(shuffled_items))
-    return shuffled_items[:choosing_count], shuffled_items[choosing_count:]
+    selection_count = round(SELECTION_SHARE * len(shuffled_items))
+    return shuffled_items[:selection_count], shuffled_items[selection_count:]
 
 
 def plan_by_views(
@@ -320,11 +320,11 @@ def plan_by_views(
 ) -> SimilarityPlan:
     """Plan a choice by whether parts of texts find each other; no text both chooses and reports."""
     drawn_texts = draw_texts(texts, sample_size, seed)
-    choosing_items, reporting_items = divide(sorted(drawn_texts), seed)
+    selection_items, test_items = divide(sorted(drawn_texts), seed)
     return SimilarityPlan(
-        TaskItems(views_of(choosing_items[:MAX_CHOOSING_VIEWS])),
-        TaskItems(views_of(reporting_items[:MAX_REPORTING_VIEWS])),
-        choosing_items,
+        TaskItems(views_of(selection_items[:MAX_SELECTION_VIEWS])),
+        TaskItems(views_of(test_items[:MAX_TEST_VIEWS])),
+        selection_items,
         drawn_texts,
     )
 
@@ -343,18 +343,18 @@ def plan_by_labels(
         sample_size: Number of texts to draw.
         seed: Seed of all draws.
     """
-    if not task.task_kind.chooses_methods or task.train or len(task.items) < FEWEST_LABELS:
+    if not task.task_kind.chooses_methods or task.train or len(task.items) < MIN_LABELS:
         kinds = ", ".join(kind.name for kind in KINDS.values() if kind.chooses_methods)
         raise ValueError(
-            f"labels: {task}. Give {FEWEST_LABELS} or more items of {kinds}, without train."
+            f"labels: {task}. Give {MIN_LABELS} or more items of {kinds}, without train."
         )
     drawn_texts = draw_texts(task.texts if texts is None else texts, sample_size, seed)
-    choosing_items, reporting_items = divide(task.items, seed)
-    reporting_task = restrict_task(task, reporting_items[:MAX_REPORTING_LABELS])
-    hidden_texts = set(reporting_task.texts)
+    selection_items, test_items = divide(task.items, seed)
+    test_task = restrict_task(task, test_items[:MAX_TEST_LABELS])
+    hidden_texts = set(test_task.texts)
     return SimilarityPlan(
-        TaskItems(restrict_task(task, choosing_items[:MAX_CHOOSING_LABELS])),
-        TaskItems(reporting_task),
+        TaskItems(restrict_task(task, selection_items[:MAX_SELECTION_LABELS])),
+        TaskItems(test_task),
         [text for text in drawn_texts if text not in hidden_texts],
         drawn_texts,
     )
@@ -389,15 +389,15 @@ def plan_search_by_views(
 
     No document both chooses and reports.
     """
-    choosing_items, reporting_items = divide(
+    selection_items, test_items = divide(
         sorted(draw_documents(texts, sample_size, seed)),
         seed,
     )
     return RetrievalPlan(
-        retrieval_views(choosing_items[:MAX_CHOOSING_VIEWS], seed),
-        retrieval_views(reporting_items[:MAX_REPORTING_VIEWS], seed),
-        choosing_items,
-        [*choosing_items, *reporting_items],
+        retrieval_views(selection_items[:MAX_SELECTION_VIEWS], seed),
+        retrieval_views(test_items[:MAX_TEST_VIEWS], seed),
+        selection_items,
+        [*selection_items, *test_items],
     )
 
 
@@ -414,14 +414,14 @@ def plan_search_by_labels(
         texts, sample_size, seed: As for `plan_by_labels`.
     """
     documents = draw_texts(
-        task.texts[task.queries :] if texts is None else texts,
+        task.texts[task.query_count :] if texts is None else texts,
         sample_size,
         seed,
     )
-    choosing_items, reporting_items = divide(relevant_documents(task), seed)
+    selection_items, test_items = divide(relevant_documents(task), seed)
     return RetrievalPlan(
-        labelled_items(task, choosing_items[:MAX_CHOOSING_LABELS], seed),
-        labelled_items(task, reporting_items[:MAX_REPORTING_LABELS], seed),
+        labelled_items(task, selection_items[:MAX_SELECTION_LABELS], seed),
+        labelled_items(task, test_items[:MAX_TEST_LABELS], seed),
         documents,
         documents,
     )
@@ -435,9 +435,9 @@ def plan_for_auto(
     """A plan with fewer texts that choose, and none that report."""
     if purpose == "search":
         documents = draw_documents(texts, AUTO_SAMPLE, seed)
-        views = retrieval_views(documents[: AUTO_CHOOSING[purpose]], seed)
+        views = retrieval_views(documents[: AUTO_SELECTION[purpose]], seed)
         return RetrievalPlan(views, views, documents, documents)
     drawn_texts = draw_texts(texts, AUTO_SAMPLE, seed)
     Random(seed).shuffle(drawn_texts)
-    text_items = TaskItems(views_of(drawn_texts[: AUTO_CHOOSING[purpose]]))
+    text_items = TaskItems(views_of(drawn_texts[: AUTO_SELECTION[purpose]]))
     return SimilarityPlan(text_items, text_items, drawn_texts, drawn_texts)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..filters import Filter
 from ..hub.save import save
 from ..methods import Method
-from ..recipe import LOADING, save_recipe
+from ..recipe import LOADING_OPTIONS, save_recipe
 from .items import TuningItems, VectorsByRole
 from .readouts import MethodGroup, build_on, depth_of, group_by_pass
 from .task import KINDS
@@ -80,11 +80,11 @@ class TuneReport:
 
     Args:
         method: The choice.
-        rows: A row a method, the choice first.
+        rows: One row per method, the choice first.
         kind: ``"Views"``, ``"SearchViews"``, or the kind of the labelled items.
-        counts: Items that chose, and that report.
-        tried: Number of methods and layers that were scored.
-        seconds, passes: Seconds in all, and in the forward passes that were tried alone.
+        selection_count, test_count: Items that chose, and that report.
+        tried_count: Number of methods and layers that were scored.
+        seconds, pass_seconds: In all, and in the forward passes that were tried.
         folder: Where recipe, filter, model and this report are.
         notes: How to read the scores, and reasons to doubt the choice.
     """
@@ -92,21 +92,21 @@ class TuneReport:
     method: Method
     rows: tuple[TuneRow, ...]
     kind: str
-    counts: tuple[int, int]
-    tried: int
+    selection_count: int
+    test_count: int
+    tried_count: int
     seconds: float
-    passes: float
+    pass_seconds: float
     folder: str
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         item_name = KINDS[self.kind].item_name if self.kind in KINDS else "documents"
-        choosing_count, reporting_count = self.counts
         report_lines = [
             f"Chosen: {self.method}\n",
-            f"{choosing_count} {item_name} chose it from {self.tried} methods and layers, "
-            f"in {self.seconds:.0f} seconds, {self.passes:.0f} of them in forward passes.",
-            f"Scores on {reporting_count} other {item_name}, which had no part in the choice:\n",
+            f"{self.selection_count} {item_name} chose it from {self.tried_count} methods and layers, "
+            f"in {self.seconds:.0f} seconds, {self.pass_seconds:.0f} of them in forward passes.",
+            f"Scores on {self.test_count} other {item_name}, which had no part in the choice:\n",
             *_TABLE_HEAD,
         ]
         for row in self.rows:
@@ -191,7 +191,7 @@ def write_report(
         loading_options: Further arguments of ``build``.
     """
     report_folder = Path(report.folder)
-    recipe_options = {name: loading_options.get(name) for name in LOADING}
+    recipe_options = {name: loading_options.get(name) for name in LOADING_OPTIONS}
     # Objects, where a loaded model is the base.
     recipe_options["tokenizer"] = _path_of(loading_options.get("tokenizer"))
     base_name = _path_of(base_model) or str(saved_model[0].base_model)

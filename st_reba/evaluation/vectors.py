@@ -15,7 +15,7 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN, SEARCH_POWER
+from ..filter_options import MIN_FOR_DIRECTIONS, MIN_FOR_MEAN, SEARCH_POWER
 from ..linear_filter import shrink_variances, whitening_scales
 
 Vectors = NDArray[np.float32]
@@ -58,9 +58,9 @@ def remove_directions(unit_vectors: Tensor, sample: Tensor | None = None) -> Ten
 def search_filter_kinds(document_count: int, sentence_count: int) -> list[str | None]:
     """Kinds of filters for search that can be fitted on some documents and sentences; None: no filter."""
     kinds: list[str | None] = [None]
-    if min(document_count, sentence_count) >= FEWEST_FOR_MEAN:
+    if min(document_count, sentence_count) >= MIN_FOR_MEAN:
         kinds.append("center")
-        if document_count >= FEWEST_FOR_DIRECTIONS:
+        if document_count >= MIN_FOR_DIRECTIONS:
             kinds.append("whiten")
     return kinds
 

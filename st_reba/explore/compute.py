@@ -156,16 +156,16 @@ def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
         transformer = transformer_of(model)
     features = batch_to_device(transformer.preprocess([text], prompt=prompt), model.device)
     span = features["spans"][0]
-    if span.total > MAX_POSITIONS:
-        raise Refused("too_many_positions", count=span.total, most=MAX_POSITIONS)
-    token_count = len(transformer.content([text])["input_ids"][0])
-    if span.length < token_count:
-        raise Refused("cut", count=token_count, kept=span.length)
+    if span.row_length > MAX_POSITIONS:
+        raise Refused("too_many_positions", count=span.row_length, most=MAX_POSITIONS)
+    token_count = len(transformer.tokenize_content([text])["input_ids"][0])
+    if span.text_length < token_count:
+        raise Refused("cut", count=token_count, kept=span.text_length)
     model.eval()
     with torch.inference_mode():
         output = transformer(features, capture=Capture("copy"))
-    copy_ids = features["copy_ids"][0, : span.total].tolist()
-    attention_rows = output["backward_attention"][0, :, : span.total]
+    copy_ids = features["copy_ids"][0, : span.row_length].tolist()
+    attention_rows = output["backward_attention"][0, :, : span.row_length]
     rows = attention_rows.double().cpu().numpy()
     maps = attention_maps(model, text, prompt=prompt)
     sinks = list(sink_table([maps]).itertuples())
@@ -196,7 +196,7 @@ def tokens_of(model: SentenceTransformer, text: str, word: str) -> list[int]:
         raise Refused("no_word", word=word)
     word_start = text.index(word)
     span = (word_start, word_start + len(word))
-    offsets = transformer_of(model).content([text], offsets=True)["offset_mapping"][0]
+    offsets = transformer_of(model).tokenize_content([text], offsets=True)["offset_mapping"][0]
     return tokens_of_span(0, text, span, offsets, max_tokens=len(offsets))
 
 

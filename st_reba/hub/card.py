@@ -19,7 +19,7 @@ from ..graph_rules import tasks_of_graphs
 from ..methods import Method
 from ..modules import RepeatTransformer
 from .card_base import (
-    CARD,
+    CARD_FILE,
     FACTS,
     BaseDescription,
     Licence,
@@ -92,7 +92,7 @@ def write_card(
     without_blanks_at_ends = re.sub(r"[^\S\n]+\n", "\n", str(card.content))
     card_text = re.sub(r"\n{3,}", "\n\n", without_blanks_at_ends)
     # The same line ends everywhere.
-    (folder / CARD).write_text(f"{card_text.strip()}\n", encoding="utf-8", newline="\n")
+    (folder / CARD_FILE).write_text(f"{card_text.strip()}\n", encoding="utf-8", newline="\n")
 
 
 def card_values(
@@ -174,7 +174,7 @@ def _metadata(
 def _needs_package(transformer: RepeatTransformer) -> bool:
     """Whether only the package's hooks can observe the base's attention."""
     uses_eager_attention = transformer.model.config._attn_implementation == "eager"
-    return transformer.requested_rows is not None and uses_eager_attention
+    return transformer.requested_capture is not None and uses_eager_attention
 
 
 def unique_name(base_name: str, method: Method | None, differences: Sequence[object]) -> str:

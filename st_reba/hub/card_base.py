@@ -12,13 +12,13 @@ from typing import Any
 from huggingface_hub import metadata_load, try_to_load_from_cache
 from sentence_transformers import SentenceTransformer
 
-from ..bases import EMBEDDED
+from ..bases import BUNDLED
 from ..encode import transformer_of
 from ..methods import LOADING_RECORD
 from ..modules import RepeatTransformer
 from ..packaged import PACKAGED
 
-CARD = "README.md"
+CARD_FILE = "README.md"
 # What a recipe's ``about`` knows of its model that no file holds: a sentence for the limits; rows of the tables of
 # results (task, metric, value, table, perhaps interval), as measured and as a paper prints them; of the base's weights
 # the licence, and the codes of their languages.
@@ -53,7 +53,7 @@ class BaseDescription:
         recipe_name: The name by which a recipe asks for it.
         tokenizer: Another tokenizer than the base's, by its name; None: it is the base's.
         gguf_file: The file in a repository of the Hub, where the base is one.
-        is_embedded: It comes with st_reba.
+        is_bundled: It comes with st_reba.
         is_local: It is a folder or file, so its name means nothing to others.
         has_own_code: Its modelling code is in its repository, not in transformers.
         layer_summary: Number of layers, and the class that runs them.
@@ -69,7 +69,7 @@ class BaseDescription:
     recipe_name: str
     tokenizer: str | None
     gguf_file: str | None
-    is_embedded: bool
+    is_bundled: bool
     is_local: bool
     has_own_code: bool
     layer_summary: str
@@ -86,7 +86,7 @@ class BaseDescription:
     def local_parts(self) -> list[str]:
         """What a recipe must name by a path that others do not have."""
         parts = ["the base"] if self.is_local else []
-        if self.tokenizer and "/" not in self.tokenizer and self.tokenizer not in EMBEDDED:
+        if self.tokenizer and "/" not in self.tokenizer and self.tokenizer not in BUNDLED:
             parts.append("the tokenizer")
         return parts
 
@@ -123,8 +123,8 @@ def describe_base(transformer: RepeatTransformer) -> BaseDescription:
         recipe_name=recipe_name,
         tokenizer=_plain(tokenizer) if tokenizer else None,
         gguf_file=gguf_file,
-        is_embedded=recorded_name in EMBEDDED,
-        is_local=hub_id is None and recorded_name not in EMBEDDED,
+        is_bundled=recorded_name in BUNDLED,
+        is_local=hub_id is None and recorded_name not in BUNDLED,
         has_own_code=bool(getattr(transformer.model.config, "auto_map", None)),
         layer_summary=f"{transformer.depth} of {type(transformer.model).__name__}",
         parameter_count=transformer.model.num_parameters(),
@@ -240,10 +240,10 @@ def _base_metadata(transformer: RepeatTransformer, base: BaseDescription) -> dic
     weights_source = str(getattr(transformer.model, "name_or_path", ""))
     try:
         if os.path.isdir(weights_source):
-            card_path = Path(weights_source, CARD)
+            card_path = Path(weights_source, CARD_FILE)
         else:
             cached_path = try_to_load_from_cache(
-                weights_source, CARD, revision=transformer.base_revision
+                weights_source, CARD_FILE, revision=transformer.base_revision
             )
             card_path = Path(str(cached_path))
         metadata = metadata_load(card_path) or {}

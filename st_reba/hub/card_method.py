@@ -163,7 +163,7 @@ def saved_prompts(model: SentenceTransformer) -> dict[str, str]:
     return {name: prompt for name, prompt in model.prompts.items() if prompt}
 
 
-def fields_of_texts(model: SentenceTransformer, task: str) -> list[str]:
+def fields_given_with_texts(model: SentenceTransformer, task: str) -> list[str]:
     """The fields of a task's templates that get their values with each text.
 
     The others have saved values: a prompt is that of ``{instruction}``. Where ``encode`` has no
@@ -175,7 +175,7 @@ def fields_of_texts(model: SentenceTransformer, task: str) -> list[str]:
 
 def filled_fields(model: SentenceTransformer, task: str) -> dict[str, str]:
     """Values of the fields of a task's templates: the saved prompt, and any value for what comes with a text."""
-    values = dict.fromkeys(fields_of_texts(model, task), _ANY_VALUE)
+    values = dict.fromkeys(fields_given_with_texts(model, task), _ANY_VALUE)
     prompt = saved_prompt(model, task)
     if prompt and "instruction" in transformer_of(model).fields(task):
         values["instruction"] = prompt
@@ -227,7 +227,7 @@ def quoted(text: str) -> str:
 
 def _written_arguments(model: SentenceTransformer, task: str) -> str:
     written_arguments = ""
-    for field_name in fields_of_texts(model, task):
+    for field_name in fields_given_with_texts(model, task):
         written_arguments += f", {field_name}={quoted(_ANY_VALUE)}"
     return written_arguments
 
@@ -450,7 +450,9 @@ def _describe_states(model: SentenceTransformer) -> str:
     if reading["of"] == "attention":
         mean = f"the mean of the attention outputs of layers {lowest} to {highest}"
         # Only a pass shows whether norms follow.
-        field_values: dict[str, Any] = dict.fromkeys(fields_of_texts(model, "document"), _ANY_VALUE)
+        field_values: dict[str, Any] = dict.fromkeys(
+            fields_given_with_texts(model, "document"), _ANY_VALUE
+        )
         model.encode_document("a", show_progress_bar=False, **field_values)
         if not transformer.reader.has_norms:
             return mean

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
@@ -26,14 +26,15 @@ from ..encode import describe_pipeline_fault, unreported_cuts
 from ..methods import open_fields
 from ..modules.layout import TASKS, empty_text_token
 from ..modules.version import __version__
-from .digests import compare_digests, digests_of, writers_of
+from .digests import digests_of
 
 GOLDEN_FILE = "golden.json"
 # Even with thousands of tensors and thousands of dimensions, a file has a few million bytes.
-_MOST_BYTES = 32 << 20
+_MAX_BYTES = 32 << 20
 # Each text is encoded by itself.
-_MOST_TEXTS = 1000
-_MOST_LETTERS = 100_000
+_MAX_TEXTS = 1000
+_MAX_LETTERS = 100_000
+_MAX_FILES = 10_000
 _FIELD_VALUE = "Find its meaning."
 # How many of the texts are also encoded as queries and as documents, where these differ.
 _SEARCH_TEXTS = 5
@@ -59,9 +60,7 @@ class Report:
         foreign: The code is of another version of st_reba, so its difference says nothing.
         graph: The ONNX graph that was run; None: torch ran the model.
         rounded: For an 8-bit graph beside it: ``ok``, and its cosines to float32.
-        damage: What differs in weights, tokenizer and settings; None: golden.json has no digests of
-            them.
-        resaved: What another library version or number type changed in them, which is not damage.
+        damage: Files that are not what was saved; None: golden.json has no digests of them.
     """
 
     distance: float
@@ -74,7 +73,6 @@ class Report:
     graph: str | None = None
     rounded: Mapping[str, Any] | None = None
     damage: Sequence[str] | None = None
-    resaved: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -107,8 +105,6 @@ class Report:
             lines.append(
                 "weights and tokenizer were not compared: golden.json has no digests of them"
             )
-        for change in self.resaved:
-            lines.append(f"saved again since, unharmed: {change}")
         lines.append("ok" if self.ok else "FAIL")
         return "\n".join(lines)
 
@@ -142,7 +138,7 @@ def write_golden(model: SentenceTransformer, folder: Path) -> None:
     entries = make_entries(texts, _encode_each(model, texts, fields=fields))
     searches = _search_entries(model, entries[1 : 1 + _SEARCH_TEXTS])
     header = {"tolerance": machine_tolerance(model), "fields": fields, "made": environment(model)}
-    write_file(folder, header, entries, searches)
+    write_golden_file(folder, header, entries, searches)
 
 
 def make_entries(texts: Sequence[str], vectors: NDArray[np.float32]) -> list[Entry]:
@@ -167,17 +163,6 @@ def _search_entries(model: SentenceTransformer, entries: Sequence[Entry]) -> lis
             for entry in make_entries(texts, task_vectors):
                 searches.append({"task": task, **entry})
     return searches
-
-
-def with_digests(report: Report, stored: Mapping[str, Any], folder: Path) -> Report:
-    """The report, with what differs between a folder and the digests that :func:`read_golden` read."""
-    if not stored.get("digests"):
-        return report
-    has_same_writers = stored.get("writers") == writers_of(folder)
-    comparison = compare_digests(
-        stored["digests"], digests_of(folder), has_same_writers=has_same_writers
-    )
-    return replace(report, damage=comparison.damage, resaved=comparison.harmless)
 
 
 def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
@@ -269,15 +254,14 @@ def _encode_each(
     return np.stack(encoded_texts)
 
 
-def write_file(
+def write_golden_file(
     folder: Path,
     header: Mapping[str, object],
     entries: Sequence[Entry],
     searches: Sequence[Entry] = (),
 ) -> None:
     """Write golden.json: the header, digests of the folder's files, and a line for each text with its vector [d]."""
-    digests = digests_of(folder, with_rounded_weights=True)
-    whole_header = {**header, "writers": writers_of(folder), "digests": digests}
+    whole_header = {**header, "digests": digests_of(folder)}
     lists = [f'"texts": {_lines_of(entries)}']
     if searches:
         lists.insert(0, f'"searches": {_lines_of(searches)}')
@@ -296,8 +280,8 @@ def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
     """Read a golden.json; a ValueError where it is not what :func:`write_golden` writes."""
     try:
         size = Path(path).stat().st_size
-        if size > _MOST_BYTES:
-            raise ValueError(f"{size:,} bytes, where {_MOST_BYTES:,} are enough")
+        if size > _MAX_BYTES:
+            raise ValueError(f"{size:,} bytes, where {_MAX_BYTES:,} are enough")
         value: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         entries = [*value["texts"], *value.get("searches", ())]
         vectors = np.array([entry["vector"] for entry in entries], dtype=np.float64)
@@ -307,8 +291,9 @@ def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
         _check_texts(entries)
         if not {entry["task"] for entry in value.get("searches", ())} <= {*TASKS}:
             raise ValueError("a task is neither query nor document")
-        if not all(isinstance(digest, str) for digest in value.get("digests", {}).values()):
-            raise ValueError("a digest is not a text")
+        digests = value.get("digests", {})
+        if len(digests) > _MAX_FILES or not all(map(str.isalnum, digests.values())):
+            raise ValueError("a digest is not a text, or there are too many")
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged ({type(error).__name__}: {error}). Save the model again."
@@ -329,6 +314,6 @@ def _check_texts(entries: Sequence[Entry]) -> None:
         if not isinstance(entry["text"], str):
             raise ValueError("a text is not a string")
         letter_count += len(entry["text"])
-    if len(entries) > _MOST_TEXTS or letter_count > _MOST_LETTERS:
-        limits = f"{_MOST_TEXTS:,} texts of {_MOST_LETTERS:,} letters in all"
+    if len(entries) > _MAX_TEXTS or letter_count > _MAX_LETTERS:
+        limits = f"{_MAX_TEXTS:,} texts of {_MAX_LETTERS:,} letters in all"
         raise ValueError(f"more than {limits}")

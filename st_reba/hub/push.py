@@ -17,7 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from ..modules.version import __version__
 from .card import PLACEHOLDER
-from .card_base import CARD
+from .card_base import CARD_FILE
 from .card_files import CODE_FILES
 from .golden import GOLDEN_FILE
 from .verify import verify
@@ -76,7 +76,7 @@ def push(
     source = Path(folder)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
         raise ValueError(f"repo_id={repo_id!r}: write organization/name, as org/my-model.")
-    for name in ("modules.json", CARD, GOLDEN_FILE):
+    for name in ("modules.json", CARD_FILE, GOLDEN_FILE):
         if not (source / name).is_file():
             raise ValueError(
                 f"{str(source)!r} holds no {name}, so it is not complete. Build or export it again."
@@ -144,9 +144,9 @@ def _stage(source: Path, staged: Path, repo_id: str) -> tuple[str, ...]:
         return hidden_names(folder, names)
 
     shutil.copytree(source.resolve(), staged, copy_function=os.symlink, ignore=ignored_names)
-    card = (staged / CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
-    (staged / CARD).unlink()
-    (staged / CARD).write_text(card, encoding="utf-8", newline="\n")
+    card = (staged / CARD_FILE).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
+    (staged / CARD_FILE).unlink()
+    (staged / CARD_FILE).write_text(card, encoding="utf-8", newline="\n")
     names: list[str] = []
     for path in sorted(staged.rglob("*")):
         if path.is_file():

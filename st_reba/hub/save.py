@@ -54,7 +54,7 @@ def save(
     with new_folder(folder, overwrite=overwrite) as new:
         ours = isinstance(model[0], RepeatTransformer)
         model.save_pretrained(str(new), create_model_card=not ours)
-        _forget_machine(new / "tokenizer_config.json")
+        _drop_local_settings(new / "tokenizer_config.json")
         if golden:
             write_golden(model, new)
         if ours:
@@ -73,8 +73,8 @@ def new_folder(
         new = Path(temporary, "new")
         new.mkdir()
         yield new
-        _share(new)
-        _put(new, target)
+        _apply_umask(new)
+        _move_into_place(new, target)
 
 
 def check_free(folder: Path, *, overwrite: bool, kind: str = "saved model") -> None:
@@ -89,7 +89,7 @@ def check_free(folder: Path, *, overwrite: bool, kind: str = "saved model") -> N
         )
 
 
-def _put(new: Path, target: Path) -> None:
+def _move_into_place(new: Path, target: Path) -> None:
     """Move a finished folder into place; what was there goes beside ``new``, which lies in a temporary folder."""
     old = new.with_name("old")
     if target.exists():
@@ -102,7 +102,7 @@ def _put(new: Path, target: Path) -> None:
         raise
 
 
-def _forget_machine(file: Path) -> None:
+def _drop_local_settings(file: Path) -> None:
     """Remove what transformers records about how the tokenizer was loaded on this machine."""
     if file.is_file():
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -111,7 +111,7 @@ def _forget_machine(file: Path) -> None:
             file.write_text(f"{text}\n", encoding="utf-8")
 
 
-def _share(folder: Path) -> None:
+def _apply_umask(folder: Path) -> None:
     """Give all files the mode that the umask says; libraries write some for the owner alone."""
     mask = os.umask(0)
     os.umask(mask)

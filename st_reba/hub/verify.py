@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from ..bases import hub_options_of
+from ..bases import choose_hub_options
 from ..modules import RepeatTransformer
 from ..modules.extensions import extensions
 from ..modules.version import __version__
 from ..safety import Repository, load
-from .digests import WEIGHTS, files_of
-from .golden import GOLDEN_FILE, Report, compare, read_golden, with_digests
+from .digests import WEIGHTS_SUFFIX, describe_damage
+from .golden import GOLDEN_FILE, Report, compare, read_golden
 from .graph_runner import verify_graph
 
 CODE = "st_reba.py"
@@ -64,7 +64,7 @@ def verify(
         True
     """
     source = os.fspath(path)
-    hub.update(hub_options_of(source, hub))
+    hub.update(choose_hub_options(source, hub))
     repository = Repository(source, hub)
     repository.check_files()
     golden_path = repository.find(GOLDEN_FILE)
@@ -92,14 +92,13 @@ def verify(
         if isinstance(model[0], RepeatTransformer):
             code, foreign = _compare_code(model, repository.find(CODE))
             report = replace(report, ran=PACKAGE_CODE, code=code, foreign=foreign)
-    announce("Comparing weights, tokenizer and settings with what was saved")
-    if repository.local_folder is None:
-        for name in files_of(stored.get("digests", {})):
-            repository.find(name)  # loading the model may not have asked for all
-    report = with_digests(report, stored, Path(golden_path).parent)
-    if failure is not None and not any(line.startswith(WEIGHTS) for line in report.damage or ()):
+    damage: list[str] | None = None
+    if stored.get("digests"):
+        announce("Comparing weights, tokenizer and settings with what was saved")
+        damage = describe_damage(stored["digests"], repository)
+    if failure is not None and not any(WEIGHTS_SUFFIX in line for line in damage or ()):
         raise failure
-    return report
+    return replace(report, damage=damage)
 
 
 def _compare_code(model: SentenceTransformer, path: str | None) -> tuple[str | None, bool]:

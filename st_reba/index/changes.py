@@ -31,8 +31,8 @@ from .scoring import Keys, Mask, Matrix, Segment, prepare_vectors
 from .state import IndexState, damaged, read_state, write_state
 from .store import Store, check_keys, read_keys, read_pending, vector_keys
 from .terms import separated
-from .vectors import VectorFile, write_index
-from .whitening import Whitening, read_whitening, tell_what_was_fitted, write_whitening
+from .vector_file import VectorFile, write_index
+from .whitening import Whitening, log_whitening, read_whitening, write_whitening
 from .words import drop_words, insert_rows, remove_words, write_words
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class IndexWriter:
         self.rejected = Counter[str]()
         self._folder = store.folder
         self._first_new_key = state.next_key  # documents from this key on are of this change
-        self._is_empty = state.next_key == 0
+        self._was_empty = state.next_key == 0
 
     def insert_documents(self, corpus: Corpus, *, strict: bool) -> list[Segment]:
         """Insert the documents of a corpus, or reject them.
@@ -165,7 +165,7 @@ class IndexWriter:
         truncated_rows = set(corpus.truncated(part_number))
         rejects = list(corpus_part.rejects)
         is_inserted = np.zeros(len(vector_counts), bool)
-        record_name = "record" if self._is_empty else "new record"
+        record_name = "record" if self._was_empty else "new record"
         for row_number, row in enumerate(corpus_part.rows):
             document_id = row.id
             if document_id is None:
@@ -229,7 +229,7 @@ class IndexWriter:
         return "added" if replaced_document is None else "replaced"
 
     def _find(self, document_id: str) -> StoredDocument | None:
-        if self._is_empty:  # the ids of a first corpus are checked when it is read
+        if self._was_empty:  # the ids of a first corpus are checked when it is read
             return None
         return next(read_documents(self.connection, "id = ?", document_id), None)
 
@@ -301,7 +301,7 @@ class IndexWriter:
         """
         sample = read_sample(self.connection, raw_sample)
         whitening = Whitening.fit(model, sample, self.state.metric, with_tokens=with_tokens)
-        tell_what_was_fitted(whitening, self._folder, is_asked_for=is_asked_for)
+        log_whitening(whitening, self._folder, is_asked_for=is_asked_for)
         write_whitening(self.connection, self.state, whitening)
 
     def remove_whitening(self) -> None:
@@ -327,7 +327,7 @@ class IndexWriter:
         limit = max(MIN_PENDING, min(PENDING_SHARE * self.state.indexed_count, MAX_PENDING))
         new_count = sum(len(segment.keys) for segment in segments)
         if self.state.pending + new_count > limit:
-            self.fold(segments)
+            self.merge_pending(segments)
             return
         for segment in segments:
             vectors = [vector.astype("<f4").tobytes() for vector in segment.load()]
@@ -336,7 +336,7 @@ class IndexWriter:
             self.connection.executemany("INSERT INTO pending VALUES (?, ?, ?)", rows)
         self.state.pending += new_count
 
-    def fold(self, new_segments: Sequence[Segment] = ()) -> None:
+    def merge_pending(self, new_segments: Sequence[Segment] = ()) -> None:
         """Write a FAISS file with the pending and new vectors; its training and its codes stay."""
         segments = [read_pending(self.connection, self.state).segment, *new_segments]
         if self._old_file is None:

@@ -20,7 +20,7 @@ from .scoring import Segment
 from .search import Snapshot
 from .state import IndexState
 from .store import read_pending, vector_keys
-from .vectors import write_index_into
+from .vector_file import write_index_into
 from .whitening import read_contents
 from .words import create_words, verify_words
 

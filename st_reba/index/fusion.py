@@ -69,17 +69,17 @@ def _scaled(scores: Scores, floor: float) -> Scores:
     return (scores - floor) / score_range
 
 
-def best_keys(scores: Scores, most_keys: int) -> Keys:
+def best_keys(scores: Scores, max_keys: int) -> Keys:
     """Keys of the best documents with a score above 0, best first, equal scores by key.
 
     Args:
         scores: By key, [keys].
-        most_keys: How many at most.
+        max_keys: How many at most.
     """
     found_keys = np.flatnonzero(scores > 0)
-    if len(found_keys) > most_keys:
-        lowest_score = np.partition(scores[found_keys], -most_keys)[-most_keys]
+    if len(found_keys) > max_keys:
+        lowest_score = np.partition(scores[found_keys], -max_keys)[-max_keys]
         is_among_best = scores[found_keys] >= lowest_score
         found_keys = found_keys[is_among_best]
     ranking = np.lexsort((found_keys, -scores[found_keys]))
-    return found_keys[ranking][:most_keys]
+    return found_keys[ranking][:max_keys]

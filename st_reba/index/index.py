@@ -32,7 +32,7 @@ from .scoring import Segment
 from .snapshots import Snapshots
 from .state import IndexState
 from .store import Store
-from .vectors import METRICS
+from .vector_file import METRICS
 from .where import Where
 from .whitening import check_whiten, possible_token_dimension
 
@@ -160,7 +160,7 @@ class Index:
         else:
             source = open_source(
                 input, text_column=text_column, id_column=id_column, encoding=encoding
-            ).unique()
+            ).reject_repeated_ids()
             columns = source.columns
         check_whiten(whiten, tokens)
         check_target(store, overwrite=overwrite)
@@ -282,8 +282,8 @@ class Index:
         mode = choose_mode(mode, parsed_queries)
         if parsed_queries.texts == []:
             return []
-        is_encoded = parsed_queries.vectors is None and mode != "words"
-        if is_encoded:
+        needs_encoding = parsed_queries.vectors is None and mode != "words"
+        if needs_encoding:
             encoded = self._model.load().encode_query(parsed_queries.texts, show_progress_bar=False)
             parsed_queries = replace(parsed_queries, vectors=np.asarray(encoded))
         with self._store.reading() as connection:
@@ -293,7 +293,9 @@ class Index:
                 model = self._model.load()
             if mode != "words":
                 # The index on disk may have been rebuilt with another model.
-                self._model.check(snapshot.state, is_used=is_encoded or model is not None)
+                self._model.check(
+                    snapshot.state, load_if_needed=needs_encoding or model is not None
+                )
             results = snapshot.search(
                 connection, mode, parsed_queries, model, k, where, explain=explain
             )
@@ -433,7 +435,7 @@ class Index:
             deleted_count = writer.state.deleted
             writer.write_words()
             if factory is None and whiten is None:
-                writer.fold()
+                writer.merge_pending()
             else:
                 segments = writer.stored_vectors()
                 if whiten is not None:

@@ -21,8 +21,8 @@ from .changes import BUILDING, Change, IndexWriter, changing, sole_encoder
 from .samples import draw_segment
 from .schema import IN_JSON_ARRAY
 from .state import IndexState
-from .store import FILE, Store
-from .whitening import is_to_be_whitened
+from .store import DATABASE_FILE, Store
+from .whitening import should_whiten
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -38,7 +38,7 @@ def check_target(store: Store, *, overwrite: bool) -> None:
     file_names = set()
     if folder.is_dir():
         file_names = {path.name for path in folder.iterdir()}
-    is_index = FILE in file_names or file_names <= {BUILDING, LOCK_FILE}
+    is_index = DATABASE_FILE in file_names or file_names <= {BUILDING, LOCK_FILE}
     if folder.is_file() or not is_index:
         raise FileExistsError(
             f"{folder}: not an index, so nothing is written there; give another path"
@@ -87,7 +87,7 @@ def build_index(
             raw_vectors = writer.insert_documents(corpus, strict=strict)
             if not writer.state.documents:
                 raise ValueError(describe_rejects(list(corpus.rejects())))
-            if is_to_be_whitened(model, whiten):
+            if should_whiten(model, whiten):
                 writer.fit_whitening(
                     draw_segment(raw_vectors),
                     model,
@@ -112,7 +112,7 @@ def extend_index(
     with sole_encoder(store.folder) as building:
         state = store.state()
         _check_length(longest_input(model), state)
-        new_records = _NewRecords(source.unique(numbers=False), store, upsert)
+        new_records = _NewRecords(source.reject_repeated_ids(number_is_id=False), store, upsert)
         new_source = replace(source, read=new_records.read)
         corpus = _encode(model, new_source, building, options, state, strict)
         with changing(store) as writer:

@@ -48,15 +48,15 @@ class IndexModel:
                 self.loaded = remembered_probe.load_model(self._store.folder, self._loading_options)
             return self.loaded
 
-    def check(self, state: IndexState, *, is_used: bool = True) -> None:
+    def check(self, state: IndexState, *, load_if_needed: bool = True) -> None:
         """Refuse a model that is not that of a state.
 
         Args:
             state: The state.
-            is_used: False: ready vectors stand for it, so it need not be loaded, nor compared again,
+            load_if_needed: False: ready vectors stand for it, so it need not be loaded, nor compared again,
                 which takes longer than a search.
         """
-        if not is_used and (self.loaded is None or self._checked_probe == state.model):
+        if not load_if_needed and (self.loaded is None or self._checked_probe == state.model):
             return
         loaded_model = self.load()
         try:

@@ -23,7 +23,7 @@ from .scoring import (
 )
 from .state import IndexState
 from .store import Store, read_keys, read_pending, vector_keys
-from .vectors import VectorFile
+from .vector_file import VectorFile
 
 # How many more than k are fetched, so that equal scores at the cut are in the order of keys.
 _TIES = 32
@@ -99,10 +99,10 @@ class StateVectors:
             nearest = []
             for scores, keys in zip(neighbors.scores, neighbors.keys, strict=True):
                 nearest.append(_group_by_document(scores, keys, owners, k))
-            fewest_documents = min(map(len, nearest), default=k)
+            min_documents = min(map(len, nearest), default=k)
             # Several passages of one document are one result, so more must be fetched.
             is_cut = self._state.passages is not None
-            if not is_cut or fewest_documents == k or fetched_count >= total_count:
+            if not is_cut or min_documents == k or fetched_count >= total_count:
                 return nearest
             fetched_count = min(4 * fetched_count, total_count)
 

@@ -15,7 +15,7 @@ from .scoring import Keys, Matrix, Segment
 # More vectors than this do not improve the map.
 _SAMPLE_SIZE = 10_000
 # How much of a long text is enough to draw sentences from.
-_MOST_CHARACTERS = 10_000
+_MAX_CHARACTERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def draw_segment(segments: Sequence[Segment]) -> Segment:
 def read_sample(connection: Connection, segment: Segment) -> Sample:
     """Load a segment of raw vectors, and read the beginnings of their texts."""
     texts = read_texts(connection, segment.keys)
-    return Sample(segment.load(), [text[:_MOST_CHARACTERS] for text in texts])
+    return Sample(segment.load(), [text[:_MAX_CHARACTERS] for text in texts])
 
 
 def read_texts(connection: Connection, vector_keys: Keys) -> Iterator[str]:

@@ -19,7 +19,7 @@ from .schema import DamagedError, create_tables, has_tables
 from .scoring import Keys, PendingVectors
 from .state import IndexState, absent_index, damaged, read_state
 
-FILE = "index.sqlite"
+DATABASE_FILE = "index.sqlite"
 
 # SQLite's errors, as those of the system.
 _SYSTEM_ERRORS = {
@@ -46,7 +46,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.path = folder / FILE
+        self.path = folder / DATABASE_FILE
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -111,7 +111,7 @@ class Store:
         return self._has_log() or os.access(self.folder, os.W_OK)
 
     def _has_log(self) -> bool:
-        return self.path.with_name(f"{FILE}-wal").exists()
+        return self.path.with_name(f"{DATABASE_FILE}-wal").exists()
 
     def _file_version(self) -> tuple[int, ...]:
         """What differs after a change by somebody else; empty: there is no file."""

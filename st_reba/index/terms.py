@@ -54,7 +54,7 @@ _LATIN_WORD = re.compile("[a-z\u00df-\u024f]+")
 _ENGLISH_WORD = re.compile(r"\b(?:the|of|and|to|with|from|that|this|are|which|by|or)\b")
 _ENGLISH_SHARE = 0.03
 # With fewer words, the language cannot be told; English is assumed, as the commonest.
-_FEWEST_WORDS = 50
+_MIN_WORDS = 50
 
 
 def language_of(texts: Iterable[str]) -> str:
@@ -73,7 +73,7 @@ def language_of(texts: Iterable[str]) -> str:
         lower_text = text.lower()
         word_count += len(_LATIN_WORD.findall(lower_text))
         english_count += len(_ENGLISH_WORD.findall(lower_text))
-    if word_count < _FEWEST_WORDS:
+    if word_count < _MIN_WORDS:
         return ENGLISH
     if english_count < _ENGLISH_SHARE * word_count:
         return OTHER

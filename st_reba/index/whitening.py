@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..encode import encode_texts
-from ..filter_options import FEWEST_FOR_DIRECTIONS, FEWEST_FOR_MEAN, TOKEN_SHARE
+from ..filter_options import MIN_FOR_DIRECTIONS, MIN_FOR_MEAN, TOKEN_SHARE
 from ..sentences import QUERY_SAMPLE, sample_sentences
 from .samples import Sample
 from .schema import DamagedError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # A smaller share of the vectors' squared length, as variance, is mostly rounding.
-_LEAST_VARIANCE = 1e-6
+_MIN_VARIANCE = 1e-6
 # Rows whose float64 copies exist at a time.
 _ROWS_AT_A_TIME = 4096
 
@@ -86,7 +86,7 @@ class Whitening:
         """
         distinct_sample = sample.without_repetitions()
         text_count = len(distinct_sample.texts)
-        if text_count < FEWEST_FOR_MEAN or not _vary(distinct_sample.vectors):
+        if text_count < MIN_FOR_MEAN or not _have_variance(distinct_sample.vectors):
             return None
         query_sentences = sample_sentences(distinct_sample.texts, QUERY_SAMPLE)
         raw_query_vectors = encode_texts(model, query_sentences, task="query")
@@ -178,10 +178,10 @@ class Whitening:
         return raw_vectors
 
 
-def _vary(vectors: Matrix) -> bool:
+def _have_variance(vectors: Matrix) -> bool:
     total_variance = vectors.var(axis=0, dtype=np.float64).sum()
     squared_length = np.square(vectors, dtype=np.float64).sum(axis=1).mean()
-    return bool(total_variance > _LEAST_VARIANCE * squared_length)
+    return bool(total_variance > _MIN_VARIANCE * squared_length)
 
 
 def _distances_to_sphere(
@@ -213,7 +213,7 @@ def check_whiten(whiten: bool | None, tokens: bool) -> None:
         raise TypeError(f"tokens={tokens!r:.80} must be True or False")
 
 
-def is_to_be_whitened(model: SentenceTransformer, whiten: bool | None) -> bool:
+def should_whiten(model: SentenceTransformer, whiten: bool | None) -> bool:
     """The option's value; None: True for a decoder without training and without a filter."""
     if whiten is not None:
         return whiten
@@ -225,14 +225,14 @@ def possible_token_dimension(
     model: SentenceTransformer, metric: str, whiten: bool | None, tokens: bool
 ) -> int:
     """Dimension of the part for tokens, given enough texts; options as for ``Index.build``."""
-    if not tokens or metric != "cosine" or not is_to_be_whitened(model, whiten):
+    if not tokens or metric != "cosine" or not should_whiten(model, whiten):
         return 0
     from ..token_means import token_dimension_for
 
     return token_dimension_for(model)
 
 
-def tell_what_was_fitted(
+def log_whitening(
     whitening: Whitening | None,
     index_folder: Path,
     *,
@@ -253,8 +253,8 @@ def tell_what_was_fitted(
         "(st-reba prune %s --compact --whiten) fits it",
         index_folder,
         extent,
-        FEWEST_FOR_MEAN,
-        FEWEST_FOR_DIRECTIONS,
+        MIN_FOR_MEAN,
+        MIN_FOR_DIRECTIONS,
         index_folder,
     )
 

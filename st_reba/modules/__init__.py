@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from .authors import AuthorsReBAPooling as AuthorsReBAPooling
+    from .chunks import ChunkedReBAPooling as ChunkedReBAPooling
     from .ensemble import PromptEnsemble as PromptEnsemble
     from .nosink import NoSinkTransformer as NoSinkTransformer
-    from .pieces import ChunkedReBAPooling as ChunkedReBAPooling
     from .pooling import ReBAPooling as ReBAPooling
     from .shift import QueryShift as QueryShift
     from .token_part import TokenPart as TokenPart
@@ -43,7 +43,7 @@ MODULES = {
     "NoSinkTransformer": ModuleDeclaration("st_reba.modules.nosink", reads="text"),
     "ReBAPooling": ModuleDeclaration("st_reba.modules.pooling", reads="tokens"),
     "AuthorsReBAPooling": ModuleDeclaration("st_reba.modules.authors", reads="tokens"),
-    "ChunkedReBAPooling": ModuleDeclaration("st_reba.modules.pieces", reads="tokens"),
+    "ChunkedReBAPooling": ModuleDeclaration("st_reba.modules.chunks", reads="tokens"),
     "PromptEnsemble": ModuleDeclaration("st_reba.modules.ensemble", reads="vector"),
     "QueryShift": ModuleDeclaration("st_reba.modules.shift", reads="vector", has_weights=True),
     "TokenPart": ModuleDeclaration("st_reba.modules.token_part", reads="vector", has_weights=True),

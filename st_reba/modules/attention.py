@@ -70,9 +70,9 @@ def attention(
             raise ValueError(
                 f"{type(module).__name__} passes an unknown {name!r} to its attention. Use Echo."
             )
-    state = current_pass()
-    masks = None if state is None else state.masks
-    reader = None if state is None else state.attention_reader
+    forward_pass = current_pass()
+    masks = None if forward_pass is None else forward_pass.masks
+    reader = None if forward_pass is None else forward_pass.attention_reader
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     looks_ahead = not causal
     mask = _native_mask(attention_mask, key.shape[2])

@@ -12,14 +12,14 @@ from .pooling import ReBAPooling, normalize_weights, weighted_sums
 class AuthorsCapture(Capture):
     """Rows of A^new, also those of ``"end"``, the very last position, and of ``"half"``, the first half of all."""
 
-    zeros = True
+    zeroes_nonfinite_texts = True
 
     def anchor_range(self, span: Span) -> tuple[int, int]:
         """First anchor of a text, and number of anchors, which follow one another."""
         if self.anchors == "end":
-            return span.total - 1, 1
+            return span.row_length - 1, 1
         if self.anchors == "half":
-            return 0, max(1, span.total // 2)
+            return 0, max(1, span.row_length // 2)
         return super().anchor_range(span)
 
 
@@ -46,7 +46,7 @@ class AuthorsReBAPooling(ReBAPooling):
     """
 
     config_keys = ["embedding_dimension", "pooling"]
-    authors = True
+    has_row_sums = True
 
     def __init__(self, embedding_dimension: int, pooling: str = "last") -> None:
         super().__init__(embedding_dimension, pooling, include_special=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .extensions import extensions
 
-BLOCK = (
+BLOCK_SIZE = (
     1 << 20
 )  # probabilities that stay in a processor's cache; a GPU takes 16 times as many at once
 
@@ -68,13 +68,13 @@ def attend(
     text_count = batch
     block_size = length * key_count  # probabilities of a text and head in a block
     if not torch.is_grad_enabled():
-        block_size = BLOCK * (1 if query.device.type == "cpu" else 16) // heads
+        block_size = BLOCK_SIZE * (1 if query.device.type == "cpu" else 16) // heads
         text_count = min(
             batch, max(1, block_size // key_count // 32)
         )  # few long ones: a block has 32 queries
         block_size //= text_count
     bounds = query_bounds(length, key_count, block_size, terms.causal)
-    later = query.new_full((bounds[1], bounds[1]), -torch.inf, dtype=torch.float32).triu(1)
+    causal_bias = query.new_full((bounds[1], bounds[1]), -torch.inf, dtype=torch.float32).triu(1)
     output = value.new_empty(batch, length, heads, value.shape[3])
     for first_text in range(0, batch, text_count):
         texts = slice(first_text, first_text + text_count)
@@ -89,7 +89,7 @@ def attend(
                 text_keys[:, :, :visible_count],
                 text_values[:, :, :visible_count],
             )
-            scores = scores_of(query[texts, :, start:end], block_keys, block_terms, later)
+            scores = scores_of(query[texts, :, start:end], block_keys, block_terms, causal_bias)
             reused_memory = None if torch.is_grad_enabled() else scores
             probabilities = torch.softmax(scores, dim=-1, out=reused_memory)[..., :visible_count]
             if observe is not None:
@@ -126,7 +126,7 @@ def scores_of(
     query: Tensor,
     key: Tensor,
     terms: ScoreTerms,
-    later: Tensor | None = None,
+    causal_bias: Tensor | None = None,
 ) -> Tensor:
     """Scores [B, H, Q, K] of a block, K + 1 with sinks, in float32 or better; if causal, queries are the last keys."""
     batch, heads, query_count, width = query.shape
@@ -144,9 +144,9 @@ def scores_of(
     elif terms.mask is not None:
         scores = scores + terms.mask
     elif terms.causal:
-        assert later is not None
+        assert causal_bias is not None
         # Only among a block's own positions is there a later one.
-        scores[..., key_count - query_count :].add_(later[:query_count, :query_count])
+        scores[..., key_count - query_count :].add_(causal_bias[:query_count, :query_count])
     if terms.sinks is not None:
         sink = terms.sinks.to(scores.dtype)[None, :, None, None].expand(batch, -1, query_count, 1)
         scores = torch.cat([scores, sink], dim=-1)

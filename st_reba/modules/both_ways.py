@@ -10,7 +10,7 @@ from .capture import BackwardAttention
 from .extensions import extensions
 
 
-def head_step(
+def heads_at_a_time(
     heads: int,
     groups: int,
     max_heads: int,
@@ -18,7 +18,7 @@ def head_step(
     """How many heads run at a time: at most ``max_heads``, but one at least, and whole groups or a divisor of a group.
 
     Example:
-        >>> head_step(heads=8, groups=8, max_heads=3), head_step(heads=12, groups=2, max_heads=4)
+        >>> heads_at_a_time(heads=8, groups=8, max_heads=3), heads_at_a_time(heads=12, groups=2, max_heads=4)
         (3, 3)
     """
     group_size = heads // groups
@@ -43,7 +43,7 @@ def attend_both_ways(
     """
     batch, heads, length, _ = query.shape
     group_size = heads // key.shape[1]
-    step = head_step(heads, key.shape[1], (1 << 22) // (batch * length * length))
+    step = heads_at_a_time(heads, key.shape[1], (1 << 22) // (batch * length * length))
     precision = torch.promote_types(query.dtype, torch.float32)
     outputs = []
     for first_head in range(0, heads, step):

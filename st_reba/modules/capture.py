@@ -36,50 +36,52 @@ class Capture:
             or ``"copy"``, every content token of copy 1.
         earlier_columns: Keep the columns t < i too.
         special_columns: Keep those of template and special positions too.
-        pieces: A ChunkPlan; where given, the rows are those of chunks of the text, each repeated by
+        chunk_plan: A ChunkPlan; where given, the rows are those of chunks of the text, each repeated by
             itself.
     """
 
     anchors: str
     earlier_columns: bool = False
     special_columns: bool = False
-    pieces: Any = None
-    zeros: ClassVar[bool] = (
+    chunk_plan: Any = None
+    zeroes_nonfinite_texts: ClassVar[bool] = (
         False  # a text whose states are not finite gets zeros; else it is an error
     )
 
-    def before_layers(self, state: ForwardPass) -> None:
+    def before_layers(self, forward_pass: ForwardPass) -> None:
         """Keep the rows while the layers of a pass run."""
-        if not install_attention(state.model):
-            state.model_arguments["output_attentions"] = True
-        kept_columns = state.real_tokens if self.special_columns else state.copy_ids > 0
-        backward = BackwardAttention(
-            list(map(self.anchor_range, state.spans)), kept_columns, self.earlier_columns
+        if not install_attention(forward_pass.model):
+            forward_pass.model_arguments["output_attentions"] = True
+        kept_columns = (
+            forward_pass.real_tokens if self.special_columns else forward_pass.copy_ids > 0
         )
-        state.hook_data[self] = state.attention_reader = backward
+        backward = BackwardAttention(
+            list(map(self.anchor_range, forward_pass.spans)), kept_columns, self.earlier_columns
+        )
+        forward_pass.hook_data[self] = forward_pass.attention_reader = backward
 
     def after_layers(
         self,
-        state: ForwardPass,
+        forward_pass: ForwardPass,
         hidden_states: Tensor,
     ) -> Tensor:
         """Hand the rows over as ``backward_attention`` [B, R, T]; an error where a layer's attention was not seen."""
-        backward: BackwardAttention = state.hook_data[self]
-        layer_count = count_attention_layers(state.model.config.get_text_config())
-        second_count = 0 if state.masks is None else len(state.masks.second)
+        backward: BackwardAttention = forward_pass.hook_data[self]
+        layer_count = count_attention_layers(forward_pass.model.config.get_text_config())
+        second_count = 0 if forward_pass.masks is None else len(forward_pass.masks.second)
         if backward.layer_count < layer_count + second_count:
             problem = f"but {backward.layer_count} showed theirs"
             raise ValueError(
                 f"ReBA needs the attention of {layer_count} layers, {problem}. Use Echo."
             )
-        state.pooling_features["backward_attention"] = backward.rows()
+        forward_pass.pooling_features["backward_attention"] = backward.rows()
         return hidden_states
 
     def anchor_range(self, span: Span) -> tuple[int, int]:
         """First anchor of a text, and number of anchors, which follow one another."""
         if self.anchors == "last":
-            return span.start + span.length - 1, 1
-        return span.start, span.length
+            return span.start + span.text_length - 1, 1
+        return span.start, span.text_length
 
 
 def count_attention_layers(config: PretrainedConfig) -> int:

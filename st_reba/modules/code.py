@@ -38,7 +38,7 @@ def _computes_attention(transformer: RepeatTransformer) -> bool:
     has_soft_cap = getattr(text_config, "attn_logit_softcapping", None) is not None
     return (
         has_soft_cap
-        or transformer.requested_rows is not None
+        or transformer.requested_capture is not None
         or isinstance(transformer, NoSinkTransformer)
     )
 
@@ -50,13 +50,13 @@ def _reverses_text(transformer: RepeatTransformer) -> bool:
 
 
 def _captures_both_ways(transformer: RepeatTransformer) -> bool:
-    if transformer.requested_rows is None:
+    if transformer.requested_capture is None:
         return False
     if isinstance(transformer, NoSinkTransformer):
         mask_names = transformer.mask_names()
         if not all(MASKS[mask_name].is_causal for mask_name in mask_names):
             return True
-    return not transformer.causal or isinstance(transformer.requested_rows, AuthorsCapture)
+    return not transformer.causal or isinstance(transformer.requested_capture, AuthorsCapture)
 
 
 # Sections that only some models need, and whether a transformer needs them.
@@ -245,7 +245,7 @@ def stored_as(
     if (
         dtype is None
         or len(dtypes) != 1
-        or not all(is_exact_as(weight, dtype) for weight in weights)
+        or not all(_is_exact_as(weight, dtype) for weight in weights)
     ):
         yield
         return
@@ -259,7 +259,7 @@ def stored_as(
             weight.data = weight.data.to(loaded_dtype)
 
 
-def is_exact_as(
+def _is_exact_as(
     weight: torch.Tensor,
     dtype: torch.dtype,
 ) -> bool:

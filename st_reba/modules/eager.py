@@ -38,13 +38,13 @@ def observe_output(
     output: object,
 ) -> object:
     """Forward hook: show an attention module's probabilities to the pass, and drop them from its output."""
-    state = current_pass()
-    if state is None or not isinstance(output, (tuple, list)):
+    forward_pass = current_pass()
+    if forward_pass is None or not isinstance(output, (tuple, list)):
         return output
-    backward = state.attention_reader
+    backward = forward_pass.attention_reader
     if not isinstance(backward, BackwardAttention):
         return output
-    batch, length = state.real_tokens.shape
+    batch, length = forward_pass.real_tokens.shape
     values = list(output)
     for index, value in enumerate(values):
         is_square = (

@@ -73,8 +73,8 @@ class AfterLayer:
         layer_output: Tensor | tuple[Tensor, ...],
     ) -> Tensor | tuple[Tensor, ...]:
         """What the layer hands on, changed by the running pass."""
-        state = current_pass()
-        if state is None or not state.after_layer:
+        forward_pass = current_pass()
+        if forward_pass is None or not forward_pass.after_layer:
             return layer_output
         hidden_states = first_output(layer_output)
         if hidden_states.ndim != 3:
@@ -83,7 +83,7 @@ class AfterLayer:
                 f"{layer_name} hands on {hidden_states.ndim}-dimensional states. Use its last layer."
             )
         layer_call = ModuleCall(layer, arguments, keywords)
-        for observer in state.after_layer:
+        for observer in forward_pass.after_layer:
             hidden_states = observer(self.layer_index, layer_call, hidden_states)
         return (
             (hidden_states, *layer_output[1:]) if isinstance(layer_output, tuple) else hidden_states

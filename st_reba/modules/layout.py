@@ -23,7 +23,7 @@ SIMILARITY = "similarity"
 # in reverse order.
 SLOTS = ("text", "reversed")
 # The most copies of a text in a row, and rows per text: each takes time.
-MOST_REPEATS = 64
+MAX_REPEATS = 64
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.
 tokenizer_lock = threading.RLock()
@@ -64,11 +64,11 @@ def causal_flags(model: PreTrainedModel) -> list[bool]:
 
 @dataclass(frozen=True)
 class Span:
-    """Position of a text in its input sequence: start of the first copy, tokens a copy, real tokens of the row."""
+    """Where a text stands in its row."""
 
-    start: int
-    length: int
-    total: int
+    start: int  # position of the first token of copy 1
+    text_length: int  # tokens of one copy
+    row_length: int  # tokens of the row, without padding
 
 
 def copies_of(template: ParsedTemplate) -> int:
@@ -153,10 +153,12 @@ def pooled_positions(
 def pad(rows: Sequence[tuple[list[int], list[int], Span]]) -> Features:
     """Features of rows, padded on the right with each row's own first token; attention_mask is 0 there."""
     spans = [span for _, _, span in rows]
-    longest = max((span.total for span in spans), default=0)
-    padded_ids = [token_ids + token_ids[:1] * (longest - span.total) for token_ids, _, span in rows]
-    padded_copies = [copy_ids + [0] * (longest - span.total) for _, copy_ids, span in rows]
-    row_lengths = torch.tensor([[span.total] for span in spans], dtype=torch.long)
+    longest = max((span.row_length for span in spans), default=0)
+    padded_ids = [
+        token_ids + token_ids[:1] * (longest - span.row_length) for token_ids, _, span in rows
+    ]
+    padded_copies = [copy_ids + [0] * (longest - span.row_length) for _, copy_ids, span in rows]
+    row_lengths = torch.tensor([[span.row_length] for span in spans], dtype=torch.long)
     return {
         "input_ids": torch.tensor(padded_ids, dtype=torch.long),
         "copy_ids": torch.tensor(padded_copies, dtype=torch.long),
@@ -192,13 +194,13 @@ def tokenize(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     *,
-    special: bool = False,
+    parse_special: bool = False,
     offsets: bool = False,
 ) -> Features:
     """Token ids of texts, without the tokenizer's own special tokens.
 
-    Names of special tokens are ordinary text unless ``special``; ``offsets``: give each token's
-    characters too.
+    With ``parse_special``, names of special tokens in a text become these tokens; otherwise they
+    are ordinary text. ``offsets``: give each token's characters too.
     """
     # Half of a surrogate pair has no UTF-8 form; its length is kept for the offsets.
     clean_texts = [_SURROGATES.sub("\ufffd", text) for text in texts]
@@ -212,7 +214,7 @@ def tokenize(
         "return_offsets_mapping": offsets,
     }
     with tokenizer_lock:
-        return dict(tokenizer(clean_texts, split_special_tokens=not special, **options))
+        return dict(tokenizer(clean_texts, split_special_tokens=not parse_special, **options))
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -266,6 +268,8 @@ def make_row_layout(
         if literal_index > 0:
             segments.append(None)
         if literal:
-            segments.append(tuple(tokenize(tokenizer, [literal], special=True)["input_ids"][0]))
+            segments.append(
+                tuple(tokenize(tokenizer, [literal], parse_special=True)["input_ids"][0])
+            )
     segments.append(special[1])
     return RowLayout(tuple(segments), reverses_text(template))

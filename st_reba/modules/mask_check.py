@@ -23,7 +23,7 @@ from .transformer import RepeatTransformer
 
 # Masks that differ only in longer texts are taken as equal: the check runs a row for each change
 # of a token.
-_MOST_TOKENS = 16
+_MAX_TOKENS = 16
 
 
 def check_masks(transformer: NoSinkTransformer) -> None:
@@ -48,10 +48,10 @@ def length_to_tell_masks_apart(m: int) -> int:
         True
     """
     length = 1
-    distinct_count = _count_distinct_masks(_MOST_TOKENS, m)
+    distinct_count = _count_distinct_masks(_MAX_TOKENS, m)
     while _count_distinct_masks(length, m) < distinct_count:
         length += 1
-    return min(length + 1, _MOST_TOKENS)
+    return min(length + 1, _MAX_TOKENS)
 
 
 def _count_distinct_masks(
@@ -111,8 +111,8 @@ class MaskProbe:
     ) -> None:
         """Forward hook of every module that knows its layer: see what it sees."""
         module_call = ModuleCall(module, arguments, keywords)
-        state = current_pass()
-        if state is None:
+        forward_pass = current_pass()
+        if forward_pass is None:
             # Whole layers know their index too, and may pass on several streams at once.
             has_input = bool(arguments) or "hidden_states" in keywords
             output_states = first_output(module_output)
@@ -122,10 +122,13 @@ class MaskProbe:
                 and self.is_stream(output_states)
             ):
                 self.native_masks[module] = measure_visibility(module_call)
-        elif isinstance(state.masks, LayerMasks) and state.masks.last_attention is not None:
-            attention_module, mask_name = state.masks.last_attention
+        elif (
+            isinstance(forward_pass.masks, LayerMasks)
+            and forward_pass.masks.last_attention is not None
+        ):
+            attention_module, mask_name = forward_pass.masks.last_attention
             if attention_module is module:
-                self.check_module(module_call, mask_name, state.masks.native_mask)
+                self.check_module(module_call, mask_name, forward_pass.masks.native_mask)
 
     def is_stream(self, states: object) -> bool:
         """Whether these are hidden states of all rows."""

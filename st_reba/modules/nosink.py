@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .attention import as_booleans, install_attention
 from .extensions import extensions
-from .layout import MOST_REPEATS, Features, published, spans_of, tokenizer_lock
+from .layout import MAX_REPEATS, Features, published, spans_of, tokenizer_lock
 from .masks import MASKS, AttentionView
 from .passes import ForwardPass
 from .transformer import RepeatTransformer
@@ -45,14 +45,14 @@ class LayerMasks:
         self.last_attention: tuple[nn.Module, str] | None = None
         self.native_mask: Tensor | None = None
 
-    def before_layers(self, state: ForwardPass) -> None:
+    def before_layers(self, forward_pass: ForwardPass) -> None:
         """Let attention ask for the masks."""
-        self.real_tokens, self.is_padded = state.real_tokens, state.is_padded
-        state.masks = self
+        self.real_tokens, self.is_padded = forward_pass.real_tokens, forward_pass.is_padded
+        forward_pass.masks = self
 
     def after_layers(
         self,
-        state: ForwardPass,
+        forward_pass: ForwardPass,
         hidden_states: Tensor,
     ) -> Tensor:
         """Refuse a pass in which no attention asked for a mask."""
@@ -195,15 +195,15 @@ class NoSinkTransformer(RepeatTransformer):
             raise ValueError(
                 f"layer_masks: {min(unknown_names)!r} is not known. Choose from {', '.join(MASKS)}."
             )
-        are_layers = all(0 <= layer < self.depth for layer, _ in self.second)
-        if len(self.layer_masks) != self.depth or m < 0 or not are_layers:
+        are_in_range = all(0 <= layer < self.depth for layer, _ in self.second)
+        if len(self.layer_masks) != self.depth or m < 0 or not are_in_range:
             raise ValueError(
                 f"layer_masks={len(self.layer_masks)} names, second={second}: {self.depth} layers; m={m}."
             )
-        most_runs = max(self.depth, MOST_REPEATS)
-        if len(self.second) > most_runs:
+        max_runs = max(self.depth, MAX_REPEATS)
+        if len(self.second) > max_runs:
             raise ValueError(
-                f"second: {len(self.second)} second runs of layers, at most {most_runs}. Lower k."
+                f"second: {len(self.second)} second runs of layers, at most {max_runs}. Lower k."
             )
         self.repeated_layers: PassHook | None = (
             extensions.repeated_layers(self) if self.second else None

@@ -29,13 +29,13 @@ class AfterAttention:
         attention_output: Tensor | tuple[Tensor, ...],
     ) -> None:
         """Show the output to the running pass."""
-        state = current_pass()
-        if state is not None:
-            for observe_output in state.after_attention:
+        forward_pass = current_pass()
+        if forward_pass is not None:
+            for observe_output in forward_pass.after_attention:
                 observe_output(self.layer_index, first_output(attention_output))
 
 
-class BesideAttention:
+class AfterSibling:
     """Forward hook of a module beside a layer's attention; some layers norm its output there."""
 
     def __call__(
@@ -45,9 +45,9 @@ class BesideAttention:
         module_output: Tensor | tuple[Tensor, ...],
     ) -> None:
         """Show the module's input and output to the pass."""
-        state = current_pass()
-        if state is not None and arguments:
-            for observe_module in state.beside_attention:
+        forward_pass = current_pass()
+        if forward_pass is not None and arguments:
+            for observe_module in forward_pass.after_sibling:
                 observe_module(arguments[0], first_output(module_output))
 
 
@@ -85,7 +85,7 @@ def watch_attention(model: PreTrainedModel) -> None:
         attention_module.register_forward_hook(AfterAttention(layer_index))
         for module in layers[layer_index].children():
             if module is not attention_module and not isinstance(module, nn.Dropout):
-                module.register_forward_hook(BesideAttention())
+                module.register_forward_hook(AfterSibling())
 
 
 class OutputMeans:
@@ -160,20 +160,20 @@ class OutputReader:
         self.last_layer = last_layer
         watch_attention(transformer.model)
 
-    def before_layers(self, state: ForwardPass) -> None:
+    def before_layers(self, forward_pass: ForwardPass) -> None:
         """Average the outputs while the layers run."""
         means = OutputMeans(self.first_layer, self.last_layer)
-        state.hook_data[self] = means
-        state.after_attention.append(means.add_output)
-        state.beside_attention.append(means.add_normed)
+        forward_pass.hook_data[self] = means
+        forward_pass.after_attention.append(means.add_output)
+        forward_pass.after_sibling.append(means.add_normed)
 
     def after_layers(
         self,
-        state: ForwardPass,
+        forward_pass: ForwardPass,
         hidden_states: Tensor,
     ) -> Tensor:
         """The mean, or the sum of both as unit vectors, [B, T, d], in place of the hidden states."""
-        means: OutputMeans = state.hook_data[self]
+        means: OutputMeans = forward_pass.hook_data[self]
         self.has_norms = means.normed_sum is not None
         return means.joined_means().to(hidden_states)
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     class PassHook(Protocol):
         """What acts in a forward pass."""
 
-        def before_layers(self, state: ForwardPass) -> None:
+        def before_layers(self, forward_pass: ForwardPass) -> None:
             """Prepare the pass, before its layers run."""
 
         def after_layers(
             self,
-            state: ForwardPass,
+            forward_pass: ForwardPass,
             hidden_states: Tensor,
         ) -> Tensor:
             """Read the hidden states [B, T, d] that the model hands out, and return them, changed or not."""
@@ -70,7 +70,7 @@ class ForwardPass:
         self.real_tokens: Tensor = features["attention_mask"].bool()  # [B, T]
         self.copy_ids: Tensor = features["copy_ids"]  # [B, T]
         row_length = self.real_tokens.shape[1]
-        self.is_padded = any(span.total < row_length for span in self.spans)
+        self.is_padded = any(span.row_length < row_length for span in self.spans)
         # For the decoder, beside ids and mask.
         self.model_arguments: dict[str, object] = {}
         self.masks: MaskSource | None = None
@@ -81,7 +81,7 @@ class ForwardPass:
         # Called after every layer's attention: its index, its output.
         self.after_attention: list[Callable[[int, Tensor], object]] = []
         # Called after every module beside it: what it was called with, its output.
-        self.beside_attention: list[Callable[[object, Tensor], object]] = []
+        self.after_sibling: list[Callable[[object, Tensor], object]] = []
         # Of each hook, until the end of the pass.
         self.hook_data: dict[PassHook, Any] = {}
         # What hooks hand to the pooling.
@@ -98,9 +98,9 @@ def current_pass() -> ForwardPass | None:
 
 
 @contextmanager
-def running(state: ForwardPass) -> Iterator[None]:
-    """Make ``state`` the running pass inside the ``with`` block."""
-    token = _active_pass.set(state)
+def running(forward_pass: ForwardPass) -> Iterator[None]:
+    """Make ``forward_pass`` the running pass inside the ``with`` block."""
+    token = _active_pass.set(forward_pass)
     try:
         yield
     finally:

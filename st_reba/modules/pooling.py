@@ -34,7 +34,7 @@ class ReBAPooling(Module):
     """
 
     config_keys = ["embedding_dimension", "pooling", "include_special", "normalize_weights"]
-    authors = False
+    has_row_sums = False
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ReBAPooling(Module):
             raise ValueError(
                 f"ReBAPooling follows a st_reba.RepeatTransformer, not a {type(model[0]).__name__}."
             )
-        model[0].requested_rows = self.capture
+        model[0].requested_capture = self.capture
 
     def forward(self, features: Features, **kwargs: object) -> Features:
         """Pool what RepeatTransformer gives.
@@ -83,7 +83,7 @@ class ReBAPooling(Module):
         vectors = self.token_vectors(features)  # [B, R, d]
         if self.pooling == "last":
             return {**features, "sentence_embedding": vectors[:, 0]}
-        text_lengths = torch.tensor([[span.length] for span in features["spans"]])
+        text_lengths = torch.tensor([[span.text_length] for span in features["spans"]])
         text_lengths = text_lengths.to(vectors.device, non_blocking=True)
         is_token = torch.arange(vectors.shape[1], device=vectors.device) < text_lengths
         # Behind a text's own rows there are zeros.

@@ -94,11 +94,11 @@ class QuestionBatch:
 
     def text_end(self, row: int) -> int:
         """Position behind a row's content."""
-        return self.spans[row].start + self.spans[row].length
+        return self.spans[row].start + self.spans[row].text_length
 
     def row_end(self, rows: Sequence[int]) -> int:
         """Position behind the longest of some rows."""
-        return max(self.spans[row].total for row in rows)
+        return max(self.spans[row].row_length for row in rows)
 
     def saves_prefix(self, rows: Sequence[int]) -> bool:
         """Whether a stage for the prefix of rows saves more than it costs."""
@@ -110,7 +110,7 @@ class QuestionBatch:
         saved_positions = 0
         distinct_lengths: set[int] = set()
         for text_rows in texts:
-            text_length = self.spans[text_rows[0]].length
+            text_length = self.spans[text_rows[0]].text_length
             saved_positions += text_length * (len(text_rows) - 1)
             distinct_lengths.add(text_length)
         return saved_positions >= self.stage_cost * len(distinct_lengths)

@@ -52,10 +52,10 @@ class LayerReader:
             self.width_factor = last_layer - first_layer + 1
         watch_layers(transformer.model)
 
-    def before_layers(self, state: ForwardPass) -> None:
+    def before_layers(self, forward_pass: ForwardPass) -> None:
         """Keep the states of the layers that are read; hand all of them to the final norm, as rows of the batch."""
         layer_states: list[Tensor] = []
-        state.hook_data[self] = layer_states
+        forward_pass.hook_data[self] = layer_states
 
         def read_layer(
             layer_index: int,
@@ -71,15 +71,15 @@ class LayerReader:
                 return torch.cat(layer_states)
             return hidden_states
 
-        state.after_layer.append(read_layer)
+        forward_pass.after_layer.append(read_layer)
 
     def after_layers(
         self,
-        state: ForwardPass,
+        forward_pass: ForwardPass,
         hidden_states: Tensor,
     ) -> Tensor:
         """The joined states, [B, T, d or d · layers], of what the model handed out."""
-        layer_states: list[Tensor] = state.hook_data[self]
+        layer_states: list[Tensor] = forward_pass.hook_data[self]
         if self.final_norm:
             by_layer = hidden_states.reshape(len(layer_states), -1, *hidden_states.shape[1:])
             layer_states = list(by_layer.unbind())

@@ -45,9 +45,9 @@ class RepeatedLayers:
             self.stream_start_layer = transformer.second[0][0]
         self.norms_streams_apart = is_extra and not is_authors
 
-    def before_layers(self, state: ForwardPass) -> None:
+    def before_layers(self, forward_pass: ForwardPass) -> None:
         """Run layers again after their usual run."""
-        masks: Any = state.masks
+        masks: Any = forward_pass.masks
         second_stream: Tensor | None = None  # [B, T, d]
 
         def run_again(
@@ -76,11 +76,11 @@ class RepeatedLayers:
                 return torch.cat([hidden_states, second_stream])
             return hidden_states + second_stream
 
-        state.after_layer.append(run_again)
+        forward_pass.after_layer.append(run_again)
 
     def after_layers(
         self,
-        state: ForwardPass,
+        forward_pass: ForwardPass,
         hidden_states: Tensor,
     ) -> Tensor:
         """Add the streams that passed the norm side by side."""

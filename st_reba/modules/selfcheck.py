@@ -37,7 +37,7 @@ def hidden_states(
     """Hidden states of a short text, [1, T, d] float32 on the CPU; ``other_end``: with another last token."""
     fields: dict[str, Any] = dict.fromkeys(transformer.fields(), "-")
     budget = transformer.budget(**fields)
-    token_ids = transformer.content(["A short text, 一段短文。"])["input_ids"][0][:budget]
+    token_ids = transformer.tokenize_content(["A short text, 一段短文。"])["input_ids"][0][:budget]
     layout = transformer.row_layouts(**fields)[0]
     features = pad([layout.build_row(token_ids)])
     if other_end:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from .masks import MASKS
 
 # Upper bound on the number of layers while the model is not loaded.
-_MOST_LAYERS = 1 << 10
-# Copies of a text, and second runs of layers in a model with fewer layers: `MOST_REPEATS` of
+_MAX_LAYERS = 1 << 10
+# Copies of a text, and second runs of layers in a model with fewer layers: `MAX_REPEATS` of
 # layout.py, which imports torch.
-MOST_REPEATS = 64
+MAX_REPEATS = 64
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def plan_layers(
     converted_masks = [declared.mask] * lower_count
     converted_masks += [declared.top_mask] * top_count
     second_runs = list(zip(converted, converted_masks, strict=True))
-    layer_masks = [declared.other_masks] * (depth or _MOST_LAYERS)
+    layer_masks = [declared.other_masks] * (depth or _MAX_LAYERS)
     if declared.architecture == "inplace" or not converted:
         for layer, mask in second_runs:
             layer_masks[layer] = mask
@@ -176,14 +176,14 @@ def _converted_layers(
     is_extended: bool,
 ) -> list[int]:
     """The converted layers, from the bottom; of EXTEND the last one, k times."""
-    layer_count = depth or _MOST_LAYERS
+    layer_count = depth or _MAX_LAYERS
     if k is None:
         return []
     if is_extended:
-        most_runs = max(layer_count, MOST_REPEATS)
-        if type(k) is int and 0 <= k <= most_runs:
+        max_runs = max(layer_count, MAX_REPEATS)
+        if type(k) is int and 0 <= k <= max_runs:
             return [layer_count - 1] * k
-        raise ValueError(f"k={k!r} must be a number of at most {most_runs} runs (extend).")
+        raise ValueError(f"k={k!r} must be a number of at most {max_runs} runs (extend).")
     if k == "all":
         return list(range(layer_count))
     elif type(k) is int and 0 <= k <= layer_count:
@@ -192,7 +192,7 @@ def _converted_layers(
         layers = _listed_layers(k, layer_count)
         if layers:
             return layers
-    count_in_words = f"its {depth}" if depth else f"at most {_MOST_LAYERS}"
+    count_in_words = f"its {depth}" if depth else f"at most {_MAX_LAYERS}"
     alternatives = "all, or a list of different layers"
     raise ValueError(f"k={k!r} must be a number of {count_in_words} layers, {alternatives}.")
 

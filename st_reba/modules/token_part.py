@@ -119,7 +119,7 @@ class TokenPart(FittedModule):
     def on_model_ready(self, model: Any) -> None:
         """Find the embeddings of the model's tokens; an error where they are not those of the fit."""
         transformer = model[0]
-        if not hasattr(transformer, "content") or transformer.own_input:
+        if not hasattr(transformer, "tokenize_content") or transformer.own_input:
             raise ValueError(
                 f"TokenPart: {type(transformer).__name__} hands on no tokens of a text. Remove it."
             )

@@ -24,12 +24,12 @@ class CheckpointInPass:
 
     def __call__(self, function: Callable[..., Any], *arguments: Any, **kwargs: Any) -> Any:
         """Checkpoint a layer's function."""
-        state = current_pass()
-        if state is None:
+        forward_pass = current_pass()
+        if forward_pass is None:
             return self.checkpoint(function, *arguments, **kwargs)
 
         def run_in_pass(*arguments: Any) -> Any:
-            with running(state):
+            with running(forward_pass):
                 return function(*arguments)
 
         return self.checkpoint(run_in_pass, *arguments, **kwargs)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .extensions import extensions
 from .layout import (
-    MOST_REPEATS,
+    MAX_REPEATS,
     POOLED,
     SIMILARITY,
     TASKS,
@@ -118,8 +118,8 @@ class RepeatTransformer(Transformer):
         *("recipe", "base_model", "base_revision"),
     ]
     # The rows of A^new that the pooling module asks for; None if it needs none.
-    requested_rows: Capture | None = None
-    hands_on_content = False  # whether a module of the pipeline reads the tokens of whole texts
+    requested_capture: Capture | None = None
+    adds_content_ids = False  # whether a module of the pipeline reads the tokens of whole texts
     own_input = False  # whether the input of a sentence-transformers model is kept as it is
     changes_masks = False  # whether a layer sees other tokens than in the base
     layer_masks: Sequence[str] = ()  # the mask of each layer, if any may be another than its own
@@ -157,10 +157,10 @@ class RepeatTransformer(Transformer):
             super().__init__(
                 model_name_or_path, **{**TEXT_ONLY, **kwargs, "model_kwargs": model_kwargs}
             )
-        if pooled not in POOLED or repeats not in range(1, MOST_REPEATS + 1):
+        if pooled not in POOLED or repeats not in range(1, MAX_REPEATS + 1):
             raise ValueError(
                 f"pooled={pooled!r} must be one of {', '.join(POOLED)}, repeats={repeats!r} 1 to "
-                f"{MOST_REPEATS}."
+                f"{MAX_REPEATS}."
             )
         self.template, self.repeats, self.instruction = template, repeats, instruction
         self.pooled, self.compute_matched, self.reading = pooled, compute_matched, reading
@@ -175,10 +175,10 @@ class RepeatTransformer(Transformer):
         # Rows that a text makes, and copies in each of them.
         self.rows = len(self.templates)
         self.copies = copies_of(self.templates[0]["document"])
-        if max(self.rows, self.copies) > MOST_REPEATS:
+        if max(self.rows, self.copies) > MAX_REPEATS:
             raise ValueError(
                 f"template: {self.rows} templates with {self.copies} slots for the text: "
-                f"at most {MOST_REPEATS} of each. Remove some."
+                f"at most {MAX_REPEATS} of each. Remove some."
             )
         if self.tokenizer is None:
             raise ValueError(
@@ -310,7 +310,7 @@ class RepeatTransformer(Transformer):
             )
         return max(1, room // 2) if self.compute_matched else room
 
-    def content(
+    def tokenize_content(
         self,
         texts: Sequence[str],
         *,
@@ -340,10 +340,10 @@ class RepeatTransformer(Transformer):
         fields = {name: value for name, value in fields.items() if value is not None}
         layouts = self.row_layouts(prompt, task, **fields)
         budget = self.budget(prompt, task, **fields)
-        contents = self.content(inputs)["input_ids"]
+        contents = self.tokenize_content(inputs)["input_ids"]
         reversed_contents = contents
         if any(layout.is_reversed for layout in layouts):
-            reversed_contents = self.content(list(map(extensions.reverse_words, inputs)))[
+            reversed_contents = self.tokenize_content(list(map(extensions.reverse_words, inputs)))[
                 "input_ids"
             ]
         longest = max(map(len, contents), default=0)
@@ -364,7 +364,7 @@ class RepeatTransformer(Transformer):
                 rows.append(layout.build_row(content or [empty_text_token(self.text_tokenizer)]))
         features = pad(rows)
         check_token_ids(features["input_ids"], self.model)
-        if self.hands_on_content:
+        if self.adds_content_ids:
             features["content_ids"] = extensions.pad_content(contents, self.model)
         return features
 
@@ -386,16 +386,16 @@ class RepeatTransformer(Transformer):
             the positions that are pooled; and ``backward_attention`` [B, R, T] if rows are
             captured.
         """
-        capture = capture or self.requested_rows
+        capture = capture or self.requested_capture
         if len(features.get("spans") or ()) != len(features["attention_mask"]):
             # Another package's code split the batch, or passed on the tensors alone.
             features = {**features, "spans": spans_of(features)}
-        if capture is None or capture.pieces is None:
+        if capture is None or capture.chunk_plan is None:
             return self._run(features, capture)
-        pieces = []
-        for chunks, chunk_features in capture.pieces.batches(features, self.position_count):
-            pieces.append((chunks, self._run(chunk_features, capture)))
-        return {**self._run(features, None), "captured": capture, "pieces": pieces}
+        chunk_outputs = []
+        for chunks, chunk_features in capture.chunk_plan.batches(features, self.position_count):
+            chunk_outputs.append((chunks, self._run(chunk_features, capture)))
+        return {**self._run(features, None), "captured": capture, "chunk_outputs": chunk_outputs}
 
     def train(self, mode: bool = True) -> RepeatTransformer:
         """Change between training and inference, as `encode` does before the first batch."""
@@ -409,7 +409,7 @@ class RepeatTransformer(Transformer):
     def can_share(self, hooks: Sequence[PassHook] | None = None) -> bool:
         """Whether rows may share a prefix in passes with these ``hooks``, as `build` tried."""
         if hooks is None:
-            hooks = self.pass_hooks(self.requested_rows)
+            hooks = self.pass_hooks(self.requested_capture)
         return (
             self.causal
             and self.shares_prefix
@@ -423,9 +423,9 @@ class RepeatTransformer(Transformer):
         arguments: Features,
     ) -> Tensor:
         """Hidden states [B, T, d] of one pass of the decoder; ``features`` gets what hooks hand to the pooling."""
-        state = ForwardPass(self.model, features)
+        forward_pass = ForwardPass(self.model, features)
         for hook in hooks:
-            hook.before_layers(state)
+            hook.before_layers(forward_pass)
         mask = features["attention_mask"]
         # In a causal model, padding after a text affects no real token, and attention without a
         # mask is fastest.
@@ -433,12 +433,12 @@ class RepeatTransformer(Transformer):
             "input_ids": features["input_ids"],
             "attention_mask": torch.ones_like(mask) if self.causal else mask,
         }
-        with running(state):
-            output = super().forward({**inputs, **state.model_arguments, **arguments})
+        with running(forward_pass):
+            output = super().forward({**inputs, **forward_pass.model_arguments, **arguments})
         hidden_states: Tensor = output["token_embeddings"]
         for hook in reversed(hooks):
-            hidden_states = hook.after_layers(state, hidden_states)
-        features.update(state.pooling_features)
+            hidden_states = hook.after_layers(forward_pass, hidden_states)
+        features.update(forward_pass.pooling_features)
         return hidden_states
 
     def _run(
@@ -456,14 +456,14 @@ class RepeatTransformer(Transformer):
         if hidden_states is None:
             hidden_states = self.run_pass(result, hooks, {})
         attention_mask = features["attention_mask"]
-        if any(span.total < attention_mask.shape[1] for span in features["spans"]):
+        if any(span.row_length < attention_mask.shape[1] for span in features["spans"]):
             hidden_states = hidden_states.masked_fill(attention_mask[:, :, None] == 0, 0.0)
         result["captured"] = capture
         result["token_embeddings"] = hidden_states
         result["attention_mask"] = self._pooled_positions(features).to(attention_mask.dtype)
         precision = torch.promote_types(hidden_states.dtype, torch.float32)
         is_finite = hidden_states.detach().sum(dim=(1, 2), dtype=precision).isfinite()
-        if capture is not None and capture.zeros:
+        if capture is not None and capture.zeroes_nonfinite_texts:
             for name in ("token_embeddings", "backward_attention"):
                 result[name] = result[name].masked_fill(~is_finite[:, None, None], 0.0)
         elif not bool(is_finite.all()):  # the one place where this code waits for the device
@@ -487,7 +487,7 @@ class RepeatTransformer(Transformer):
     def _pooled_positions(self, features: Features) -> Tensor:
         """The positions that are pooled, [B, T] bool."""
         real_tokens = features["attention_mask"].bool()
-        row_lengths = torch.tensor([[span.total] for span in features["spans"]])
+        row_lengths = torch.tensor([[span.row_length] for span in features["spans"]])
         row_lengths = row_lengths.to(real_tokens.device, non_blocking=True)
         special_suffix_length = (
             len(special_tokens(self.text_tokenizer)[1]) if self.pooled == "last_copy_and_end" else 0
@@ -510,7 +510,7 @@ class RepeatTransformer(Transformer):
         super().on_model_ready(model)
         class_names = [type(module).__name__ for module in model]
         self._pipeline = [module for module in model.modules() if hasattr(module, "on_model_ready")]
-        self.hands_on_content = any(
+        self.adds_content_ids = any(
             getattr(module, "reads_content", False) for module in self._pipeline
         )
         is_embedder = model[0] is self and hasattr(model, "encode_query")

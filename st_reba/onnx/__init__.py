@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from ..comparison import GOLDEN_TEXTS, relative_distance
 from ..encode import encode_texts
 from ..graph_rules import GraphTask
-from ..hub.golden import environment, make_entries, write_file
+from ..hub.golden import environment, make_entries, write_golden_file
 from ..hub.graph_runner import GRAPH, Runner, versions
 from ..hub.save import new_folder
 from ..optional import required
@@ -104,7 +104,7 @@ def _write_golden(
         "made": environment(model) | versions(),
     }
     vectors = encode_texts(model, texts, task=graph.task)
-    write_file(folder, header, make_entries(texts, vectors))
+    write_golden_file(folder, header, make_entries(texts, vectors))
     return texts, vectors
 
 

@@ -165,7 +165,7 @@ def _check_tokenizer(graph: EmbeddingGraph, folder: Path, added_tokens: list[str
     saved_tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     saved_tokenizer.no_padding()
     prefix, suffix = special_tokens(transformer.text_tokenizer)
-    contents = transformer.content(texts)["input_ids"]
+    contents = transformer.tokenize_content(texts)["input_ids"]
     for text, content, encoding in zip(
         texts, contents, saved_tokenizer.encode_batch(texts), strict=True
     ):

@@ -207,7 +207,7 @@ class EmbeddingGraph(nn.Module):
             "token_embeddings": hidden_states,
         }
         pooling: Any = self.pooling
-        if pooling.authors or pooling.pooling == "last":
+        if pooling.has_row_sums or pooling.pooling == "last":
             sentence_vectors: Tensor = pooling(features)["sentence_embedding"]
             return sentence_vectors
         # Behind a text's own rows there are zeros.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from ..hub.graph_runner import GRAPH, LEAST, QUANTIZED, Runner, cosines
+from ..hub.graph_runner import GRAPH, MIN_COSINES, QUANTIZED, Runner, cosines
 from .folder import write_json
 from .graph import FILTER_PREFIX
 
@@ -25,14 +25,14 @@ def quantize_graph(folder: Path, texts: Sequence[str]) -> dict[str, object]:
         Cosines between the vectors of both graphs, and the sizes of their files.
 
     Raises:
-        ValueError: A cosine is below ``LEAST``.
+        ValueError: A cosine is below ``MIN_COSINES``.
     """
     source, target = folder / GRAPH, folder / QUANTIZED
     _write_quantized(source, target)
     expected_vectors = Runner(folder).encode(texts)
     quantized_runner = Runner(folder, QUANTIZED)
     report: dict[str, object] = {
-        "least": LEAST,
+        "least": MIN_COSINES,
         "texts": len(texts),
         "batch_size": _BATCH_SIZE,
         "bytes": {"float32": _byte_count(source), "int8": _byte_count(target)},
@@ -42,7 +42,7 @@ def quantize_graph(folder: Path, texts: Sequence[str]) -> dict[str, object]:
         if not loss["ok"]:
             raise ValueError(
                 f"quantize='int8' loses too much with this model: {name}, cosines of {len(texts)} texts to float32 are "
-                f"{loss}, and at least {LEAST} are asked for. Export without it."
+                f"{loss}, and at least {MIN_COSINES} are asked for. Export without it."
             )
         report[name] = loss
     write_json(target.with_suffix(".json"), report)

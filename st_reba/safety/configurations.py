@@ -29,21 +29,21 @@ from .weights import (
     read_headers,
 )
 
-_MOST_SETTING = 1 << 20
+_MAX_SETTING = 1 << 20
 # What `st-reba onnx` stores as the file of the model.
 _EXPORTED_GRAPH = "onnx/model.onnx"
 # With a repeated group, or more repetitions than this, a regular expression can run forever.
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 # This includes "?" for "maybe", but not where it makes a repetition lazy or follows "(".
 _REPETITION = re.compile(r"[*+{]|(?<![(*+?}])\?")
-_MOST_REPETITIONS = 4
+_MAX_REPETITIONS = 4
 _INNERMOST_GROUP = re.compile(r"\(([^()]*)\)")
 # The most ways through a regular expression whose groups list alternatives.
-_MOST_WAYS = 100_000
+_MAX_WAYS = 100_000
 _NUMBER = re.compile(r"\d+")
-_MOST_ITERATIONS = 1000
+_MAX_ITERATIONS = 1000
 # The most tokens that a text may be padded to: memory grows with their square, however short it is.
-_MOST_PADDING = 4096
+_MAX_PADDING = 4096
 
 
 def check_transformer(repository: Repository, settings_file: str) -> None:
@@ -117,9 +117,9 @@ def _check_settings(settings: Configuration) -> None:
         raise settings.refusal("tokenizer_name_or_path names files elsewhere. Remove it.")
     _check_values(settings)
     for setting, value in settings.walk():
-        is_large = isinstance(value, int) and abs(value) > _MOST_SETTING
+        is_large = isinstance(value, int) and abs(value) > _MAX_SETTING
         if is_large and setting not in ("max_seq_length", "model_max_length"):
-            reason = f"must be at most {_MOST_SETTING}. Correct it."
+            reason = f"must be at most {_MAX_SETTING}. Correct it."
             raise settings.refusal_of(setting, value, reason)
     with settings.explaining():
         _check_passed_on(settings)
@@ -186,8 +186,8 @@ def _check_padding(settings: Configuration) -> None:
             longest_input = tokenizer_config.values.get("model_max_length", math.inf)
             lengths["max_length"] = settings.values.get("max_seq_length") or longest_input
     for setting, length in lengths.items():
-        if length is not None and length > _MOST_PADDING:
-            reason = f"pads every text to more than {_MOST_PADDING} tokens. Correct it."
+        if length is not None and length > _MAX_PADDING:
+            reason = f"pads every text to more than {_MAX_PADDING} tokens. Correct it."
             raise settings.refusal_of(setting, length, reason)
 
 
@@ -359,8 +359,8 @@ def _check_patterns(configuration: Configuration, setting: str, value: JsonValue
     patterns = value if isinstance(value, (dict, list)) else [value]
     for pattern in map(str, patterns):
         repetition_count = len(_REPETITION.findall(pattern))
-        is_repeated = _REPEATED_GROUP.search(pattern) or repetition_count > _MOST_REPETITIONS
-        if is_repeated or _count_ways(pattern) > _MOST_WAYS:
+        is_repeated = _REPEATED_GROUP.search(pattern) or repetition_count > _MAX_REPETITIONS
+        if is_repeated or _count_ways(pattern) > _MAX_WAYS:
             reason = "can take forever to match. List the names."
             raise configuration.refusal_of(setting, pattern, reason)
 
@@ -377,8 +377,8 @@ def _count_ways(pattern: str) -> int:
 def _check_iterations(adapter_config: Configuration, initial_weights: str) -> None:
     """Check the iterations of PiSSA's initial weights, recomputed when an adapter is loaded."""
     for number in _NUMBER.findall(initial_weights):
-        if len(number) > 9 or int(number) > _MOST_ITERATIONS:
-            reason = f"asks for more than {_MOST_ITERATIONS} iterations. Correct it."
+        if len(number) > 9 or int(number) > _MAX_ITERATIONS:
+            reason = f"asks for more than {_MAX_ITERATIONS} iterations. Correct it."
             raise adapter_config.refusal_of("init_lora_weights", initial_weights, reason)
 
 

@@ -7,7 +7,7 @@ import os
 import torch
 from sentence_transformers import SentenceTransformer
 
-from ..bases import EMBEDDED, check_device, hub_options_of, split_dtype, weights_dtype
+from ..bases import BUNDLED, check_device, choose_hub_options, split_dtype, weights_dtype
 from ..near_names import suggest_models
 from .module_types import check_modules
 from .numbers import limit_numbers
@@ -21,7 +21,7 @@ from .repository import (
     panics_as_errors,
 )
 
-_MOST_DIMENSIONS = 1 << 20
+_MAX_DIMENSIONS = 1 << 20
 
 
 def load(
@@ -50,7 +50,7 @@ def load(
     """
     path = os.fspath(model)
     check_device(device)
-    is_here = path in EMBEDDED or os.path.isdir(path)
+    is_here = path in BUNDLED or os.path.isdir(path)
     if is_here and not os.path.isfile(os.path.join(path, "modules.json")):
         remedy = f"Run: st-reba build {path} FOLDER"
         raise ValueError(f"{path!r} holds no modules.json: it is not a saved model. {remedy}")
@@ -60,7 +60,7 @@ def load(
         model_kwargs["use_safetensors"] = True
     kwargs["model_kwargs"] = {**model_kwargs, **(kwargs.get("model_kwargs") or {})}
     try:
-        hub_options = hub_options_of(path, kwargs)
+        hub_options = choose_hub_options(path, kwargs)
         kwargs.update(hub_options)
         folders = check_repository(path, trust_remote_code=trust_remote_code, **hub_options)
         with limit_numbers(*folders), panics_as_errors():
@@ -111,6 +111,6 @@ def _check_model_settings(settings: Configuration) -> None:
         return
     # A boolean is a number to Python.
     is_number = type(truncate_dim) is int
-    if not is_number or not 1 <= truncate_dim <= _MOST_DIMENSIONS:
+    if not is_number or not 1 <= truncate_dim <= _MAX_DIMENSIONS:
         reason = f"must be a whole number of at least 1. {COPY_AGAIN}"
         raise settings.refusal_of("truncate_dim", truncate_dim, reason)

@@ -25,10 +25,10 @@ from .weights import (
 
 _LIST_FILE = "modules.json"
 _LARGEST_NUMBER = 1 << 24
-_MOST_LAYERS = 1000
-_MOST_ITEMS = 1000
-_MOST_MODULES = 64
-_MOST_ROUTE_LETTERS = 200
+_MAX_LAYERS = 1000
+_MAX_ITEMS = 1000
+_MAX_MODULES = 64
+_MAX_ROUTE_LETTERS = 200
 _WORD_TOKENIZERS = (
     "PhraseTokenizer",
     "TransformersTokenizerWrapper",
@@ -134,12 +134,12 @@ def _check_listed(
     Returns:
         Their folders, and those of modules within them.
     """
-    if len(listed_modules) > _MOST_MODULES:
-        reason = f"{len(listed_modules)} modules: at most {_MOST_MODULES}. Remove some."
+    if len(listed_modules) > _MAX_MODULES:
+        reason = f"{len(listed_modules)} modules: at most {_MAX_MODULES}. Remove some."
         raise repository.refusal(list_file, reason)
     folders: list[Repository] = []
     for path, type_name in listed_modules:
-        folder = repository.inside(repository.check_folder_name(path, list_file))
+        folder = repository.inside(repository.check_inner_path(path, list_file))
         module_class = find_module_class(type_name)
         module_type = find_module_type(module_class)
         if module_class is Router and list_file != _LIST_FILE:
@@ -202,7 +202,7 @@ def _check_router(stored_module: StoredModule) -> list[Repository]:
     with config.explaining():
         parameters = config.values.get("parameters", {})
         for route in parameters.get("route_mappings") or {}:
-            if len(route) > _MOST_ROUTE_LETTERS:
+            if len(route) > _MAX_ROUTE_LETTERS:
                 raise config.refusal(f"{route!r:.80} is not a route. Correct it.")
         return _check_listed(
             stored_module.repository,
@@ -214,17 +214,17 @@ def _check_router(stored_module: StoredModule) -> list[Repository]:
 
 def _check_scalars(stored_module: StoredModule) -> None:
     """Refuse values other than texts, booleans, numbers, and lists of these."""
-    most_items = _MOST_ITEMS
+    max_items = _MAX_ITEMS
     if stored_module.module_class in _WORD_LISTS:
-        most_items = _LARGEST_NUMBER
+        max_items = _LARGEST_NUMBER
     for setting, value in stored_module.config.values.items():
         items = [value]
         if isinstance(value, list):
             items = value
         elif isinstance(value, dict):
             items = [*value.values()]
-        is_deep = setting.endswith("layers") and isinstance(value, int) and value > _MOST_LAYERS
-        if is_deep or len(items) > most_items or not all(map(_is_scalar, items)):
+        is_deep = setting.endswith("layers") and isinstance(value, int) and value > _MAX_LAYERS
+        if is_deep or len(items) > max_items or not all(map(_is_scalar, items)):
             _refuse_value(stored_module, setting, value)
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from sentence_transformers.util import load_file_path
 
-from ..bases import HUB
+from ..bases import HUB_OPTION_NAMES
 
 # A value read from JSON, of unknown content until it is checked.
 JsonValue: TypeAlias = Any
@@ -69,7 +69,7 @@ class Repository:
     @property
     def transformers_options(self) -> dict[str, JsonValue]:
         """How transformers finds it on the Hub."""
-        return {HUB[name]: value for name, value in self.hub_options.items()}
+        return {HUB_OPTION_NAMES[name]: value for name, value in self.hub_options.items()}
 
     def inside(self, folder: str) -> Repository:
         """The same in one of its folders."""
@@ -88,16 +88,16 @@ class Repository:
         path = Path(self.path, self.folder)
         return path if path.is_dir() else None
 
-    def check_folder_name(self, folder: JsonValue, file_name: str) -> str:
-        """A folder named in a file, if it lies in the repository."""
-        if not isinstance(folder, str):
-            raise self.refusal(file_name, f"{folder!r:.80} is not a name of a folder. {COPY_AGAIN}")
-        path = PureWindowsPath(folder)
-        if path.anchor or ".." in path.parts or "\0" in folder:
+    def check_inner_path(self, inner_path: JsonValue, file_name: str) -> str:
+        """The path of a folder or file that a file names, if it lies in the repository."""
+        if not isinstance(inner_path, str):
+            raise self.refusal(file_name, f"{inner_path!r:.80} is not a path. {COPY_AGAIN}")
+        path = PureWindowsPath(inner_path)
+        if path.anchor or ".." in path.parts or "\0" in inner_path:
             raise self.refusal(
-                file_name, f"{folder!r:.80} leads out of the model's folder. Remove it."
+                file_name, f"{inner_path!r:.80} leads out of the model's folder. Remove it."
             )
-        return folder
+        return inner_path
 
     def check_files(self, *, with_subfolders: bool = True) -> None:
         """Refuse pipes, devices and texts larger than a model's, which libraries would read."""

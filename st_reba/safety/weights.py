@@ -43,7 +43,7 @@ _SAMPLED_ROWS = 8
 # A header, like an index of shards, has about a hundred bytes per tensor; one that is far longer
 # would take minutes to read.
 _FREE_HEADER_BYTES = 1 << 20
-_MOST_HEADER_BYTES = 32 << 20
+_MAX_HEADER_BYTES = 32 << 20
 _WEIGHT_BYTES_OF_A_HEADER_BYTE = 64
 
 
@@ -146,7 +146,7 @@ def read_header(repository: Repository, file_name: str) -> StoredTensors:
 
 def _longest_header(weight_bytes: int) -> int:
     proportionate_length = weight_bytes // _WEIGHT_BYTES_OF_A_HEADER_BYTE
-    return min(max(_FREE_HEADER_BYTES, proportionate_length), _MOST_HEADER_BYTES)
+    return min(max(_FREE_HEADER_BYTES, proportionate_length), _MAX_HEADER_BYTES)
 
 
 def _check_header_length(repository: Repository, file_name: str, path: str) -> None:

@@ -249,7 +249,7 @@ def test_messages_name_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     functions = (
-        "recipe.recipe_for",
+        "recipe.find_recipe",
         "index.Index.open",
         "evaluation.run.compare",
         "evaluation.run.curve",

@@ -129,13 +129,13 @@ def tune_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[An
 
 
 def test_tune_hands_on_its_options(tune_calls: list[tuple[Any, ...]], capsys: Capture) -> None:
-    assert main(["tune", "mini", "t.txt", "out", "--seed", "3", "--most-cost", "1.5"]) == 0
+    assert main(["tune", "mini", "t.txt", "out", "--seed", "3", "--max-cost", "1.5"]) == 0
     ((base, texts, out, options),) = tune_calls
     assert (base, texts, out) == ("mini", ["one", "two"], Path("out"))
     assert options == {
         "purpose": "similarity",
         "seed": 3,
-        "most_cost": 1.5,
+        "max_cost": 1.5,
         "sample": 1000,
     }
     printed = capsys.readouterr()

@@ -14,7 +14,7 @@ from architectures import TOKENIZERS, save
 from consumer_texts import exported_folder
 
 import st_reba
-from st_reba.hub.graph_runner import LEAST
+from st_reba.hub.graph_runner import MIN_COSINES
 from st_reba.modules.layout import special_tokens
 from st_reba.onnx import tracing
 from st_reba.onnx.folder import write_folder
@@ -101,8 +101,8 @@ def test_vectors_in_8_bits(
     texts, expected = texts_and_vectors
     vectors = vectors_in_node(EXPORTED.path, "q8", one_text_a_batch(texts))
     cosines = (vectors * expected).sum(axis=1)
-    assert LEAST["min"] < cosines.min() < 1 - 1e-5
-    assert cosines.mean() > LEAST["mean"]
+    assert MIN_COSINES["min"] < cosines.min() < 1 - 1e-5
+    assert cosines.mean() > MIN_COSINES["mean"]
 
 
 def test_tokens_of_byte_level_bpe(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_tokens_of_byte_level_bpe(tmp_path: Path) -> None:
     texts = [*PLAIN_TEXTS, *texts_that_spell_tokens(model.tokenizer)]
     prefix, suffix = special_tokens(model.tokenizer)
     expected: list[list[int]] = []
-    for content in model[0].content(texts)["input_ids"]:
+    for content in model[0].tokenize_content(texts)["input_ids"]:
         expected.append([*prefix, *content[: graph.budget], *suffix])
     tokens_by_folder = run_in_node({str(folder): texts}, [])["tokenizers"]
     assert tokens_by_folder[str(folder)] == expected
@@ -144,4 +144,4 @@ def test_weights_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     expected = model.encode(texts)
     assert np.abs(vectors_in_node(folder, "fp32", one_text_a_batch(texts)) - expected).max() < 1e-5
     cosines = (vectors_in_node(folder, "q8", one_text_a_batch(texts)) * expected).sum(axis=1)
-    assert cosines.min() > LEAST["min"]
+    assert cosines.min() > MIN_COSINES["min"]

@@ -110,7 +110,7 @@ def check_corpus(
 
     def check(corpus: Corpus) -> None:
         corpus.verify()
-        assert corpus.parts() == expected.parts() == PART_COUNT
+        assert corpus.part_count() == expected.part_count() == PART_COUNT
         for part_index in range(PART_COUNT):
             assert corpus.part(part_index) == expected.part(part_index)
             np.testing.assert_allclose(
@@ -216,7 +216,7 @@ def test_the_same_call_goes_on_after_an_error(
         encode(tmp_path, workers=1, action=fail)
     wait_for_end_of({process_id for process_id, _ in worker_batches(tmp_path)})
     corpus = Corpus(tmp_path / "corpus")
-    finished_parts = sorted(set(range(PART_COUNT)) - set(corpus.pending()))
+    finished_parts = sorted(set(range(PART_COUNT)) - set(corpus.parts_to_encode()))
     assert finished_parts
     assert MARKED_PART not in finished_parts
     finished_times = times_of_parts(corpus, finished_parts)

@@ -75,7 +75,7 @@ def nearest_passages(
     )
     corpus = Corpus(folder)
     totals = corpus.header()["totals"]
-    assert corpus.parts() == 3
+    assert corpus.part_count() == 3
     assert totals["vectors"] > totals["documents"]
     query_vector = models["reba"].encode(QUERY).astype(float)
     passages: list[tuple[str, float]] = []

@@ -66,7 +66,7 @@ def test_vectors_are_those_of_the_model(tmp_path: Path) -> None:
     corpus = encode(tmp_path / "corpus")
     rows = []
     row_vectors = []
-    for part_number in range(corpus.parts()):
+    for part_number in range(corpus.part_count()):
         for row, vectors in corpus.read(part_number):
             rows.append((row.text, row.document().id))
             row_vectors.append(vectors)
@@ -107,7 +107,7 @@ def test_bars_are_shown_on_request(
 
 def test_vectors_may_be_stored_in_float16(tmp_path: Path) -> None:
     corpus = encode(tmp_path / "corpus", dtype="float16", part_size=99)
-    assert corpus.parts() == 1
+    assert corpus.part_count() == 1
     vectors = corpus.vectors(0)
     assert vectors.dtype == np.float16
     expected_vectors = MODEL.encode_document(TEXTS, show_progress_bar=False)
@@ -296,7 +296,7 @@ def test_overwriting_keeps_equal_parts(
 
 def test_the_part_size_may_be_left_out_to_go_on(tmp_path: Path) -> None:
     encode(tmp_path / "corpus")
-    assert encode(tmp_path / "corpus", part_size=None).parts() == 4
+    assert encode(tmp_path / "corpus", part_size=None).part_count() == 4
 
 
 MIXED_INPUT: list[Any] = [
@@ -369,7 +369,7 @@ def test_parts_of_long_texts_are_short(
 ) -> None:
     monkeypatch.setattr(encoding, "MAX_PART_CHARACTERS", 100)
     long_rows = [{"text": "cat " * 10, "more": "a" * 40}] * 5
-    assert encode(tmp_path / "corpus", long_rows, part_size=100).parts() == 3
+    assert encode(tmp_path / "corpus", long_rows, part_size=100).part_count() == 3
 
 
 @pytest.mark.parametrize(
@@ -504,4 +504,4 @@ def test_a_quick_model_gets_larger_parts(
 
 
 def test_the_last_part_may_be_full(tmp_path: Path) -> None:
-    assert encode(tmp_path / "corpus", ["cat", "dog"] * 6).parts() == 2
+    assert encode(tmp_path / "corpus", ["cat", "dog"] * 6).part_count() == 2

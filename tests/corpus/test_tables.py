@@ -190,7 +190,7 @@ def test_a_line_without_end_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     suffix: str,
 ) -> None:
-    monkeypatch.setattr("st_reba.corpus.text_files.MOST_CHARS", 50)
+    monkeypatch.setattr("st_reba.corpus.text_files.MAX_CHARS", 50)
     with pytest.raises(ValueError, match="line 2"):
         rows(tmp_path / f"a{suffix}", '"a"\n' + "b" * 120)
 
@@ -199,7 +199,7 @@ def test_lines_and_texts_may_have_the_greatest_length(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("st_reba.corpus.text_files.MOST_CHARS", 50)
+    monkeypatch.setattr("st_reba.corpus.text_files.MAX_CHARS", 50)
     assert rows(tmp_path / "a.md", "b" * 51) == [("a, the text", "too long")]
     assert rows(tmp_path / "a.md", "b" * 50) == [{"text": "b" * 50}]
     assert rows(tmp_path / "a.txt", "b" * 49 + "\nc") == [{"text": "b" * 49}, {"text": "c"}]

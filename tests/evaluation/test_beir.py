@@ -55,7 +55,7 @@ def test_judgements_of_test_are_read(tmp_path: Path) -> None:
         )
         judgements.to_csv(tmp_path / "qrels" / f"{split}.tsv", sep="\t", index=False)
     task = read_task(tmp_path)
-    assert (task.kind, task.queries, len(task.texts)) == ("Retrieval", 11, 23)
+    assert (task.kind, task.query_count, len(task.texts)) == ("Retrieval", 11, 23)
     assert task.dropped == {"queries without a judgement": 1}
     assert task.items[1] == (1, (12,), (2.0,))
     assert task.texts[11:13] == ("word 0", "T word 1")

@@ -354,7 +354,7 @@ def test_mteb_scores_rankings_as_we_do(
         model,
         make_mteb_task(MTEB_RANKINGS[kind], {"default": {"test": split}}),
     )
-    result = evaluate_items(model, kind, items, queries=12)
+    result = evaluate_items(model, kind, items, query_count=12)
     for metric in ("ndcg_at_10", "map_at_1000", "recall_at_10"):
         assert result.scores[metric] == pytest.approx(
             expected_scores[metric],

@@ -278,7 +278,7 @@ def encode_ranges(
 
 
 def token_count_of(base_model: SentenceTransformer) -> int:
-    return len(transformer_of(base_model).content([WORD_TEXT])["input_ids"][0])
+    return len(transformer_of(base_model).tokenize_content([WORD_TEXT])["input_ids"][0])
 
 
 def encode_single_tokens(base_model: SentenceTransformer, name: str) -> Vectors:

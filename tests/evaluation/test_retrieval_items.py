@@ -126,7 +126,7 @@ def test_labels_score_the_gain_of_evaluate(seed: int) -> None:
         "Retrieval",
         tuple(map(str, range(31))),
         ((0, documents, grades),),
-        queries=1,
+        query_count=1,
     )
     evidence = task.task_kind.evidence(task, vectors.astype(np.float32))
     expected_score = evidence[0, RANKING_METRICS.index("ndcg_at_10")]

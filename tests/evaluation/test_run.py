@@ -156,9 +156,9 @@ def test_instructions_are_filled_in_or_put_before(
     )[method]
     model = st_reba.build(base_folder, method)
     expected_query = model.encode_query(task.texts[0], prompt=prompt)
-    expected_document = model.encode_document(task.texts[task.queries])
+    expected_document = model.encode_document(task.texts[task.query_count])
     np.testing.assert_allclose(vectors[0], expected_query, atol=1e-5)
-    np.testing.assert_allclose(vectors[task.queries], expected_document, atol=1e-5)
+    np.testing.assert_allclose(vectors[task.query_count], expected_document, atol=1e-5)
 
 
 def test_documents_are_instructed_by_their_own_template(
@@ -174,9 +174,9 @@ def test_documents_are_instructed_by_their_own_template(
     vectors = encoding.shared_vectors(base_model, task, [method], instructions, 4096, False)[method]
     model = st_reba.build(base_folder, method)
     expected_query = model.encode_query(task.texts[0], prompt="Find")
-    expected_document = model.encode_document(task.texts[task.queries], prompt="Of tales: ")
+    expected_document = model.encode_document(task.texts[task.query_count], prompt="Of tales: ")
     np.testing.assert_allclose(vectors[0], expected_query, atol=1e-5)
-    np.testing.assert_allclose(vectors[task.queries], expected_document, atol=1e-5)
+    np.testing.assert_allclose(vectors[task.query_count], expected_document, atol=1e-5)
 
 
 def test_each_result_is_appended_as_a_line(

@@ -30,19 +30,12 @@ def score_task(
     items: Sequence[Item],
     *,
     train: Sequence[Item] = (),
-    queries: int = 0,
+    query_count: int = 0,
 ) -> dict[str, float]:
     """All metrics of vectors on items over as many texts."""
     rows = np.asarray(vectors, np.float32)
     texts = tuple(f"text {row_number}" for row_number in range(len(rows)))
-    task = Task(
-        "t",
-        kind,
-        texts,
-        tuple(items),
-        tuple(train),
-        queries=queries,
-    )
+    task = Task("t", kind, texts, tuple(items), tuple(train), query_count=query_count)
     evidence = task.task_kind.evidence(task, rows)
     return compute_metrics(task, evidence)
 
@@ -53,7 +46,7 @@ def test_irrelevant_documents_come_first_among_equal_cosines() -> None:
         "Reranking",
         np.ones((14, 2)),
         items,
-        queries=10,
+        query_count=10,
     )
     assert task_scores["mrr_at_10"] == pytest.approx(1 / 3)
     assert task_scores["recall_at_10"] == task_scores["recall_at_1000"] == 1
@@ -66,7 +59,7 @@ def test_irrelevant_documents_come_first_among_equal_cosines() -> None:
 def test_rankings_are_cut_after_ten_and_a_thousand_documents() -> None:
     vectors = [[1.0, 0.0]] + [[1.0, row_number / 10] for row_number in range(1001)]
     items = [(0, (11, 1001), (1.0, 1.0))] * 10
-    task_scores = score_task("Retrieval", vectors, items, queries=1)
+    task_scores = score_task("Retrieval", vectors, items, query_count=1)
     expected_scores = {
         "map_at_1000": 1 / 11 / 2,
         "ndcg_at_10": 0,

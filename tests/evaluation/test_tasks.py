@@ -144,7 +144,7 @@ def test_items_are_indices_of_texts_and_a_label(
     source: pd.DataFrame, kind: str | None, read_kind: str, first_item: object
 ) -> None:
     task = read_task(source, kind)
-    assert (task.kind, task.queries, task.items[0]) == (read_kind, 0, first_item)
+    assert (task.kind, task.query_count, task.items[0]) == (read_kind, 0, first_item)
 
 
 SCORED_ROWS = [
@@ -253,7 +253,7 @@ RANKING = pd.DataFrame(
 
 def test_the_highest_grade_of_a_document_counts() -> None:
     task = read_task(RANKING)
-    assert (task.kind, task.queries, len(task.items)) == ("Reranking", 12, 12)
+    assert (task.kind, task.query_count, len(task.items)) == ("Reranking", 12, 12)
     assert task.items[0] == (0, (12, 13, 14), (0.0, 3.0, 0.0))
 
 
@@ -265,7 +265,7 @@ def test_reranking_drops_queries_without_irrelevant_documents() -> None:
 
 def test_retrieval_keeps_all_documents() -> None:
     task = read_task(RANKING, "Retrieval")
-    assert task.queries == 12
+    assert task.query_count == 12
     assert "x" in task.texts
 
 
@@ -276,7 +276,7 @@ def test_retrieval_without_relevance_takes_all_pairs_as_relevant() -> None:
 
 def test_a_limit_draws_queries_of_a_ranking() -> None:
     task = read_task(RANKING, limit=10)
-    assert task.queries == 10
+    assert task.query_count == 10
     assert task == read_task(RANKING, limit=10, seed=0)
     assert task != read_task(RANKING, limit=10, seed=1)
 

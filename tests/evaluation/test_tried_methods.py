@@ -23,7 +23,7 @@ from st_reba.evaluation.tried_methods import (
     search_wordings,
     similarity_methods,
 )
-from st_reba.methods import DEFAULT
+from st_reba.methods import DEFAULT_METHOD
 from st_reba.prompts import TEMPLATES
 
 TEXTS = [
@@ -162,7 +162,7 @@ def test_every_search_wording_is_a_pass() -> None:
 
 
 def test_the_default_of_build_is_a_candidate_for_search() -> None:
-    default = Method.parse(DEFAULT)
+    default = Method.parse(DEFAULT_METHOD)
     candidates = []
     for method in search_methods(6, "LATIN"):
         if method.template == default.template:

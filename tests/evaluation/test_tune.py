@@ -52,7 +52,7 @@ PLACES = [
     "without a word",
 ]
 TEXTS = list(map(" ".join, product(PEOPLE, ACTIONS, PLACES)))
-SILENT: dict[str, Any] = {"say": lambda line: None}
+SILENT: dict[str, Any] = {"report_step": lambda line: None}
 # The methods of each pass for similarity, without labels, on a base of six layers.
 PASSES = list(group_by_pass(similarity_methods(6, "LATIN"), 6).values())
 
@@ -133,9 +133,9 @@ def test_the_best_candidate_is_the_cheapest_of_the_best() -> None:
 
 def test_the_best_candidate_costs_no_more_than_allowed() -> None:
     candidates = [make_candidate(0.5, 1.0), make_candidate(0.6, 2.0)]
-    assert select_best(candidates, most_cost=1.0) is candidates[0]
+    assert select_best(candidates, max_cost=1.0) is candidates[0]
     with pytest.raises(ValueError, match="the cheapest method costs 1.00"):
-        select_best(candidates, most_cost=0.5)
+        select_best(candidates, max_cost=0.5)
 
 
 def test_the_default_is_kept_unless_another_method_is_clearly_better() -> None:
@@ -143,7 +143,7 @@ def test_the_default_is_kept_unless_another_method_is_clearly_better() -> None:
     # The standard error of the gain is 0.01.
     spread = 0.1 * torch.tensor([1.0, -1.0]).repeat(50)
     for gain, is_clear in ((-0.1, False), (0.02, False), (0.029, False), (0.031, True)):
-        other = replace(make_candidate(0.0, 2.0), evidence=default.evidence + gain + spread)
+        other = replace(make_candidate(0.0, 2.0), item_scores=default.item_scores + gain + spread)
         chosen = select_best([default, other], default=default)
         assert chosen is (other if is_clear else default)
 
@@ -151,7 +151,7 @@ def test_the_default_is_kept_unless_another_method_is_clearly_better() -> None:
 def test_the_default_is_not_kept_where_it_costs_too_much() -> None:
     default = make_candidate(0.6, 1.5)
     other = make_candidate(0.5, 1.0)
-    assert select_best([default, other], most_cost=1.2, default=default) is other
+    assert select_best([default, other], max_cost=1.2, default=default) is other
 
 
 def test_similarity_without_labels_keeps_the_default_without_a_filter(base_folder: str) -> None:
@@ -174,8 +174,8 @@ def test_candidates_are_judged_with_a_filter_and_without(base_folder: str) -> No
         tuple((row_number, 19 - row_number, float(row_number % 3)) for row_number in range(10)),
     )
     labelled_items = TaskItems(pairs)
-    for choosing_items in (text_views, labelled_items):
-        plan = SimilarityPlan(choosing_items, choosing_items, TEXTS, TEXTS)
+    for selection_items in (text_views, labelled_items):
+        plan = SimilarityPlan(selection_items, selection_items, TEXTS, TEXTS)
         assert plan.filter_kinds(base_model) == [None, "abtt"]
 
 
@@ -238,11 +238,9 @@ def test_methods_that_do_not_fit_are_read_by_another_pass(
 def test_report_is_written(report: TuneReport) -> None:
     folder = Path(report.folder)
     assert (folder / "report.md").read_text(encoding="utf-8") == f"{report}\n"
-    assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["counts"] == [
-        83,
-        42,
-    ]
-    assert 0 < report.passes < report.seconds
+    saved_report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert (saved_report["selection_count"], saved_report["test_count"]) == (83, 42)
+    assert 0 < report.pass_seconds < report.seconds
 
 
 def test_recipe_model_and_report_give_the_same_vectors(
@@ -270,12 +268,12 @@ def test_report_names_the_choice_and_the_published_methods(report: TuneReport) -
 
 
 def test_report_scores_the_texts_that_did_not_choose(base_folder: str, report: TuneReport) -> None:
-    reporting_items = plan_by_views(TEXTS, 1000, 0).reporting_items
-    assert isinstance(reporting_items, TaskItems)
+    test_items = plan_by_views(TEXTS, 1000, 0).test_items
+    assert isinstance(test_items, TaskItems)
     for row in (report.rows[0], report.rows[2]):
         assert row.method is not None
         assert row.score == pytest.approx(
-            view_score(base_folder, row.method, reporting_items.task),
+            view_score(base_folder, row.method, test_items.task),
             abs=1e-3,
         )
 
@@ -349,16 +347,16 @@ def test_texts_that_report_neither_choose_nor_fit() -> None:
     texts = list(map("{0} one{0} two{0} three{0}".format, range(1000)))
     plan = plan_by_views(texts, 1000, 0)
     assert (
-        plan.choosing_items.item_count,
-        plan.reporting_items.item_count,
+        plan.selection_items.item_count,
+        plan.test_items.item_count,
         len(plan.filter_texts),
     ) == (200, 150, 667)
     used_texts = {
-        *plan.choosing_items.texts_by_role[None],
+        *plan.selection_items.texts_by_role[None],
         *plan.filter_texts,
         *views_of(plan.filter_texts).texts,
     }
-    assert used_texts.isdisjoint(plan.reporting_items.texts_by_role[None])
+    assert used_texts.isdisjoint(plan.test_items.texts_by_role[None])
 
 
 def test_finished_passes_are_read_from_the_folder(
@@ -417,7 +415,8 @@ def test_classes_choose(base_folder: str, two_passes: Any, tmp_path: Path) -> No
         labels=classes,
         **SILENT,
     )
-    assert (report.kind, sum(report.counts)) == ("Classification", 50)
+    assert report.kind == "Classification"
+    assert report.selection_count + report.test_count == 50
 
 
 def test_pairs_choose_for_a_loaded_model(base_folder: str, two_passes: Any, tmp_path: Path) -> None:
@@ -441,7 +440,7 @@ def test_each_pass_is_reported_with_the_best_method(
     base_folder: str, two_passes: Any, tmp_path: Path
 ) -> None:
     lines: list[str] = []
-    report = tune.tune(base_folder, TEXTS, tmp_path / "out", say=lines.append)
+    report = tune.tune(base_folder, TEXTS, tmp_path / "out", report_step=lines.append)
     first_pass, second_pass = two_passes
     assert lines[0] == "2 passes through the base"
     assert lines[1].startswith(f"1/2 {first_pass[0]}: 1 s; best ")
@@ -460,10 +459,10 @@ def read_ranking(document: str) -> Task:
 def test_labels_are_divided_by_items_over_their_own_texts() -> None:
     task = read_ranking("d number is")
     plan = plan_by_labels(task, None, 1000, 0)
-    choosing_texts = set(plan.choosing_items.texts_by_role[None])
-    assert (plan.choosing_items.item_count, plan.reporting_items.item_count) == (20, 10)
-    assert choosing_texts.isdisjoint(plan.reporting_items.texts_by_role[None])
-    assert set(plan.filter_texts) == {text for text in choosing_texts if text.startswith("d")}
+    selection_texts = set(plan.selection_items.texts_by_role[None])
+    assert (plan.selection_items.item_count, plan.test_items.item_count) == (20, 10)
+    assert selection_texts.isdisjoint(plan.test_items.texts_by_role[None])
+    assert set(plan.filter_texts) == {text for text in selection_texts if text.startswith("d")}
 
 
 def test_a_restricted_task_keeps_documents_and_grades() -> None:
@@ -527,9 +526,9 @@ def test_prompts_without_room_for_a_text_are_not_tried(base_folder: str) -> None
 
 
 def test_auto_chooses_by_all_drawn_texts() -> None:
-    choosing_items = tune_plan.plan_for_auto(TEXTS[:60], "similarity", 0).choosing_items
-    assert choosing_items.item_count == 60
-    assert set(choosing_items.texts_by_role[None]) == set(views_of(TEXTS[:60]).texts)
+    selection_items = tune_plan.plan_for_auto(TEXTS[:60], "similarity", 0).selection_items
+    assert selection_items.item_count == 60
+    assert set(selection_items.texts_by_role[None]) == set(views_of(TEXTS[:60]).texts)
 
 
 def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
@@ -560,8 +559,8 @@ def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
         (lambda: tune.tune("mini"), "texts"),
         (lambda: st_reba.build("mini", "auto", texts=TEXTS[:20]), "give 50 at least"),
         (lambda: st_reba.build("mini", "auto", texts=TEXTS, quantization="int3"), "quantization"),
-        (lambda: tune.tune("mini", TEXTS, most_cost=float("nan")), "most_cost=nan .*above 0"),
-        (lambda: tune.tune("mini", TEXTS, most_cost=-1.0), "most_cost=-1.0 .*above 0"),
+        (lambda: tune.tune("mini", TEXTS, max_cost=float("nan")), "max_cost=nan .*above 0"),
+        (lambda: tune.tune("mini", TEXTS, max_cost=-1.0), "max_cost=-1.0 .*above 0"),
         (lambda: tune.tune("mini", TEXTS, __file__), "is not a folder"),
         (lambda: tune.tune("mini", TEXTS, seed=-1), "seed=-1"),
     ],

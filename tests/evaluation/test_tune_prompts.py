@@ -42,7 +42,7 @@ def test_candidates_are_tried_with_the_prompts_of_their_models(base_folder: str)
         model = st_reba.build(base_folder, candidate.method, **SAYING)
         vectors = torch.from_numpy(model.encode(list(text_views.texts)))
         scores = text_views.task_kind.score_items(text_views, vectors)
-        np.testing.assert_allclose(candidate.evidence, scores, atol=1e-3)
+        np.testing.assert_allclose(candidate.item_scores, scores, atol=1e-3)
 
 
 def test_prompts_count_as_work_where_no_prefix_is_shared(base_folder: str) -> None:
@@ -52,7 +52,7 @@ def test_prompts_count_as_work_where_no_prefix_is_shared(base_folder: str) -> No
         base_model = load_base(base_folder, **prompt_options)
         transformer_of(base_model).shares_prefix = False
         position_counts.append(text_views.count_positions(base_model, base_model))
-    prompt_length = len(transformer_of(base_model).content(["Say: "])["input_ids"][0])
+    prompt_length = len(transformer_of(base_model).tokenize_content(["Say: "])["input_ids"][0])
     assert position_counts[1] - position_counts[0] == prompt_length * text_views.text_count
 
 
@@ -70,12 +70,12 @@ def test_saved_prompts_take_room(base_folder: str) -> None:
     texts = TaskItems(views_of(TEXTS))
     short_prompt = PASSES[1][0]
     narrow_base = load_base(base_folder, max_seq_length=64)
-    assert Trials(narrow_base, texts, [None]).why_not(short_prompt) is None
+    assert Trials(narrow_base, texts, [None]).find_refusal(short_prompt) is None
     long_prompt = {"say": "Say it. " * 11}
     prompted_base = load_base(
         base_folder, max_seq_length=64, prompts=long_prompt, default_prompt_name="say"
     )
-    refusal = Trials(prompted_base, texts, [None]).why_not(short_prompt)
+    refusal = Trials(prompted_base, texts, [None]).find_refusal(short_prompt)
     assert "leaves no room" in (refusal or "")
 
 

@@ -39,7 +39,7 @@ from st_reba.evaluation.vectors import (
     search_filter_kinds,
     search_similarities,
 )
-from st_reba.methods import DEFAULT
+from st_reba.methods import DEFAULT_METHOD
 from st_reba.recipe import save_recipe
 
 ACTIONS = ["plays the guitar", "reads a long letter", "is buying bread", "walks home late", "sings"]
@@ -56,7 +56,7 @@ DOCUMENTS = [
     f"The {person} {action} {place}. Nobody saw the {person} of house {year}. It ended {place} in year {year}."
     for year, (person, action, place) in enumerate(STORIES)
 ]
-SILENT: dict[str, Any] = {"say": lambda line: None}
+SILENT: dict[str, Any] = {"report_step": lambda line: None}
 # The methods of each pass for search, on a base of six layers.
 PASSES = list(group_by_pass(search_methods(6, "LATIN"), 6).values())
 ROLES: list[Role] = ["query", "document"]
@@ -152,13 +152,13 @@ def test_candidates_have_the_scores_of_their_models(base_folder: str) -> None:
 
 def test_no_document_both_chooses_and_reports(plan: RetrievalPlan) -> None:
     assert (
-        plan.choosing_items.item_count,
-        plan.reporting_items.item_count,
+        plan.selection_items.item_count,
+        plan.test_items.item_count,
         len(plan.documents),
     ) == (100, 50, 100)
-    choosing_text = "\n".join(plan.documents)
-    for reporting_text in (*plan.reporting_items.queries, *plan.reporting_items.documents):
-        assert reporting_text not in choosing_text
+    selection_text = "\n".join(plan.documents)
+    for test_text in (*plan.test_items.queries, *plan.test_items.documents):
+        assert test_text not in selection_text
 
 
 @pytest.fixture(scope="module")
@@ -169,24 +169,24 @@ def labelled_plan() -> RetrievalPlan:
 
 
 def test_no_labelled_query_both_chooses_and_reports(labelled_plan: RetrievalPlan) -> None:
-    choosing = labelled_plan.choosing_items
-    reporting = labelled_plan.reporting_items
-    assert (choosing.kind, choosing.item_count, reporting.item_count) == ("Retrieval", 100, 50)
-    assert set(choosing.queries).isdisjoint(reporting.queries)
+    selection = labelled_plan.selection_items
+    rest = labelled_plan.test_items
+    assert (selection.kind, selection.item_count, rest.item_count) == ("Retrieval", 100, 50)
+    assert set(selection.queries).isdisjoint(rest.queries)
 
 
 def test_all_documents_are_searched_and_fit_the_filter(labelled_plan: RetrievalPlan) -> None:
     assert (
         set(labelled_plan.documents)
         == set(DOCUMENTS)
-        == set(labelled_plan.choosing_items.documents)
+        == set(labelled_plan.selection_items.documents)
     )
 
 
 def test_sentences_of_documents_stand_for_queries(labelled_plan: RetrievalPlan) -> None:
-    choosing = labelled_plan.choosing_items
-    assert len(choosing.query_sample) == 200
-    assert set(choosing.query_sample).isdisjoint(choosing.queries)
+    selection = labelled_plan.selection_items
+    assert len(selection.query_sample) == 200
+    assert set(selection.query_sample).isdisjoint(selection.queries)
 
 
 def test_report_is_written(report: TuneReport) -> None:
@@ -233,9 +233,9 @@ def test_recipe_model_and_report_give_the_same_vectors(
 
 def test_report_scores_the_saved_model(report: TuneReport, plan: RetrievalPlan) -> None:
     model = st_reba.load(str(Path(report.folder) / "model"))
-    query_vectors = model.encode_query(list(plan.reporting_items.queries))
-    document_vectors = model.encode_document(list(plan.reporting_items.documents))
-    scores = plan.reporting_items.score_similarities(query_vectors @ document_vectors.T)
+    query_vectors = model.encode_query(list(plan.test_items.queries))
+    document_vectors = model.encode_document(list(plan.test_items.documents))
+    scores = plan.test_items.score_similarities(query_vectors @ document_vectors.T)
     assert report.rows[0].score == pytest.approx(float(scores.mean()), abs=1e-2)
     expected_error = float(scores.std(ddof=1)) / len(scores) ** 0.5
     assert report.rows[0].error == pytest.approx(expected_error, abs=1e-2)
@@ -274,10 +274,10 @@ def test_the_report_scores_the_model_with_its_prompts(
     model = st_reba.load(str(Path(prompted_report.folder) / "model"))
     scores = {}
     for name in ("with prompts", "without"):
-        query_vectors = model.encode_query(list(plan.reporting_items.queries))
-        document_vectors = model.encode_document(list(plan.reporting_items.documents))
+        query_vectors = model.encode_query(list(plan.test_items.queries))
+        document_vectors = model.encode_document(list(plan.test_items.documents))
         similarities = query_vectors @ document_vectors.T
-        scores[name] = float(plan.reporting_items.score_similarities(similarities).mean())
+        scores[name] = float(plan.test_items.score_similarities(similarities).mean())
         model.prompts = {"query": "", "document": ""}
     assert prompted_report.rows[0].score == pytest.approx(scores["with prompts"], abs=2e-3)
     assert abs(scores["with prompts"] - scores["without"]) > 1e-2
@@ -303,7 +303,7 @@ def test_the_default_is_kept_as_an_index_whitens_it(base_folder: str, plan: Retr
     whitened_default = replace(default, filter_kind="whiten")
     candidates = [default, whitened_default]
     assert plan.find_default(candidates, base_model) is whitened_default
-    labelled_plan = replace(plan, choosing_items=replace(plan.choosing_items, is_labelled=True))
+    labelled_plan = replace(plan, selection_items=replace(plan.selection_items, is_labelled=True))
     assert labelled_plan.find_default(candidates, base_model) is None
 
 
@@ -320,7 +320,7 @@ def test_layers_that_hide_their_attention_are_read_by_states(
 def test_the_default_that_is_tried_is_what_build_makes(base_folder: str) -> None:
     base_model = load_base(base_folder)
     model = build_on(base_model, default_on(base_model, ""), check=False)
-    default = build_on(base_model, Method.parse(DEFAULT), check=False)
+    default = build_on(base_model, Method.parse(DEFAULT_METHOD), check=False)
     np.testing.assert_array_equal(
         model.encode_query(DOCUMENTS[:3]), default.encode_query(DOCUMENTS[:3])
     )
@@ -348,8 +348,8 @@ def test_the_saved_filter_is_fitted_on_all_documents(
     model = build_on(load_base(base_folder), replace(report.method, filter=None))
     whole_filter = plan.with_all_texts().fit_filter(model, saved_filter.kind)
     np.testing.assert_allclose(saved_filter.mean, whole_filter.mean, atol=1e-6)
-    choosing_filter = plan.fit_filter(model, saved_filter.kind)
-    assert np.abs(saved_filter.mean - choosing_filter.mean).max() > 1e-4
+    selection_filter = plan.fit_filter(model, saved_filter.kind)
+    assert np.abs(saved_filter.mean - selection_filter.mean).max() > 1e-4
 
 
 def test_finished_passes_do_not_run_again(
@@ -390,13 +390,8 @@ def labels_command(base_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_labels_choose_for_search(labels_command: list[str], tmp_path: Path) -> None:
     assert main(labels_command) == 0
     saved_report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
-    assert (saved_report["kind"], saved_report["counts"]) == (
-        "Retrieval",
-        [
-            100,
-            50,
-        ],
-    )
+    assert saved_report["kind"] == "Retrieval"
+    assert (saved_report["selection_count"], saved_report["test_count"]) == (100, 50)
 
 
 def test_other_kinds_of_labels_are_refused_for_search(labels_command: list[str]) -> None:
@@ -415,8 +410,8 @@ def test_auto_for_search_gives_the_same_model_again(base_folder: str) -> None:
 
 def test_auto_for_search_chooses_by_all_drawn_documents() -> None:
     auto_plan = plan_for_auto(DOCUMENTS, "search", 0)
-    assert isinstance(auto_plan.choosing_items, RetrievalItems)
-    assert auto_plan.choosing_items.item_count == 150
+    assert isinstance(auto_plan.selection_items, RetrievalItems)
+    assert auto_plan.selection_items.item_count == 150
 
 
 SENTENCES = ["A single sentence of a text, one"] * 90

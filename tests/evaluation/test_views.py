@@ -153,7 +153,7 @@ def test_rankings_are_scored_by_average_precision() -> None:
         "Reranking",
         numbered_texts(50),
         tuple(items),
-        queries=10,
+        query_count=10,
     )
     unit_vectors = random_units(50)
     expected_scores = []

@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba.bases import EMBEDDED
+from st_reba.bases import BUNDLED
 from st_reba.hub import save
 from st_reba.hub.card import (
     TEMPLATE,
@@ -474,7 +474,7 @@ def nested_yaml() -> str:
 
 
 def test_metadata_of_a_strangers_card_may_not_grow(tmp_path: Path) -> None:
-    base = shutil.copytree(EMBEDDED["mini"], tmp_path / "base")
+    base = shutil.copytree(BUNDLED["mini"], tmp_path / "base")
     (base / "README.md").write_text(f"---\n{nested_yaml()}\n---\n", encoding="utf-8")
     card = saved_card(st_reba.build(base, "echo"), tmp_path / "saved")
     metadata: ModelCardData = ModelCard(card).data
@@ -483,7 +483,7 @@ def test_metadata_of_a_strangers_card_may_not_grow(tmp_path: Path) -> None:
 
 
 def test_a_strangers_name_stays_text(tmp_path: Path) -> None:
-    base = shutil.copytree(EMBEDDED["mini"], tmp_path / "base")
+    base = shutil.copytree(BUNDLED["mini"], tmp_path / "base")
     model: Any = st_reba.build(base, "echo")
     model[0].base_model = "{{ 7 * 7 }}`\n\n# 题\n"
     card = saved_card(model, tmp_path / "saved")

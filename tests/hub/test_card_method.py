@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 import st_reba
-from st_reba.bases import EMBEDDED, resolve_embedded
+from st_reba.bases import BUNDLED, resolve_bundled
 from st_reba.cli import main
 from st_reba.hub import save
 from st_reba.hub.card import card_values
@@ -235,14 +235,14 @@ def build_mean(**options: Any) -> SentenceTransformer:
     return st_reba.build("mini", "echo", pooling="mean", device="cpu", **options)
 
 
-def recipe_of(card: str) -> dict[str, Any]:
+def parse_recipe(card: str) -> dict[str, Any]:
     recipe: dict[str, Any] = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
     return recipe
 
 
 def rebuilt(card: str, folder: Path) -> SentenceTransformer:
     """What the command of a card builds."""
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe_of(card)), encoding="utf-8")
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(parse_recipe(card)), encoding="utf-8")
     command = re.search("builds the model by `st-reba (build recipe.yaml .*?)`", card)
     assert command is not None
     assert main([*shlex.split(command[1]), "--json"]) == 0
@@ -282,7 +282,7 @@ def test_options_of_loading_are_in_the_recipe(
     model = build_mean(**options)
     assert_rebuilt(model, tmp_path)
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    assert recipe_of(card)[name] == value
+    assert parse_recipe(card)[name] == value
     assert "given in Python" not in card
 
 
@@ -293,8 +293,8 @@ def test_another_tokenizer_is_in_the_recipe_by_its_name(
     tokenizer_folder = tmp_path / "own_tokenizer"
     tokenizer_folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(EMBEDDED["mini"] / name, tokenizer_folder)
-    shutil.copy(EMBEDDED["mini"] / "config.json", tokenizer_folder)
+        shutil.copy(BUNDLED["mini"] / name, tokenizer_folder)
+    shutil.copy(BUNDLED["mini"] / "config.json", tokenizer_folder)
     tokenizer_file = tokenizer_folder / "tokenizer.json"
     tokenizer = json.loads(tokenizer_file.read_text(encoding="utf-8"))
     tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:50]
@@ -303,7 +303,7 @@ def test_another_tokenizer_is_in_the_recipe_by_its_name(
     assert np.abs(model.encode(LONG_TEXT) - build_mean().encode(LONG_TEXT)).max() > 1e-3
     assert_rebuilt(model, tmp_path)
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    assert recipe_of(card)["tokenizer"] == "own_tokenizer"
+    assert parse_recipe(card)["tokenizer"] == "own_tokenizer"
     assert ". If the tokenizer is a folder or file, write its path:" in card
     assert str(tmp_path) not in card
 
@@ -317,12 +317,12 @@ def test_a_length_that_was_changed_is_in_the_recipe_and_another_is_not(
     model.max_seq_length = 24
     assert_rebuilt(model, tmp_path)
     loaded_model = st_reba.load(tmp_path / "model", device="cpu")
-    assert recipe_of(card_of(loaded_model, tmp_path / "again"))["max_seq_length"] == 24
+    assert parse_recipe(card_of(loaded_model, tmp_path / "again"))["max_seq_length"] == 24
     model.max_seq_length = built_length
-    assert "max_seq_length" not in recipe_of(card_of(model, tmp_path / "as_built"))
+    assert "max_seq_length" not in parse_recipe(card_of(model, tmp_path / "as_built"))
     model = build_mean(max_seq_length=48)
     model.max_seq_length = 24
-    assert recipe_of(card_of(model, tmp_path / "shorter"))["max_seq_length"] == 24
+    assert parse_recipe(card_of(model, tmp_path / "shorter"))["max_seq_length"] == 24
 
 
 def test_the_command_of_a_card_sets_what_no_recipe_holds(
@@ -354,14 +354,14 @@ def test_a_card_says_which_options_its_recipe_lacks(tmp_path: Path) -> None:
 
 
 def test_no_recipe_holds_the_length_of_an_embedder(tmp_path: Path) -> None:
-    modules = [Transformer(resolve_embedded("mini")), Pooling(192, "mean")]
+    modules = [Transformer(resolve_bundled("mini")), Pooling(192, "mean")]
     SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path / "base"))
     model = st_reba.build(tmp_path / "base", "nosink:setting=mask0-bidir,k=2", device="cpu")
     assert "given in Python" not in card_of(model, tmp_path / "model")
     model.max_seq_length = 24
     card = card_of(model, tmp_path / "shorter")
     assert "`, without the `max_seq_length` given in Python. If the base is a folder" in card
-    assert "max_seq_length" not in recipe_of(card)
+    assert "max_seq_length" not in parse_recipe(card)
 
 
 def test_a_strangers_record_of_loading_stays_text(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_a_strangers_record_of_loading_stays_text(tmp_path: Path) -> None:
     record = {"tokenizer": "x`\n```", "python_options": ["`code`"]}
     model[0].recipe = {"name": "echo", "pooling": "mean", "loading": record}
     card = card_of(model, tmp_path / "model")
-    assert recipe_of(card)["tokenizer"] == "x' '''"
+    assert parse_recipe(card)["tokenizer"] == "x' '''"
     assert "given in Python" not in card
     model[0].recipe = {"name": "echo", "loading": 3}
-    assert recipe_of(card_of(model, tmp_path / "other"))["method"] == "echo"
+    assert parse_recipe(card_of(model, tmp_path / "other"))["method"] == "echo"

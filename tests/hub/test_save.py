@@ -92,7 +92,7 @@ def test_golden_vectors_can_be_left_out(model: SentenceTransformer, tmp_path: Pa
         ("write_golden", Mock(side_effect=OSError)),
         ("write_card", Mock(side_effect=OSError)),
         # The new folder, gone, cannot be put in place of the old.
-        ("_share", shutil.rmtree),
+        ("_apply_umask", shutil.rmtree),
     ],
     ids=["golden vectors", "card", "the new folder"],
 )
@@ -156,7 +156,7 @@ def test_a_model_of_others_has_the_card_of_its_library(
 
 SAVE_AND_MEASURE = """
 import resource, sys, transformers, st_reba
-from st_reba.bases import EMBEDDED
+from st_reba.bases import BUNDLED
 from st_reba.hub import save
 
 def peak_memory():
@@ -164,7 +164,7 @@ def peak_memory():
 
 sizes = {"vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 20}
 config = transformers.LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=2, dtype="float32")
-tokenizer = transformers.AutoTokenizer.from_pretrained(str(EMBEDDED["mini"]))
+tokenizer = transformers.AutoTokenizer.from_pretrained(str(BUNDLED["mini"]))
 model = st_reba.build(transformers.LlamaModel(config), "echo", tokenizer=tokenizer, max_seq_length=64)
 model.encode("warm")
 weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())

@@ -32,7 +32,7 @@ from sentence_transformers.sentence_transformer.modules.tokenizer import (
 )
 from tiny import WORDS, tiny_model
 
-from st_reba.bases import resolve_embedded
+from st_reba.bases import resolve_bundled
 from st_reba.cli import main
 from st_reba.hub import push, save, verify
 from st_reba.modules.version import __version__
@@ -144,14 +144,16 @@ def test_damaged_weights_that_give_no_vectors_are_named(
     save_file(weights, copied_folder / "model.safetensors", metadata={"format": "pt"})
     report = verify(copied_folder, device="cpu")
     assert not report.ok
-    assert report.damage == [f"weights: 1 of {len(weights)} differ ({weight_name})"]
+    assert report.damage == ["model.safetensors differs"]
     assert "with these weights, the model gives no vectors" in str(report)
     assert main(["verify", str(copied_folder), "--json"]) == 1
     printed_report = json.loads(capsys.readouterr().out)
     assert printed_report["ok"] is False
     assert printed_report["distance"] is None
     assert printed_report["damage"] == report.damage
-    with pytest.raises(ValueError, match="is not what it was.*not what was saved: weights: 1 of"):
+    with pytest.raises(
+        ValueError, match="is not what it was.*not what was saved: model.safetensors differs"
+    ):
         push(copied_folder, "org/model", dry_run=True)
 
 
@@ -175,7 +177,7 @@ def test_a_folder_without_golden_vectors_cannot_be_verified(
 
 
 def decoder_modules() -> list[Any]:
-    return [Transformer(resolve_embedded("mini")), Pooling(192, "mean")]
+    return [Transformer(resolve_bundled("mini")), Pooling(192, "mean")]
 
 
 def word_embeddings() -> WordEmbeddings:
@@ -258,9 +260,8 @@ def test_a_file_that_is_a_pipe_is_refused_before_it_is_read(copied_folder: Path,
         verify(copied_folder)
 
 
-@pytest.mark.parametrize("name", ["golden.json", "more.json"])
-def test_a_file_too_large_for_what_it_is_is_not_read(copied_folder: Path, name: str) -> None:
-    with (copied_folder / name).open("a") as file:
+def test_a_golden_file_that_is_too_large_is_not_read(copied_folder: Path) -> None:
+    with (copied_folder / "golden.json").open("a") as file:
         file.truncate(100 << 20)
-    with pytest.raises(ValueError, match=f"{name}.*104,857,600 bytes"):
+    with pytest.raises(ValueError, match=r"golden\.json.*104,857,600 bytes"):
         verify(copied_folder)

@@ -130,7 +130,7 @@ def test_the_facts_of_a_part_are_read_once(
 
     monkeypatch.setattr(corpus_folder.parquet, "read_schema", count_and_read)
     build(index_path, corpus.path)
-    assert len(read_paths) == len(set(read_paths)) == corpus.parts()
+    assert len(read_paths) == len(set(read_paths)) == corpus.part_count()
 
 
 def test_a_corpus_of_another_model_is_refused(

@@ -21,7 +21,7 @@ from indexes import MODEL, QUIET, build, documents, run_sql, texts
 from st_reba.corpus.records import INDEX_FORMAT
 from st_reba.index import Index
 from st_reba.index.changes import changing
-from st_reba.index.vectors import write_index
+from st_reba.index.vector_file import write_index
 
 faiss: Any = import_module("faiss")
 FLIPPED_BYTES = 60

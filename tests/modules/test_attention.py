@@ -105,7 +105,7 @@ def test_blocks_have_the_output_and_the_probabilities_of_the_whole(
     terms: ScoreTerms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Grouped heads; without gradients, few queries of a text at a time."""
-    monkeypatch.setattr(blocks, "BLOCK", 32 * 4 * LENGTH)
+    monkeypatch.setattr(blocks, "BLOCK_SIZE", 32 * 4 * LENGTH)
     heads = random_heads(value_size=5)
     expected_output, expected_probabilities = whole_attention(*heads, terms)
     block_sizes: list[int] = []
@@ -123,7 +123,7 @@ def test_blocks_have_the_output_and_the_probabilities_of_the_whole(
     with torch.no_grad():
         torch.testing.assert_close(attend(*heads, terms, check_block), expected_output)
     whole_size, *small_sizes = block_sizes
-    assert whole_size > blocks.BLOCK >= max(small_sizes)
+    assert whole_size > blocks.BLOCK_SIZE >= max(small_sizes)
     assert len(block_sizes) == (11 if terms.causal else 15)
 
 
@@ -131,7 +131,7 @@ def test_blocks_have_the_output_and_the_probabilities_of_the_whole(
 def test_blocks_have_the_gradients_of_the_whole(
     terms: ScoreTerms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 32 * 4 * LENGTH)
+    monkeypatch.setattr(blocks, "BLOCK_SIZE", 32 * 4 * LENGTH)
     heads = [numbers.requires_grad_() for numbers in random_heads(value_size=5)]
     expected_output, _ = whole_attention(*heads, terms)
     output = attend(*heads, terms, lambda block, texts, start: None)

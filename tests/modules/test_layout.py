@@ -46,7 +46,7 @@ def test_a_built_row_holds_its_segments_in_order(
     for segment in segments:
         expected_ids += content if segment is None else segment
     assert token_ids == expected_ids
-    assert span.total == layout.overhead + layout.copies * len(content)
+    assert span.row_length == layout.overhead + layout.copies * len(content)
 
 
 @FAST
@@ -57,17 +57,17 @@ def test_each_pooled_choice_sees_its_own_positions(
     layout = RowLayout((*segments, (7,) * suffix))
     _, copy_ids, span = layout.build_row([1] * length)
     copies = torch.tensor([copy_ids + [0] * padding])
-    real_tokens = torch.arange(copies.shape[1])[None] < span.total
-    row_lengths = torch.tensor([[span.total]])
+    real_tokens = torch.arange(copies.shape[1])[None] < span.row_length
+    row_lengths = torch.tensor([[span.row_length]])
     last_copy = [position for position, copy in enumerate(copy_ids) if copy == layout.copies]
     later_copies = [position for position, copy in enumerate(copy_ids) if copy > 1]
-    suffix_positions = list(range(span.total - suffix, span.total))
+    suffix_positions = list(range(span.row_length - suffix, span.row_length))
     expected = {
         "last_copy": last_copy,
         "repeats": later_copies if layout.copies > 1 else last_copy,
         "last_copy_and_end": sorted({*last_copy, *suffix_positions}),
-        "end": [span.total - 1],
-        "all": list(range(span.total)),
+        "end": [span.row_length - 1],
+        "all": list(range(span.row_length)),
     }
     assert expected.keys() == set(POOLED)
     for pooled, positions in expected.items():

@@ -54,7 +54,7 @@ def test_outputs_are_the_mean_over_layers(
     assert model[0].depth == last_layer
     features = features_of(model)
     for row, vector in enumerate(encoded(model)):
-        row_length = features["spans"][row].total
+        row_length = features["spans"][row].row_length
         token_ids = features["input_ids"][row][:row_length].tolist()
         layers = slice(first_layer - 1, last_layer)
         with torch.no_grad():
@@ -88,7 +88,7 @@ def test_an_ensemble_is_the_weighted_sum_of_its_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By default the average; the texts of a batch begin apart, and blocks hold some of ReBA's anchors, or none."""
-    monkeypatch.setattr(blocks, "BLOCK", 1 << 11)
+    monkeypatch.setattr(blocks, "BLOCK_SIZE", 1 << 11)
     path = base("llama", "bos_eos")
     model = build(
         path,

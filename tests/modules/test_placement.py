@@ -63,9 +63,9 @@ def test_placed_rows_are_the_built_rows(
     assert rows.positions.tolist() == [list(range(expected_mask.shape[1]))]
     spans = expected["spans"]
     assert rows.first_starts.tolist() == [[span.start] for span in spans]
-    assert rows.text_lengths.tolist() == [[span.length] for span in spans]
-    assert rows.row_lengths.tolist() == [[span.total] for span in spans]
-    assert rows.max_text_length == max(span.length for span in spans)
+    assert rows.text_lengths.tolist() == [[span.text_length] for span in spans]
+    assert rows.row_lengths.tolist() == [[span.row_length] for span in spans]
+    assert rows.max_text_length == max(span.text_length for span in spans)
 
 
 @FAST

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers import AutoModel
 
-from st_reba.modules import ChunkedReBAPooling, ReBAPooling, blocks, pieces
+from st_reba.modules import ChunkedReBAPooling, ReBAPooling, blocks, chunks
 
 TWO_COPIES: Pieces = (None, None)
 SPECIAL = {"include_special": True}
@@ -52,7 +52,7 @@ CASES: list[tuple[tuple[str, str], dict[str, Any], Pieces, dict[str, bool]]] = [
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few texts, and some of their queries."""
-    monkeypatch.setattr(blocks, "BLOCK", 1 << 13)
+    monkeypatch.setattr(blocks, "BLOCK_SIZE", 1 << 13)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -221,7 +221,7 @@ def test_pieces_equal_the_oracle(
         hidden_states, attention = hidden_and_attention(float64_model(path), token_ids)
         return hidden_states, symmetrized_max(attention)
 
-    monkeypatch.setattr(pieces, "_POSITIONS", 64)  # several passes
+    monkeypatch.setattr(chunks, "_POSITIONS", 64)  # several passes
     last_vectors = encoded(build(path, pooling="last", chunk=chunk, **options))
     mean_model = build(path, pooling="mean", chunk=chunk, **options)
     mean_vectors = encoded(mean_model)
@@ -263,7 +263,7 @@ def test_pieces_may_not_need_more_positions_than_there_are(base: Base) -> None:
     """Those of the longest, wherever its text stands."""
     model: Any = build(base("llama"), chunk=20, check=False)
     features = features_of(model, ["a", "x y z"])
-    needed_positions = 1 + 2 * features["spans"][1].length
+    needed_positions = 1 + 2 * features["spans"][1].text_length
     model[0].config.max_position_embeddings = needed_positions
     model(dict(features))
     model[0].config.max_position_embeddings = needed_positions - 1
@@ -274,7 +274,7 @@ def test_pieces_may_not_need_more_positions_than_there_are(base: Base) -> None:
 def test_a_text_is_cut_as_in_the_reference() -> None:
     for token_count, chunk in product(range(1, 40), range(1, 12)):
         starts = [piece.start for piece in cut_into_pieces(token_count, chunk)]
-        assert pieces.chunk_bounds(token_count, chunk) == [*starts, token_count]
+        assert chunks.chunk_bounds(token_count, chunk) == [*starts, token_count]
 
 
 def test_pieces_have_two_copies_unless_told_otherwise() -> None:

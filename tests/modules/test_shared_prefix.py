@@ -159,7 +159,7 @@ def test_what_is_shared_is_computed_once(base: Base) -> None:
     """The prefix once a batch, each text once behind it, and every question behind texts of one length."""
     model: Any = build(base("llama"), "prompteol", template=QUESTIONS[:2])
     row_layouts = model[0].row_layouts()
-    token_lists = model[0].content(TEXTS)["input_ids"]
+    token_lists = model[0].tokenize_content(TEXTS)["input_ids"]
     text_lengths = [len(token_ids) for token_ids in token_lists]
     question_length = max(len(row_layout.segments[3]) for row_layout in row_layouts)
     with counted_positions(model) as passes:

@@ -168,21 +168,21 @@ def test_the_cut_is_reported_once(base: Base, caplog: pytest.LogCaptureFixture) 
     """A reversed text loses the same words."""
     model: Any = build(base("llama"), "classical", template="{reversed}", max_seq_length=8)
     long_text = " ".join(map(str, range(50)))
-    offsets = model[0].content([long_text], offsets=True)["offset_mapping"][0]
+    offsets = model[0].tokenize_content([long_text], offsets=True)["offset_mapping"][0]
     longest_uncut_text = long_text[: offsets[6][1]]
     features_of(model, [longest_uncut_text])
     assert "was cut to" not in caplog.text
     for _ in range(2):
         token_ids = features_of(model, ["x", long_text])["input_ids"][1]
         assert caplog.text.count("was cut to 7 a copy") == 1
-    assert token_ids[-1] == model[0].content([long_text])["input_ids"][0][0]
+    assert token_ids[-1] == model[0].tokenize_content([long_text])["input_ids"][0][0]
 
 
 def model_with_infinite_token(base: Base, pipeline: str) -> tuple[Any, Any]:
     """A model whose embedding of "a" is infinite, and its vector of a text without that token."""
     model: Any = build_pipeline(base("llama"), pipeline)
     _, finite_vector = encoded(model, ["a", "银行"])
-    token = model[0].content(["a"])["input_ids"][0][0]
+    token = model[0].tokenize_content(["a"])["input_ids"][0][0]
     model[0].model.get_input_embeddings().weight.data[token] = torch.inf
     return model, finite_vector
 
@@ -257,9 +257,9 @@ def test_an_adapter_leaves_the_weights_of_its_base_to_the_base(
 
 # Most lines of the file that travels with a model: generous, so that they stop a file that has
 # doubled.
-MOST_LINES = 1350
-MOST_LINES_OF_REBA = 1500
-MOST_LINES_WITH_MASKS = 1850
+MAX_LINES = 1350
+MAX_LINES_OF_REBA = 1500
+MAX_LINES_WITH_MASKS = 1850
 SECTIONS_OF_ALL = ["layout", "extensions", "passes", "transformer"]
 REBA_SECTIONS = "attention blocks capture pooling"
 # The sections of that file behind those of all files.
@@ -270,12 +270,12 @@ SECTIONS: dict[tuple[str, str], str] = {
         "llama",
         "authors last",
     ): "attention blocks capture both_ways pooling authors",
-    ("llama", "chunk mean"): f"{REBA_SECTIONS} pieces",
+    ("llama", "chunk mean"): f"{REBA_SECTIONS} chunks",
     ("llama", "concat"): f"layers reader {REBA_SECTIONS}",
     (
         "llama",
         "chunk mask0",
-    ): "attention blocks masks nosink capture both_ways pooling pieces",
+    ): "attention blocks masks nosink capture both_ways pooling chunks",
     ("llama", "echo last"): "shared_prefix",
     (
         "llama",
@@ -298,10 +298,10 @@ def test_a_model_takes_the_code_with_it_that_it_needs_and_no_more(
     expected_sections = SECTIONS[base_name, pipeline].split()
     listed_sections = re.findall(r"^- (\w+): [A-Z]", code, re.M)
     assert sorted(listed_sections) == sorted(SECTIONS_OF_ALL + expected_sections)
-    most_lines = MOST_LINES
+    max_lines = MAX_LINES
     if "capture" in expected_sections:
-        most_lines = MOST_LINES_WITH_MASKS if "masks" in expected_sections else MOST_LINES_OF_REBA
-    assert len(code.splitlines()) <= most_lines
+        max_lines = MAX_LINES_WITH_MASKS if "masks" in expected_sections else MAX_LINES_OF_REBA
+    assert len(code.splitlines()) <= max_lines
     ast.parse(code)
 
 

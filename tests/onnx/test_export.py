@@ -29,7 +29,7 @@ import st_reba
 import st_reba.onnx
 from st_reba.comparison import GOLDEN_TEXTS, relative_distance
 from st_reba.hub import verify
-from st_reba.hub.graph_runner import LEAST, Runner, cosines, verify_graph
+from st_reba.hub.graph_runner import MIN_COSINES, Runner, cosines, verify_graph
 from st_reba.onnx import tracing
 from st_reba.onnx.folder import write_folder, write_tokenizer
 from st_reba.onnx.graph import EmbeddingGraph
@@ -192,7 +192,7 @@ def test_a_text_that_spells_a_special_token_is_ordinary_text(
     auto_tokenizer = AutoTokenizer.from_pretrained(str(exported_model.folder))
     raw_tokenizer = Tokenizer.from_file(str(exported_model.folder / "tokenizer.json"))
     raw_tokenizer.no_padding()
-    contents = exported_model.model[0].content(TEXTS)["input_ids"]
+    contents = exported_model.model[0].tokenize_content(TEXTS)["input_ids"]
     for text, content in zip(TEXTS, contents, strict=True):
         expected_ids = [exported_model.model.tokenizer.bos_token_id, *content][:max_length]
         assert raw_tokenizer.encode(text).ids == expected_ids
@@ -252,7 +252,7 @@ def test_verify_accepts_an_exported_folder(exported_model: Exported) -> None:
 def test_verify_refuses_a_loss_that_is_too_large(
     exported_model: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LEAST, "min", 0.999999)
+    monkeypatch.setitem(MIN_COSINES, "min", 0.999999)
     assert not verify(exported_model.folder).ok
 
 
@@ -334,7 +334,7 @@ def test_a_graph_that_is_off_is_not_written(
 def test_a_graph_that_loses_too_much_is_not_written(
     exported_model: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LEAST, "mean", 0.9999999)
+    monkeypatch.setitem(MIN_COSINES, "mean", 0.9999999)
     with pytest.raises(ValueError, match="loses too much"):
         st_reba.onnx.export(exported_model.model, tmp_path / "rounded", quantize="int8")
     assert os.listdir(tmp_path) == []

@@ -29,7 +29,7 @@ class RankingKind(TaskKind):
 
     column_readers = {"query": read_text, "document": read_text, "relevance": read_score}
     metrics = column_means(RANKING_METRICS)
-    fewest_items = 1
+    min_items = 1
     item_name = "labelled queries"
     ranks_all_documents: ClassVar[bool]
 
@@ -92,7 +92,7 @@ class RankingKind(TaskKind):
             self.name,
             texts,
             tuple(ranking_items),
-            queries=len(queries),
+            query_count=len(queries),
             dropped=dropped_counts,
         )
 
@@ -110,9 +110,9 @@ class RankingKind(TaskKind):
             documents = np.asarray(judged_documents)
             grades = np.asarray(judged_grades)
             if self.ranks_all_documents:
-                documents = np.arange(task.queries, len(unit_vectors))
+                documents = np.arange(task.query_count, len(unit_vectors))
                 grades = np.zeros(len(documents))
-                grades[np.asarray(judged_documents) - task.queries] = judged_grades
+                grades[np.asarray(judged_documents) - task.query_count] = judged_grades
             cosines = np.round(unit_vectors[documents] @ unit_vectors[query], COSINE_DIGITS)
             # Among equal cosines the lower grade comes first, so that ties earn nothing.
             ranking = np.lexsort((grades, -cosines))

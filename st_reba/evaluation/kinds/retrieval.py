@@ -23,7 +23,7 @@ class Retrieval(RankingKind):
     def check(self, task: Task) -> None:
         """Refuse a ranking of one document."""
         super().check(task)
-        if len(task.texts) - task.queries < 2:
+        if len(task.texts) - task.query_count < 2:
             raise ValueError(
                 f"{task.name}: a ranking of one document says nothing. Give two documents at least."
             )

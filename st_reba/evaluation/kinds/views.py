@@ -11,11 +11,11 @@ from torch import Tensor
 from ..measures import column_means
 from ..task import Evidence, Task, TaskKind, TextIndex, declare_kind
 from ..task_source import TaskSource
-from ..texts import FEWEST_PIECES, split_pieces
+from ..texts import MIN_PIECES, split_pieces
 from ..vectors import Vectors, normalize_rows
 
 # Only the beginning of a longer text is used.
-_MOST_PIECES = 150
+_MAX_PIECES = 150
 # Cosines that differ by less are the same: rounding is not a rank.
 SAME_COSINE = 1e-6
 
@@ -33,9 +33,9 @@ def views_of(texts: Iterable[str]) -> Task:
     view_texts: TextIndex[str] = TextIndex()
     view_items: list[tuple[int, ...]] = []
     for text in texts:
-        pieces = split_pieces(text)[:_MOST_PIECES]
+        pieces = split_pieces(text)[:_MAX_PIECES]
         piece_count = len(pieces)
-        if piece_count < FEWEST_PIECES:
+        if piece_count < MIN_PIECES:
             continue
         two_thirds = -(-2 * piece_count // 3)
         half = piece_count // 2
@@ -71,7 +71,7 @@ class Views(TaskKind):
     name = "Views"
     metrics = column_means(["information"])
     main_metric = "information"
-    fewest_items = 1
+    min_items = 1
     item_name = "texts"
 
     def read(self, task_source: TaskSource) -> Task:

@@ -88,7 +88,7 @@ class WordSense(TaskKind):
     metrics = column_means(["accuracy cosine", "accuracy euclidean"])
     main_metric = "accuracy cosine"
     paper_metric = "accuracy euclidean"
-    fewest_items = 1
+    min_items = 1
 
     def read(self, task_source: TaskSource) -> Task:
         """Read the questions; those that cannot be used are counted."""

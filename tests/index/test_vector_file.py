@@ -14,7 +14,7 @@ import pytest
 from st_reba.index import factories, vectors
 from st_reba.index.scoring import Segment, prepare_vectors, top_k
 from st_reba.index.state import IndexState
-from st_reba.index.vectors import VectorFile
+from st_reba.index.vector_file import VectorFile
 
 COUNT = 400
 DIMENSION = 8

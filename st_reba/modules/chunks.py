@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .capture import Capture
-from .layout import MOST_REPEATS, Features, RowLayout, Span, pad, published
+from .layout import MAX_REPEATS, Features, RowLayout, Span, pad, published
 from .pooling import ReBAPooling
 
 # Positions of a forward pass over chunks, so that memory does not grow with the text.
@@ -49,13 +49,13 @@ class ChunkPlan:
         spans: list[Span] = features["spans"]
         chunks: list[Chunk] = []
         for row, span in enumerate(spans):
-            bounds = list(pairwise(chunk_bounds(span.length, self.chunk)))
+            bounds = list(pairwise(chunk_bounds(span.text_length, self.chunk)))
             chunks += [
                 Chunk(row, start, end - start)
                 for start, end in bounds[-1 if self.last_only else 0 :]
             ]
         chunks.sort(key=lambda chunk: -chunk.length)
-        overhead = max(span.total - span.length for span in spans)
+        overhead = max(span.row_length - span.text_length for span in spans)
         if overhead + self.repeats * chunks[0].length > position_count > 0:
             raise ValueError(
                 f"chunk={self.chunk}: the copies and what is around them need more than {position_count} positions."
@@ -76,7 +76,10 @@ class ChunkPlan:
         for chunk in chunks:
             span: Span = features["spans"][chunk.row]
             # Positions in the text's own row, which stand for their token ids until the end.
-            prefix, suffix = range(span.start), range(span.start + span.length, span.total)
+            prefix, suffix = (
+                range(span.start),
+                range(span.start + span.text_length, span.row_length),
+            )
             layout = RowLayout((tuple(prefix), *[None] * self.repeats, tuple(suffix)))
             first_position = span.start + chunk.start
             rows.append(layout.build_row(range(first_position, first_position + chunk.length)))
@@ -136,23 +139,23 @@ class ChunkedReBAPooling(ReBAPooling):
         super().__init__(embedding_dimension, pooling, **options)
         self.chunk = chunk
         self.repeats = repeats
-        if chunk < 1 or repeats not in range(1, MOST_REPEATS + 1):
+        if chunk < 1 or repeats not in range(1, MAX_REPEATS + 1):
             raise ValueError(
                 f"chunk={chunk}, repeats={repeats}: give 1 or more, and at most "
-                f"{MOST_REPEATS} copies."
+                f"{MAX_REPEATS} copies."
             )
 
     @property
     def capture(self) -> Capture:
         """The rows of the chunks that the sentence vector needs."""
         plan = ChunkPlan(self.chunk, self.repeats, last_only=self.pooling == "last")
-        return replace(super().capture, pieces=plan)
+        return replace(super().capture, chunk_plan=plan)
 
     @property
     def token_capture(self) -> Capture:
         """The rows of the chunks that words and tokens need."""
         plan = ChunkPlan(self.chunk, self.repeats, last_only=False)
-        return replace(super().token_capture, pieces=plan)
+        return replace(super().token_capture, chunk_plan=plan)
 
     def on_model_ready(self, model: Any) -> None:
         """Check that the text runs once."""
@@ -170,11 +173,11 @@ class ChunkedReBAPooling(ReBAPooling):
         """The e_i of every token, [B, n, d]; or of the last, [B, 1, d], if only last chunks ran."""
         text_states: Tensor = features["token_embeddings"]
         spans: list[Span] = features["spans"]
-        last_only = features["captured"].pieces.last_only
-        longest = 1 if last_only else max(span.length for span in spans)
+        last_only = features["captured"].chunk_plan.last_only
+        longest = 1 if last_only else max(span.text_length for span in spans)
         vectors = text_states.new_zeros(len(text_states), longest, text_states.shape[2])
         precision = torch.promote_types(text_states.dtype, torch.float32)
-        for chunks, output in features["pieces"]:
+        for chunks, output in features["chunk_outputs"]:
             chunk_weights = self._weights(output, normalize).to(precision)
             for chunk, weights, chunk_states in zip(
                 chunks, chunk_weights, output["token_embeddings"], strict=True
