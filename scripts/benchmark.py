@@ -186,7 +186,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--words",
         type=int,
-        help="join the texts to longer ones of so many words",
+        help="join the texts to longer ones of this many words",
     )
     parser.add_argument("--count", type=int, default=64, help="how many of these")
     parser.add_argument("--rounds", type=int, default=5)

@@ -88,9 +88,8 @@ class StReba(Tool):
 
     def __init__(self, folder: Path, vectors: Any) -> None:
         super().__init__(folder, vectors)
-        import_module("st_reba").build(
-            "mini"
-        )  # else some modules are imported when an index is opened
+        # Else some modules are imported when an index is opened.
+        import_module("st_reba").build("mini")
         import faiss  # noqa: F401
         import torch
         from sentence_transformers import SentenceTransformer

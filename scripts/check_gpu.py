@@ -4,7 +4,7 @@
     python scripts/check_gpu.py --device cpu
 
 The first runs on one CUDA card, the second compares the same without a card. MODEL is a base's
-folder (default: the embedded one).
+folder (default: the bundled one).
 
 Vectors are compared with float32 on the CPU. A wait for the card inside the decoder is an error,
 but for the one that transformers' masks make in each pass. Exit status 1: one differs, or waits.

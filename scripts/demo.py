@@ -114,7 +114,7 @@ class Steps:
 
     @contextmanager
     def step(self, description: str) -> Iterator[None]:
-        """Tell of a step before it, and its time behind it."""
+        """Announce a step, and print its time after it."""
         self._step_number += 1
         start_time = time.monotonic()
         print(f"{self._step_number}. {description} ...", flush=True)

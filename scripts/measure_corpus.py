@@ -94,7 +94,7 @@ def build_and_close(model: Any, corpus_folder: str, index_folder: str) -> None:
 
 
 def measure(model_name: str, texts_file: Path, size: int) -> dict[str, float]:
-    """Encode and index so many texts; seconds and MiB."""
+    """Encode and index ``size`` texts; seconds and MiB."""
     from st_reba.corpus import encode_corpus
 
     model = open_model(model_name)

@@ -7,7 +7,7 @@ The first prints the table of docs/how-to/large-models.md; the second counts for
 measures what a process or GPU holds. BASE is a folder, or a name of that table: then weights are
 drawn at random, and saved in the folder for temporary files. NUMBER is float32, bfloat16, int8 or
 nf4. Counted are the weights, and what is alive at once inside a layer: per position 4 vectors of
-the hidden size (the embedding, the layer's input, the state behind its attention, and its norm) and
+the hidden size (the embedding, the layer's input, the state after its attention, and its norm) and
 3 of the MLP's size (gate, up, their product). A GPU needs about 1 GB more, for its context.
 """
 
@@ -88,7 +88,7 @@ def count_weights(config: Any, number_type: str) -> float:
 
 
 def count_activations(config: Any, positions: int, number_type: str = "bfloat16") -> float:
-    """GB that a pass of so many positions holds beside the weights."""
+    """GB that a pass of this many positions holds besides the weights."""
     text_config = config.get_text_config()
     numbers_a_position = 4 * text_config.hidden_size + 3 * text_config.intermediate_size
     return float(dense_bytes(number_type) * positions * numbers_a_position) / 1e9
@@ -120,7 +120,7 @@ def config_of(name: str) -> Any:
 
 
 def random_base(name: str) -> str:
-    """A folder with a base of the table's shape, random weights in bfloat16, and the embedded model's tokenizer."""
+    """A folder with a base of the table's shape, random weights in bfloat16, and the bundled model's tokenizer."""
     import st_reba
 
     folder = Path(tempfile.gettempdir(), name)

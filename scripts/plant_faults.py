@@ -43,7 +43,8 @@ import torch
 from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[1]
-# Of processor time, and thrice what the tests take; a fault that makes them run on and on is found.
+# Seconds of processor time, on top of three times what the tests take; a fault that makes them run
+# longer counts as found.
 TIME_LIMIT = 90
 # Of real time, a multiple of that: other work may take the processor.
 WAITING_FACTOR = 10

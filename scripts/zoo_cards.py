@@ -17,6 +17,7 @@ from typing import Any
 
 from st_reba import build
 from st_reba.hub import save
+from st_reba.methods import Method
 from st_reba.recipe import Recipe, zoo, zoo_recipe
 
 FOLDER = Path(__file__).resolve().parents[1] / "model_cards"
@@ -42,22 +43,22 @@ pass of 4,096 positions, and about 1 GB for a GPU's context; 4 bits take a third
 """
 
 
-def table_row(named_recipe: Recipe) -> str:
+def table_row(recipe: Recipe) -> str:
     """A model's line of the table."""
-    facts = named_recipe.about
-    name = named_recipe.name
+    facts = recipe.about
+    name = recipe.name
     if (FOLDER / f"{name}.md").is_file():
         name = f"[{name}]({name}.md)"
     cells = [
         name,
-        named_recipe.base,
-        f"`{describe_method(named_recipe)}`",
+        recipe.base,
+        f"`{recipe.short_form}`",
         facts["parameters"],
         f"{weight_gigabytes(facts['parameters']):.2g}",
         " ".join(facts.get("language", ())),
         str(facts.get("licence")),
         describe_score(facts),
-        named_recipe.status,
+        recipe.status,
     ]
     return f"| {' | '.join(cells)} |\n"
 
@@ -72,17 +73,6 @@ def describe_score(facts: Mapping[str, Any]) -> str:
     return "-"
 
 
-def method_options(named_recipe: Recipe) -> dict[str, Any]:
-    return {name: value for name, value in named_recipe.method.items() if name != "name"}
-
-
-def describe_method(named_recipe: Recipe) -> str:
-    """In the short form."""
-    method_name = str(named_recipe.method["name"])
-    options = ",".join(f"{name}={value}" for name, value in method_options(named_recipe).items())
-    return f"{method_name}:{options}" if options else method_name
-
-
 def weight_gigabytes(parameters: str) -> float:
     """Of 7B or 135M parameters in 16 bits."""
     billions = float(parameters[:-1])
@@ -93,15 +83,14 @@ def weight_gigabytes(parameters: str) -> float:
 
 def build_card(name: str, local_base: str | None = None) -> str:
     """The card of a recipe's model, built from its base or from the same base in a local folder or GGUF file."""
-    named_recipe = zoo_recipe(name)
+    recipe = zoo_recipe(name)
     if local_base is None:
         model = build(f"zoo:{name}", device="cpu")
     else:
-        method_name = named_recipe.method["name"]
-        model = build(local_base, method_name, device="cpu", **method_options(named_recipe))
+        model = build(local_base, Method(**recipe.method), device="cpu")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, name)
-        save(model, folder, name=name, about=named_recipe.about)
+        save(model, folder, name=name, about=recipe.about)
         return (folder / "README.md").read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""One call of `build`: the input module around a base, the pooling, what follows it, and the checks."""
+"""One call to `build`: the input module around a base, the pooling, what follows it, and the checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import get_device_name
 from torch import nn
-from transformers import PreTrainedModel
 
 from . import modules
 from .backbones import check_backbone, cut_layers, most_equal_positions
@@ -60,7 +59,7 @@ def build_model(
 
 
 class Assembly:
-    """One call of `build`.
+    """One call to `build`.
 
     Args:
         request: What it asks for. A default method reads hidden states where attention outputs
@@ -71,7 +70,7 @@ class Assembly:
     def __init__(self, request: BuildRequest, *, check: bool) -> None:
         self.method = request.method
         self.check = check
-        self.may_read_states = request.is_default_method
+        self.is_default_method = request.is_default_method
         loading = request.loading
         for option_name in sorted(loading.keys() - _CONSTRUCTOR_OPTIONS):
             if option_name not in _OWN_OPTIONS:
@@ -103,7 +102,7 @@ class Assembly:
         return with_filter(model, Filter.load(self.method.filter))
 
     def _loading_record(self, transformer: RepeatTransformer) -> dict[str, Any]:
-        """What a card needs beside the method to write a recipe, and the options that no recipe holds.
+        """What a card needs besides the method to write a recipe, and the options that no recipe holds.
 
         ``max_seq_length`` is None where the caller gave it for the tokenizer, not for the method.
         """
@@ -188,12 +187,11 @@ class Assembly:
                 raise ValueError(
                     f"chunk={chunk}: {copy_count} copies do not fit. Give {largest_chunk} at most."
                 )
-        if (
-            self.method.templates is not None
-            and not model.encode(["A text."], **field_values).any()
-        ):
+        if self.method.templates is None:
+            return
+        if not model.encode(["A text."], task=task, **field_values).any():
             raise ValueError(
-                f"weights={self.method.weights}: the vectors of the templates cancel each other out."
+                f"weights={self.method.weights}: the vectors of the templates for task={task!r} cancel each other out."
             )
 
     def _make_transformer(self) -> RepeatTransformer:
@@ -202,7 +200,7 @@ class Assembly:
         self._place_on_device(loaded_transformer)
         reads_attention = self.method.read == "attention"
         if (
-            self.may_read_states
+            self.is_default_method
             and reads_attention
             and not shows_attention(loaded_transformer.model)
         ):
@@ -212,9 +210,13 @@ class Assembly:
             )
             self.method = replace(self.method, read="states")
         method = self.method
+        reading = _reading_of(method, loaded_transformer.depth)
+        if method.layer is not None or method.read == "attention":
+            _, last_layer = method.read_layers(loaded_transformer.depth)
+            cut_layers(loaded_transformer.model, last_layer)
         transformer = self._wrap(
             loaded_transformer,
-            reading=_cut_to_reading(method, loaded_transformer),
+            reading=reading,
             template=method.full_template,
             repeats=1 if method.has_one_copy else method.repeats or 2,
             pooled=method.pooled or method.pooling_spec.positions,
@@ -290,20 +292,12 @@ def _limit_positions(method: Method, transformer: RepeatTransformer) -> None:
     tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
 
 
-def _cut_to_reading(
-    method: Method, loaded_transformer: RepeatTransformer
-) -> dict[str, object] | None:
-    """Cut off the layers that are not read.
-
-    Returns:
-        What to read instead of the last layer's states; None: those.
-    """
+def _reading_of(method: Method, depth: int) -> dict[str, object] | None:
+    """What to read instead of the states of the last layer that is kept; None: those."""
     reads_attention = method.read == "attention"
     if method.layer is None and not reads_attention:
         return None
-    first_layer, last_layer = method.read_layers(loaded_transformer.depth)
-    model: PreTrainedModel = loaded_transformer.model
-    cut_layers(model, last_layer)
+    first_layer, last_layer = method.read_layers(depth)
     layer_reading: dict[str, object] = {"of": method.read, "first": first_layer, "last": last_layer}
     if reads_attention:
         return layer_reading

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ _MIN_DIFFERENCE = 1e-6
 
 
 def check_backbone(model: PreTrainedModel, name: str) -> None:
-    """Refuse a model unless it is a single stack of whole layers that takes texts alone."""
+    """Refuse a model unless it is a single stack of whole layers that takes only texts."""
     problem = _find_problem(model) or _find_quantization_problem(model)
     if problem is None and _has_embeddings_on_disk(model):
         problem = "has its embeddings on disk, because of its device_map. Map them to a device"
@@ -63,16 +64,24 @@ def most_equal_positions(config: PretrainedConfig) -> int | None:
     return None
 
 
+def quantization_settings(model: PreTrainedModel) -> dict[str, Any]:
+    """What a model's configuration says of the quantization of its weights; empty: nothing."""
+    settings: Any = getattr(model.config, "quantization_config", None) or {}
+    return settings if isinstance(settings, dict) else dict(settings.to_dict())
+
+
+def is_8bit(settings: Mapping[str, Any]) -> bool:
+    """Whether quantization settings are bitsandbytes' for 8 bits."""
+    return bool(settings.get("load_in_8bit") or settings.get("_load_in_8bit"))
+
+
 def _find_quantization_problem(model: PreTrainedModel) -> str | None:
-    quantization_settings: Any = getattr(model.config, "quantization_config", None) or {}
-    if not isinstance(quantization_settings, dict):
-        quantization_settings = quantization_settings.to_dict()
-    quant_method = quantization_settings.get("quant_method", "gguf")
+    settings = quantization_settings(model)
+    quant_method = settings.get("quant_method", "gguf")
     if quant_method != "gguf" and getattr(model, "hf_quantizer", None) is None:
         return f"was loaded without its quantization {quant_method!r}. Use another base"
-    is_8bit = quantization_settings.get("load_in_8bit", quantization_settings.get("_load_in_8bit"))
-    int8_threshold = quantization_settings.get("llm_int8_threshold")
-    if is_8bit and int8_threshold:
+    int8_threshold = settings.get("llm_int8_threshold")
+    if is_8bit(settings) and int8_threshold:
         return (
             f"llm_int8_threshold={int8_threshold} makes vectors depend on their batch. Set it to 0"
         )
@@ -112,7 +121,7 @@ def cut_layers(model: PreTrainedModel, layer: int) -> None:
     model_name = type(model).__name__
     if decoder_of(model).config is not model.config:
         raise ValueError(
-            f"layer={layer}: {model_name} has towers beside its decoder. Save that alone."
+            f"layer={layer}: {model_name} has towers besides its decoder. Save that alone."
         )
     remaining_count = max(1, layer)
     last_layer = decoder_layers[remaining_count - 1]

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import transformers
@@ -36,7 +36,7 @@ HUB_OPTION_NAMES = {
     "local_files_only": "local_files_only",
 }
 _HUB_TIMEOUT = 10  # seconds
-_MAPPING = (Mapping, "a mapping of names to values, as {'attn_implementation': 'sdpa'}")
+_MAPPING = (Mapping, "a mapping of names to values, such as {'attn_implementation': 'sdpa'}")
 _TYPES_OF_OPTIONS: dict[str, tuple[Any, str]] = {
     "model_kwargs": _MAPPING,
     "processor_kwargs": _MAPPING,
@@ -57,7 +57,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def resolve_bundled(name: str) -> str:
-    """The folder of an embedded model, unpacked if necessary; any other name unchanged."""
+    """The folder of a bundled model, unpacked if necessary; any other name unchanged."""
     model_folder = BUNDLED.get(name)
     if model_folder is None or (model_folder / "model.safetensors").exists():
         return str(model_folder or name)
@@ -86,22 +86,24 @@ def _unpack(name: str, packed_folder: Path) -> str:
     return str(cache_folder)
 
 
-def locate(
-    base: str | os.PathLike[str], gguf_file: str | None = None
-) -> tuple[str, str, str | None]:
-    """Find a base, or its GGUF file; a packaged one is downloaded, and a Hub id is taken as it is.
+class BaseLocation(NamedTuple):
+    """Where a base is, and what it is called."""
 
-    Returns:
-        Its folder or Hub id; the name to record, never a path of this machine; and the name of the GGUF file in it.
-    """
+    path: str  # folder or Hub id
+    recorded_name: str  # never a path of this machine
+    gguf_file: str | None  # its name in the folder or repository; None: there is none
+
+
+def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> BaseLocation:
+    """Find a base, or its GGUF file; a packaged one is downloaded, and a Hub id is taken as it is."""
     base_path = os.fspath(base)
     if gguf_file is None:
         if base_path in BUNDLED:
-            return resolve_bundled(base_path), base_path, None
+            return BaseLocation(resolve_bundled(base_path), base_path, None)
         if is_packaged(base_path):
             gguf_path = str(packaged_gguf(base_path))
             gguf_folder, gguf_file = os.path.split(gguf_path)
-            return gguf_folder, _gguf_name(base_path, gguf_path), gguf_file
+            return BaseLocation(gguf_folder, _gguf_name(base_path, gguf_path), gguf_file)
         if base_path.endswith(".gguf"):
             if not os.path.isfile(base_path):
                 raise FileNotFoundError(f"base={base_path!r}: there is no such file.")
@@ -117,7 +119,7 @@ def locate(
     if gguf_file is not None:
         shown_name = gguf_file if is_folder else f"{base_name}/{gguf_file}"
         base_name = _gguf_name(shown_name, os.path.join(base_path, gguf_file))
-    return base_path, base_name, gguf_file
+    return BaseLocation(base_path, base_name, gguf_file)
 
 
 def recorded_name(path: str | os.PathLike[str]) -> str:
@@ -145,7 +147,7 @@ def _only_gguf_file(base_folder: str) -> str | None:
         )
     if len(gguf_files) > 1:
         raise ValueError(
-            f"base={base_folder!r} holds several GGUF files. Choose one, as gguf_file={gguf_files[0]!r}."
+            f"base={base_folder!r} holds several GGUF files. Choose one, such as gguf_file={gguf_files[0]!r}."
         )
     return gguf_files[0]
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
     from sentence_transformers import SentenceTransformer
 
+    from .evaluation.tune_plan import Purpose
+
 
 def build(
     base: Base,
@@ -24,18 +26,18 @@ def build(
     gguf_file: str | None = None,
     check: bool = True,
     texts: Sequence[str] | None = None,
-    purpose: str | None = None,
+    purpose: Purpose | None = None,
     **options: Any,
 ) -> SentenceTransformer:
     """Turn a pretrained decoder into a text embedder, without training.
 
     Args:
-        base: ``"mini"`` (the embedded tiny model), a folder, a Hub id, a GGUF file or a folder that
-            holds one, a recipe (a YAML file), a model of the zoo as ``"zoo:qwen3-0.6b-reba"``; or a
-            loaded model of transformers, whose weights are shared, so that one model in memory both
-            writes and embeds (give its ``tokenizer``).
+        base: ``"mini"`` (the bundled tiny model), a folder, a Hub id, a GGUF file or a folder that
+            holds one, a recipe (a YAML file), a model of the zoo such as
+            ``"zoo:qwen3-0.6b-reba"``; or a loaded model of transformers, whose weights are shared,
+            so that one model in memory both writes and embeds (give its ``tokenizer``).
         method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"``, ``"nosink"``; the short
-            form, as ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else
+            form, such as ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else
             PromptEOL, worded as ``template="prompteol-search"``: ``encode`` for similarity,
             ``encode_query`` and ``encode_document`` for search; it reads attention outputs where
             the base shows them. ``"auto"``: what suits ``texts``.
@@ -49,8 +51,8 @@ def build(
         purpose: With ``"auto"``: ``"similarity"``, the default, or ``"search"``, where the texts
             are documents.
         **options: Options of the method (see :class:`Method`), and what ``SentenceTransformer``
-            takes, as ``device``, ``prompts``, ``revision``, ``token``, ``trust_remote_code`` and
-            ``model_kwargs``.
+            takes, such as ``device``, ``prompts``, ``revision``, ``token``, ``trust_remote_code``
+            and ``model_kwargs``.
 
     Returns:
         RepeatTransformer or NoSinkTransformer, a pooling, PromptEnsemble for several templates, a
@@ -92,7 +94,7 @@ def build(
 def _build_automatic(
     base: Base,
     texts: Sequence[str] | None,
-    purpose: str,
+    purpose: Purpose,
     **options: Any,
 ) -> SentenceTransformer:
     """Build what suits texts best."""

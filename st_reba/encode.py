@@ -59,7 +59,7 @@ def encode_texts(
         progress: Called with the number of texts that have just been encoded.
         on_truncated: Called at the end with the indices of texts longer than the model reads, if
             there are any; None: a warning says how many.
-        **options: Passed on to the model's method, as ``prompt``.
+        **options: Passed on to the model's method, such as ``prompt``.
 
     Returns:
         [texts, d] float32, in the order of the texts.
@@ -133,9 +133,8 @@ def list_of_texts(texts: Iterable[str]) -> list[str]:
         raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
     if isinstance(texts, (Mapping, set, frozenset)):
         raise TypeError(f"texts is a {type_name}, whose values have no order. Give a list.")
-    if hasattr(texts, "columns") or hasattr(
-        texts, "column_names"
-    ):  # to iterate over it may give their names
+    # To iterate over it may give their names.
+    if hasattr(texts, "columns") or hasattr(texts, "column_names"):
         raise TypeError(f"texts is a {type_name}, a table. Give one of its columns.")
     if not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
         raise TypeError(f"texts is a {type_name}. Give a list of texts.")
@@ -166,25 +165,25 @@ class TextLengths:
     truncated: list[int] = field(default_factory=list)
 
 
-def describe_truncation(truncated: int, total: int) -> str:
-    """How many texts are longer than the model reads, with a remedy.
+def describe_truncation(truncated: int, total: int, unit: str = "texts") -> str:
+    """How many texts are longer than the model reads, with a remedy; ``unit`` is what they are called.
 
     Example:
         >>> describe_truncation(1, 30)
         '1 of 30 texts is longer than the model reads: its end is in no vector; cut long texts into passages'
     """
+    is_longer, ends_are = "are longer", "their ends are"
     if truncated == 1:
-        subject = f"1 of {total:,} texts is longer than the model reads: its end is"
-    else:
-        subject = (
-            f"{truncated:,} of {total:,} texts are longer than the model reads: their ends are"
-        )
-    return f"{subject} in no vector; cut long texts into passages"
+        is_longer, ends_are = "is longer", "its end is"
+    return (
+        f"{truncated:,} of {total:,} {unit} {is_longer} than the model reads: {ends_are} in no vector; "
+        f"cut long {unit} into passages"
+    )
 
 
 @contextmanager
 def unreported_cuts(model: SentenceTransformer) -> Iterator[None]:
-    """Inside the ``with`` block, the model does not report cut texts, which are not the user's."""
+    """Inside the ``with`` block, cut texts are not reported, because they are not the user's."""
     transformer: Any = model[0]
     was_reported = getattr(transformer, "has_reported_cut", False)
     transformer.has_reported_cut = True
@@ -238,7 +237,8 @@ def measure_lengths(
         return TextLengths([])
     prompted_texts = [(prompt or "") + text for text in texts]
     token_ids = tokenizer(prompted_texts, truncation=False, verbose=False)["input_ids"]
-    return _cut_lengths([*map(len, token_ids)], model.max_seq_length or tokenizer.model_max_length)
+    token_counts = list(map(len, token_ids))
+    return _cut_lengths(token_counts, model.max_seq_length or tokenizer.model_max_length)
 
 
 def _input_options(model: SentenceTransformer, options: Options) -> dict[str, Any]:
@@ -285,12 +285,12 @@ def prompt_name_of(model: SentenceTransformer, task: str | None) -> str | None:
     return None
 
 
-def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[list[int]]:
+def token_batches(lengths: Sequence[int], budget: int | None) -> list[list[int]]:
     """Group texts of similar length into batches of bounded size and padding, the longest first.
 
     Args:
         lengths: Positions of each text.
-        budget: Positions a batch, padding included; None: 4,096. A text that is longer makes a
+        budget: Positions per batch, padding included; None: 4,096. A text that is longer makes a
             batch of its own.
 
     Returns:

@@ -34,7 +34,10 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_path(target_path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path, to be written by a library; it becomes ``path`` when the ``with`` block ends without error."""
+    """Yield a temporary path for a library to write to.
+
+    It replaces ``target_path`` if the ``with`` block ends without an error.
+    """
     target_path = Path(target_path)
     if target_path.is_dir():
         raise IsADirectoryError(

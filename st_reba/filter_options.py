@@ -18,8 +18,8 @@ MIN_FOR_DIRECTIONS = 100
 _TEXTS_PER_DIMENSION = 4
 FULL_POWER = 0.5
 SEARCH_POWER = 0.25
-# For the part of a vector that stands for a text's tokens: its most dimensions, and the weight of
-# its cosine, where the whitened vectors' is 1. Both chosen on Cranfield, CISI, STARD and XQuAD.
+# For the token part of a vector: its maximum dimension, and the weight of its cosine, relative to 1
+# for the whitened vectors. Both chosen on Cranfield, CISI, STARD and XQuAD.
 TOKEN_DIMENSIONS = 256
 TOKEN_SHARE = 0.4
 _DEFAULT_REMOVED_DIRECTIONS = 3

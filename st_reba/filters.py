@@ -1,4 +1,4 @@
-"""Models with a filter behind the pooling."""
+"""Models with a filter after the pooling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 
-from .encode import Role, encode_texts, transformer_of
+from .encode import Role, encode_texts, list_of_texts, transformer_of
 from .filter_options import MIN_FOR_MEAN, FilterOptions, Kind
 from .linear_filter import Filter as Filter
 from .methods import Options, Template
@@ -40,8 +40,9 @@ def fit_filter(
     A model has one filter, for vectors of one kind. If its template has wordings for queries, for
     documents and for the texts of ``encode``, the filtered model keeps only those that the filter
     was fitted for: with ``queries`` the first two, so that ``encode`` is the same as
-    ``encode_document``; otherwise the third. With ``queries``, encode queries by ``encode_query``
-    alone: ``encode`` takes what it gets for a document, also with a query's prompt or fields.
+    ``encode_document``; otherwise the third. With ``queries``, encode queries only with
+    ``encode_query``: ``encode`` treats every text as a document, even with a query's prompt or
+    fields.
 
     Args:
         model: A model from :func:`st_reba.build`, or one loaded; not changed.
@@ -79,6 +80,10 @@ def fit_filter(
         ['Normalize', 'QueryShift', 'Dense', 'Normalize']
     """
     unfiltered_model = _unfiltered_copy(model)
+    for name in sorted({"normalize_embeddings", "truncate_dim"} & encoding.keys()):
+        raise ValueError(
+            f"{name}={encoding[name]!r}: the filter gets the vectors as the model's modules give them. Drop it."
+        )
     if tokens:
         _check_tokens(model, kind, queries=queries)
     distinct_texts = _distinct_texts(texts)
@@ -222,15 +227,8 @@ def _check_task(model: SentenceTransformer, encoding: Options) -> None:
 
 
 def _distinct_texts(texts: Iterable[str]) -> list[str]:
-    if isinstance(texts, str):
-        raise TypeError("texts is one str; give a list or another iterable of them")
-    distinct_texts: dict[str, None] = {}
-    for text in texts:
-        if not isinstance(text, str):
-            raise TypeError(f"texts holds {text!r:.80}, which is not a text")
-        if text.strip():
-            distinct_texts[text] = None
-    return list(distinct_texts)
+    filled_texts = [text for text in list_of_texts(texts) if text.strip()]
+    return list(dict.fromkeys(filled_texts))
 
 
 def _encode_as(

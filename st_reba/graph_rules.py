@@ -66,7 +66,7 @@ def problems_of_graph(model: SentenceTransformer, task: GraphTask) -> Iterator[s
     for module in list(model)[2:]:
         if not _is_exportable_after_pooling(module):
             yield (
-                f"{type(module).__name__} behind the pooling cannot be exported: only QueryShift, TokenPart, "
+                f"{type(module).__name__} after the pooling cannot be exported: only QueryShift, TokenPart, "
                 "Normalize, and Dense without use_residual, from 'sentence_embedding' to 'sentence_embedding'."
             )
 
@@ -84,7 +84,7 @@ def _reasons_against(
         yield f"uses a {name} without tokenizer.json, which readers of a graph need"
     if decoder_of(base) is not base:
         yield (
-            "has towers beside its decoder, and a graph holds text only. Save its text decoder alone, and use that"
+            "has towers besides its decoder, and a graph holds text only. Save its text decoder alone, and use that"
         )
     rope_parameters = str(getattr(transformer.config.get_text_config(), "rope_parameters", None))
     if any(name in rope_parameters for name in _LENGTH_DEPENDENT):

@@ -57,7 +57,7 @@ class Filter:
         mean: The documents' mean, [d].
         weight: W, [d', d].
         query_mean: The queries' mean, [d]; None: that of the documents.
-        description: What it was fitted with, as ``"whiten:dimensions=64,texts=2000"``.
+        description: What it was fitted with, for example ``"whiten:dimensions=64,texts=2000"``.
         probe: Probe of the model that gave the vectors; None: not known.
 
     Source:
@@ -284,7 +284,7 @@ def _mean_of_queries(query_vectors: Vectors, width: int) -> Array:
     if query_count < MIN_FOR_MEAN:
         raise ValueError(
             f"query_vectors: the mean of {query_count} is unreliable. "
-            f"Give {MIN_FOR_MEAN} or more, as sentences of the documents."
+            f"Give {MIN_FOR_MEAN} or more, for example sentences of the documents."
         )
     return _finite_mean(query_vectors)
 

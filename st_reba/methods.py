@@ -55,11 +55,12 @@ _CHOICES: dict[str, Iterable[str]] = {
     "join": ("mean", "concat"),
     "read": ("states", "attention"),
 }
-# Arguments that encode takes for itself: a field of such a name could never get a value.
+# Arguments of encode, encode_texts and encode_words: a field of such a name could never get a value.
 _RESERVED_FIELDS = (
     "self|inputs|sentences|prompt|prompt_name|batch_size|show_progress_bar|output_value|precision|"
     "convert_to_numpy|convert_to_tensor|device|normalize_embeddings|truncate_dim|pool|chunk_size|"
-    "processing_kwargs|task"
+    "processing_kwargs|task|features|capture|normalize|model|texts|items|batch_tokens|progress|"
+    "on_truncated"
 )
 _RESERVED_FIELD = re.compile(rf"(?<!{{){{({_RESERVED_FIELDS})}}")
 # In the recipe of a model: how its base was loaded. All else there are options of the method.
@@ -117,7 +118,9 @@ class Method:
     )
     include_special: bool = _option(False, "sum over template and special tokens too")
     normalize_weights: bool = _option(False, "divide each token's weights by their sum")
-    chunk: int | None = _option(None, "for long texts: repeat only pieces of so many tokens")
+    chunk: int | None = _option(
+        None, "split long texts into pieces of at most this many tokens, and repeat only these"
+    )
     setting: str | None = _option(None, f"masks of the layers: {', '.join(SETTINGS)}")
     k: Any = _option(
         None,
@@ -207,26 +210,24 @@ class Method:
             )
 
     def _check_template(self) -> None:
-        templates: tuple[Any, ...] = (self.template,)
-        if isinstance(self.template, tuple):
-            templates = self.template
-            for template in templates:
-                if isinstance(template, str) and template in ENSEMBLES:
-                    raise ValueError(
-                        f"template={template!r} names an ensemble, which cannot stand in a list of templates. "
-                        "Give it alone, or list its templates."
-                    )
+        if self.template is None:
+            return
+        is_list = isinstance(self.template, tuple)
+        templates: Any = self.template if is_list else (self.template,)
         for template in templates:
+            if is_list and isinstance(template, str) and template in ENSEMBLES:
+                raise ValueError(
+                    f"template={template!r} names an ensemble, which cannot stand in a list of templates. "
+                    "Give it alone, or list its templates."
+                )
             wordings = template.values() if isinstance(template, Mapping) else (template,)
-            if self.template is not None and not all(
-                isinstance(wording, str) for wording in wordings
-            ):
+            if not all(isinstance(wording, str) for wording in wordings):
                 raise ValueError(
                     f"template={self.template!r} must be a text, a mapping of texts, or a list of these."
                 )
         if _RESERVED_FIELD.search(str(self.full_template)):
             raise ValueError(
-                f"template={self.template!r}: a field may not have the name of an argument of encode."
+                f"template={self.template!r}: a field may not have the name of an argument of encode or encode_words."
             )
 
     def _check_weights(self) -> None:
@@ -234,7 +235,8 @@ class Method:
             raise ValueError("equal_norms=False needs several templates: template=[…, …].")
         if self.weights is None:
             return
-        are_numbers = isinstance(self.weights, tuple) and {*map(type, self.weights)} <= {int, float}
+        is_list = isinstance(self.weights, tuple)
+        are_numbers = is_list and set(map(type, self.weights)) <= {int, float}
         if not are_numbers or not 0 < len(self.weights) == len(self.templates or ()):
             raise ValueError(
                 f"weights={self.weights!r} must be numbers, one for each of template=[…, …]."
@@ -243,7 +245,7 @@ class Method:
     def _check_layers(self) -> None:
         if self.layer is not None:
             bounds = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
-            if [*map(type, bounds)] != [int, int]:
+            if list(map(type, bounds)) != [int, int]:
                 raise ValueError(
                     f"layer={self.layer!r} must be a layer's number, or the first and the last of several."
                 )
@@ -255,10 +257,10 @@ class Method:
     def _check_masks(self) -> None:
         if self.setting is None:
             if self.name == "nosink":
-                raise ValueError("nosink needs setting=…, as setting='mask0-bidir', k=4.")
+                raise ValueError("nosink needs setting=…, such as setting='mask0-bidir', k=4.")
             if (self.k, self.k0, self.m) != (None, None, 1):
                 numbers = f"k={self.k!r}, k0={self.k0!r}, m={self.m!r}"
-                raise ValueError(f"{numbers} need setting=…, as setting='mask0-bidir'.")
+                raise ValueError(f"{numbers} need setting=…, such as setting='mask0-bidir'.")
             return
         layer_plan = self.plan_layers(None)
         has_two_streams = layer_plan.architecture == "extra" and self.implementation == "paper"
@@ -356,12 +358,7 @@ class Method:
         return changed_values
 
     def __str__(self) -> str:
-        changed_options = self.to_dict()
-        method_name = changed_options.pop("name")
-        if not changed_options:
-            return str(method_name)
-        written_options = [f"{key}={write_value(value)}" for key, value in changed_options.items()]
-        return f"{method_name}:{','.join(written_options)}"
+        return write_short_form(self.to_dict())
 
     @classmethod
     def parse(cls, text: str, **options: Any) -> Method:
@@ -472,6 +469,18 @@ def read_value(text: str) -> Any:
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except ValueError:
         return text
+
+
+def write_short_form(values: Options) -> str:
+    """The short form of a method, from its name and its options.
+
+    Example:
+        >>> write_short_form({"name": "echo", "pooling": "mean", "layer": 12})
+        'echo:pooling=mean,layer=12'
+    """
+    method_name = str(values["name"])
+    options = [f"{name}={write_value(values[name])}" for name in values if name != "name"]
+    return f"{method_name}:{','.join(options)}" if options else method_name
 
 
 def write_value(option_value: object) -> str:

@@ -40,7 +40,7 @@ class NamedBase:
     """A base by its name.
 
     Args:
-        base: A folder, a Hub id, a GGUF file or the name of an embedded model.
+        base: A folder, a Hub id, a GGUF file or the name of a bundled model.
         loading_options: Options of `build` that load it.
 
     Raises:
@@ -53,7 +53,10 @@ class NamedBase:
         self.device: str | None = loading_options.get("device")
         self.tokenizer: str | None = loading_options.get("tokenizer")
         self.quantization: str | None = loading_options.get("quantization")
-        self.path, self.name, self.gguf_name = bases.locate(base, loading_options.get("gguf_file"))
+        location = bases.locate(base, loading_options.get("gguf_file"))
+        self.path = location.path
+        self.name = location.recorded_name
+        self.gguf_name = location.gguf_file
         self.adapter: Adapter | None = None
         self.files = Repository(self.path, bases.choose_hub_options(self.path, loading_options))
         if self.gguf_name is not None:
@@ -126,7 +129,10 @@ class NamedBase:
         model_kwargs["dtype"] = weights_type
 
     def _set_gguf_file(self, transformer_kwargs: Kwargs) -> GgufFile:
-        """Load from the GGUF file; one that cannot be read exactly is refused."""
+        """Let the kwargs load the GGUF file, and return what was read of it.
+
+        A file that cannot be read exactly is refused.
+        """
         if not hasattr(transformers, "GgufConfig"):
             raise ImportError(
                 f"base={self.name!r} needs a newer transformers. Run: pip install -U transformers"
@@ -150,7 +156,7 @@ class NamedBase:
         return gguf_file
 
     def _set_tokenizer(self, processor_kwargs: dict[str, Any]) -> str | None:
-        """Folder or Hub id of the tokenizer, where it is another than the base's."""
+        """Prepare ``processor_kwargs`` for another tokenizer, and return its folder or Hub id; None: the base's own."""
         if self.tokenizer is None:
             if self.adapter is None or not self._adapter_has_tokenizer():
                 return None

@@ -19,8 +19,8 @@ POSITIONS = {
     "last_copy": ("the text's tokens", "the tokens of the last copy"),
     "repeats": ("the text's tokens", "the tokens of all copies but the first"),
     "last_copy_and_end": (
-        "the text's tokens and the special tokens behind the input",
-        "the tokens of the last copy and the special tokens behind the input",
+        "the text's tokens and the special tokens after the input",
+        "the tokens of the last copy and the special tokens after the input",
     ),
     "end": ("the last position of the input", "the last position of the input"),
     "all": ("all positions of the input", "all positions of the input"),
@@ -87,7 +87,7 @@ class PoolingSpec:
     def is_exportable(self, module: nn.Module) -> bool:
         """Whether a module is this pooling, and an ONNX graph can hold it.
 
-        It reads ``token_embeddings`` and ``attention_mask`` alone, without a branch that depends on
+        It reads only ``token_embeddings`` and ``attention_mask``, without a branch that depends on
         their values.
         """
         return (

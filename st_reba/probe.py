@@ -21,7 +21,7 @@ from .encode import naming_pipeline, unreported_cuts
 from .methods import Options, method_of
 from .safety import load
 
-_REMEDY = "name its folder or Hub id, as model='my_model'"
+_REMEDY = "name its folder or Hub id, such as model='my_model'"
 _SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]{40})")
 
 
@@ -74,7 +74,7 @@ class Probe:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the probe of the model is damaged ({error})") from None
 
-    def check_same(self, model: SentenceTransformer | Probe, holder: str = "the index") -> None:
+    def check_same(self, model: SentenceTransformer | Probe, holder: str) -> None:
         """Refuse a model, in any number type, that did not make the vectors of what holds this probe.
 
         Args:
@@ -147,7 +147,7 @@ def take_probe(model: SentenceTransformer) -> Probe:
 
 
 def encoding_rate(model: SentenceTransformer) -> float:
-    """Short texts a second, as measured by the probe."""
+    """Short texts per second, as measured by the probe."""
     return len(PROBE_TEXTS) / max(_measure(model).seconds, 1e-3)
 
 
@@ -157,9 +157,8 @@ def _measure(model: SentenceTransformer) -> _Measurement:
     if measurement is not None and measurement.version == model_version:
         return measurement
     with unreported_cuts(model), naming_pipeline(model):
-        model.encode_document(
-            PROBE_TEXTS[0], show_progress_bar=False
-        )  # the first call of a process takes long
+        # The first call in a process takes long.
+        model.encode_document(PROBE_TEXTS[0], show_progress_bar=False)
         start_time = time.perf_counter()
         probe_vectors = np.asarray(
             model.encode_document(list(PROBE_TEXTS), show_progress_bar=False), np.float32
@@ -190,9 +189,8 @@ def version_of(model: SentenceTransformer) -> int:
 
 def _describe(model: SentenceTransformer, probe_vectors: NDArray[np.float32]) -> Probe:
     """The probe, with what is known of the model."""
-    model_source = (
-        model.model_card_data.base_model
-    )  # of the Hub, if sentence-transformers could ask for it
+    # A Hub id, if sentence-transformers could ask the Hub about it.
+    model_source = model.model_card_data.base_model
     revision = model.model_card_data.base_model_revision
     is_saved = isinstance(model_source, str)
     if not isinstance(model_source, str):

@@ -36,7 +36,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def hint_at_bfloat16(model: SentenceTransformer, position_count: int) -> None:
-    """Say, once in a process, that a long run of so many positions would be faster in bfloat16."""
+    """Say, once per process, that a long run of this many positions would be faster in bfloat16."""
     global _has_hinted
     if _has_hinted or position_count < LONG_RUN or not gains_from_bfloat16(model):
         return

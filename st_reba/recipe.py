@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .filter_options import check_filter_name
-from .methods import DEFAULT_METHOD, OPTIONS, Method
+from .methods import DEFAULT_METHOD, OPTIONS, Method, write_short_form
 
 # What YAML holds: texts, numbers, lists and mappings.
 Values: TypeAlias = Mapping[str, Any]
@@ -43,9 +43,8 @@ _REMEDIES = {
     "tune": "Give k=…, as evaluation.nosink.choose_k finds it.",
 }
 STATUSES = ("ready", *_REMEDIES)
-_MAX_CHARACTERS = (
-    1 << 16
-)  # far more than any recipe needs; a larger foreign file would cost memory and time
+# Far more than any recipe needs; a larger foreign file would cost memory and time.
+_MAX_CHARACTERS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,11 @@ class Recipe:
         """One of ``STATUSES``."""
         return str(self.about.get("status", "ready"))
 
+    @property
+    def short_form(self) -> str:
+        """The short form of the method, which `Method.parse` reads."""
+        return write_short_form(self.method)
+
     def to_dict(self) -> MutableValues:
         """The flat keys of the file."""
         flat_values: MutableValues = {"base": self.base, **self.loading}
@@ -81,7 +85,7 @@ class Recipe:
         return flat_values
 
     def check_status(self, options: Values) -> None:
-        """Refuse a recipe that a call of `build` with these options cannot build."""
+        """Refuse a recipe that a call to `build` with these options cannot build."""
         status = self.status
         is_allowed = status == "ready"
         if status == "remote-code":
@@ -125,7 +129,7 @@ def parse_recipe(values: object, file: str, name: str = "") -> Recipe:
     """A recipe from the values of its file; ``file`` is for messages."""
     if not isinstance(values, Mapping) or not isinstance(values.get("base"), str):
         raise ValueError(
-            f"{file!r} is not a recipe: it must be a mapping with a base, as 'base: mini'."
+            f"{file!r} is not a recipe: it must be a mapping with a base, such as 'base: mini'."
         )
     known_keys = {"base", "method", "about", *LOADING_OPTIONS, *OPTIONS}
     for key_name in values:
@@ -148,9 +152,8 @@ def parse_recipe(values: object, file: str, name: str = "") -> Recipe:
     for option in OPTIONS:
         if option in values:
             method_values[option] = values[option]
-    if (
-        checked_about.get("status", "ready") == "ready"
-    ):  # the others may lack options that the caller must give
+    # The others may lack options that the caller must give.
+    if checked_about.get("status", "ready") == "ready":
         try:
             Method(**method_values)
         except (TypeError, ValueError) as error:
@@ -217,7 +220,7 @@ def save_recipe(
 
 def read_yaml(path: Path) -> Any:
     """Read YAML of bounded size without aliases or repeated keys; anything else is a ValueError."""
-    import yaml  # here, as a model alone does not need it
+    import yaml  # here, as a model without a recipe does not need it
 
     class Loader(yaml.SafeLoader):
         def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -229,9 +232,8 @@ def read_yaml(path: Path) -> Any:
             self, node: yaml.MappingNode, deep: bool = False
         ) -> dict[object, object]:
             values = super().construct_mapping(node, deep)
-            if len(values) < len(
-                node.value
-            ):  # YAML's own reader takes the last one and says nothing
+            # YAML's own reader takes the last one and says nothing.
+            if len(values) < len(node.value):
                 raise ValueError(
                     f"{str(path)!r}: one of the keys {str(list(values)):.80} stands twice. Keep one."
                 )

@@ -1,4 +1,4 @@
-"""What a call of `build` asks for: arguments, recipe and defaults as one value. Read without torch."""
+"""What a call to `build` asks for: arguments, recipe and defaults as one value. Read without torch."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class BuildRequest:
         """Read the arguments of `build`; most of its errors are raised here, before torch is imported."""
         method_options, loading_options = split_options(options)
         is_default_method = method is None and "read" not in method_options
-        named_options = options if method is None else {**options, "method": method}
-        base_recipe = find_recipe(base, named_options)
+        # A zoo recipe that lacks k may still be built by another method: see Recipe.check_status.
+        given_options = options if method is None else {**options, "method": method}
+        base_recipe = find_recipe(base, given_options)
         if base_recipe is not None:
             base = base_recipe.base
             loading_options = {**base_recipe.loading, **loading_options}
@@ -67,4 +68,6 @@ def _check_prompts(prompts: object) -> None:
         isinstance(text, str) for text in (*prompts, *prompts.values())
     ):
         return
-    raise ValueError(f"prompts={prompts!r:.80} must map names to texts, as {{'query': 'Query: '}}.")
+    raise ValueError(
+        f"prompts={prompts!r:.80} must map names to texts, such as {{'query': 'Query: '}}."
+    )

@@ -2,7 +2,7 @@
 
 A model that sums up a text in one word misses its names and numbers, which the embeddings of the
 tokens hold. Appended to the model's vectors as a part of their own, they make a search find more.
-A model appends them with a :class:`TokenPart` behind its pooling, an index with the functions here.
+A model appends them with a :class:`TokenPart` after its pooling, an index with the functions here.
 """
 
 from __future__ import annotations

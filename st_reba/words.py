@@ -80,7 +80,7 @@ def encode_words(
             characters, end excluded. :func:`words_of` finds all words of a text.
         normalize: ReBA divides the weights of each e_i by their sum. (Vectors are not scaled to
             length 1.)
-        batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_texts`.
+        batch_tokens: Positions per forward pass, as for :func:`st_reba.encode.encode_texts`.
         prompt, task, fields: As for ``encode``; None: the default prompt. Each task has a template
             of its own, if there are two.
         show_progress_bar: Show a progress bar.

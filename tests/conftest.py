@@ -78,9 +78,8 @@ def browser() -> Iterator[Any]:
 
     path = os.environ.get("ST_REBA_CHROMIUM", "/usr/bin/chromium")
     with sync_playwright() as playwright:
-        yield playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox"]
-        )  # which root has to do without
+        # Root has to do without the sandbox.
+        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
 
 
 STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260K"

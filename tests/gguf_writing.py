@@ -55,7 +55,7 @@ def gguf_file(
 
     Args:
         folder: Where to write.
-        kind: Type of the matrices, as Q8_0.
+        kind: Type of the matrices, such as Q8_0.
         name: Of the file; None: by its kind.
         without: What to leave out: metadata by the writer's method without ``add_``, tensors by the
             start of their names.

@@ -79,7 +79,7 @@ class ChildResult(NamedTuple):
 
     Args:
         status: Negative if it was killed.
-        error_message: The error that it ended with, as "Kind: message".
+        error_message: The error that it ended with: "Kind: message".
         event_count: Number of events.
     """
 
@@ -122,7 +122,7 @@ class Trial:
 
         Args:
             event: Kill before this event, from 1 on.
-            delay: Kill after so many seconds.
+            delay: Kill after this many seconds.
         """
         saw_new_state = False
         with self.copy() as work_copy:

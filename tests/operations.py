@@ -43,10 +43,7 @@ def decoder() -> SentenceTransformer:
     return st_reba.build("mini", "echo", pooling="mean", device="cpu")
 
 
-def texts(
-    count: int,
-    seed: int = 0,
-) -> list[str]:
+def make_texts(count: int, seed: int = 0) -> list[str]:
     """Texts of one to six words."""
     random = np.random.default_rng(seed)
     drawn_texts = []
@@ -56,14 +53,10 @@ def texts(
     return drawn_texts
 
 
-def documents(
-    count: int,
-    seed: int = 0,
-    prefix: str = "d",
-) -> list[Document]:
+def make_documents(count: int, seed: int = 0, prefix: str = "d") -> list[Document]:
     """Documents with ids and metadata."""
     drawn_documents = []
-    for row, text in enumerate(texts(count, seed)):
+    for row, text in enumerate(make_texts(count, seed)):
         drawn_documents.append(Document(text, f"{prefix}{row}", {"n": row}))
     return drawn_documents
 
@@ -157,7 +150,7 @@ def build_whitened(work_folder: Path) -> None:
     """An index of as many different texts as a whitening needs."""
     Index.build(
         decoder(),
-        documents(300),
+        make_documents(300),
         work_folder / "index",
         part_size=150,
         show_progress_bar=False,
@@ -167,7 +160,7 @@ def build_whitened(work_folder: Path) -> None:
 def change_whitened(work_folder: Path) -> None:
     build_whitened(work_folder)
     index = Index.open(work_folder / "index", decoder())
-    index.add(texts(8, 5), show_progress_bar=False)
+    index.add(make_texts(8, 5), show_progress_bar=False)
     index.delete([f"d{id_number}" for id_number in range(20)])
 
 
@@ -178,11 +171,11 @@ def whiten_anew(work_folder: Path) -> None:
 def _mixed_rows(row_count: int) -> list[dict[str, Any]]:
     """Rows with ids of their own, with ids that are there, without ids, and rejects."""
     rows: list[dict[str, Any]] = []
-    for document in documents(row_count, 1, "e"):
+    for document in make_documents(row_count, 1, "e"):
         rows.append({"id": document.id, "text": document.text, "n": document.metadata["n"]})
-    for id_number, text in enumerate(texts(row_count, 2)):
+    for id_number, text in enumerate(make_texts(row_count, 2)):
         rows.append({"id": f"d{id_number}", "text": text})
-    rows += [{"text": text} for text in texts(row_count, 3)]
+    rows += [{"text": text} for text in make_texts(row_count, 3)]
     rows += [{"text": "  "}, {"text": 7}, {"id": "e0", "text": "cat"}]
     return rows
 
@@ -206,7 +199,7 @@ class _Operations:
         }
 
     def write_inputs(self, work_folder: Path) -> None:
-        plain_rows = [{"text": text} for text in texts(self.added_count, 4)]
+        plain_rows = [{"text": text} for text in make_texts(self.added_count, 4)]
         inputs = {"in.jsonl": _mixed_rows(self.added_count), "plain.jsonl": plain_rows}
         for name, rows in inputs.items():
             lines = [json.dumps(row) + "\n" for row in rows]
@@ -220,12 +213,12 @@ class _Operations:
         self.write_inputs(work_folder)
         index = Index.build(
             model(),
-            documents(self.size),
+            make_documents(self.size),
             work_folder / "index",
             factory=factory,
             show_progress_bar=False,
         )
-        index.add(texts(self.added_count, 5), show_progress_bar=False)
+        index.add(make_texts(self.added_count, 5), show_progress_bar=False)
         index.delete(["d1", "d4"])
 
     def encode(self, work_folder: Path) -> None:
@@ -306,7 +299,7 @@ class _Operations:
         index: Index,
         work_folder: Path,
     ) -> None:
-        index.add(texts(self.added_count, 4), **self.options)
+        index.add(make_texts(self.added_count, 4), **self.options)
 
     def add_and_rewrite(
         self,

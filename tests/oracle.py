@@ -40,7 +40,7 @@ WordInText = tuple[str, tuple[int, int]]
 Pieces = tuple[str | None, ...]
 
 
-def folder(base: str) -> str:
+def base_path(base: str) -> str:
     return str(BUNDLED.get(base, base))
 
 
@@ -48,14 +48,14 @@ def folder(base: str) -> str:
 def float64_model(base: str) -> PreTrainedModel:
     """The base in float64."""
     model = AutoModel.from_pretrained(
-        folder(base), attn_implementation="eager", dtype=torch.float32
+        base_path(base), attn_implementation="eager", dtype=torch.float32
     )
     return as_double(model.eval())
 
 
 @lru_cache(maxsize=4)
 def tokenizer_of(base: str) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(folder(base))
+    return AutoTokenizer.from_pretrained(base_path(base))
 
 
 @lru_cache(maxsize=256)

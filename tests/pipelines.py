@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from oracle import TEXTS, folder
+from oracle import TEXTS, base_path
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
@@ -115,15 +115,15 @@ def build_pipeline(base: str, name: str, **options: Any) -> SentenceTransformer:
 def build(base: Any, method: Any = "reba", **options: Any) -> SentenceTransformer:
     """``st_reba.build`` on a CPU in float32, whose vectors keep their length."""
     if isinstance(base, str):
-        base = folder(base)
+        base = base_path(base)
     defaults: dict[str, Any] = {"normalize": False, "device": "cpu"}
     return st_reba.build(base, method, **(defaults | options))
 
 
-def save_and_load(model: SentenceTransformer, folder: Path, **options: Any) -> SentenceTransformer:
+def save_and_load(model: SentenceTransformer, target: Path, **options: Any) -> SentenceTransformer:
     """The model as sentence-transformers loads it from the folder that it is saved to."""
-    model.save_pretrained(str(folder))
-    return SentenceTransformer(str(folder), device="cpu", **options)
+    model.save_pretrained(str(target))
+    return SentenceTransformer(str(target), device="cpu", **options)
 
 
 def encoded(

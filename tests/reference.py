@@ -150,7 +150,7 @@ def forward(model: PreTrainedModel, token_ids: Sequence[int], **options: bool) -
 
 
 def final_norm_of(model: PreTrainedModel) -> nn.Module:
-    """The norm behind the last layer, of a model without its head."""
+    """The norm after the last layer, of a model without its head."""
     if hasattr(model, "ln_f"):
         return model.ln_f
     return model.norm
@@ -168,14 +168,14 @@ def hidden_and_attention(model: PreTrainedModel, token_ids: Sequence[int]) -> tu
 def layer_states(
     model: PreTrainedModel, token_ids: Sequence[int], *, final_norm: bool = True
 ) -> Tensor:
-    """[L + 1, T, d] of one sequence: 0 the embeddings, l what layer l gives; each behind the final norm, or before."""
+    """[L + 1, T, d] of one sequence: 0 the embeddings, l what layer l gives; each after the final norm, or before."""
     decoder = as_double(model).base_model
     norm = final_norm_of(decoder)
     last_states: list[Tensor] = []
     hook = norm.register_forward_pre_hook(lambda module, inputs: last_states.append(inputs[0]))
     normed_states = forward(decoder, token_ids, output_hidden_states=True).hidden_states
     hook.remove()
-    # transformers gives the last layer's behind the norm.
+    # transformers gives the last layer's after the norm.
     states = torch.cat([*normed_states[:-1], *last_states])
     assert len(states) == decoder.config.num_hidden_layers + 1
     if not final_norm:

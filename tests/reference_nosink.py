@@ -205,7 +205,7 @@ class Eager:
             if type(module).__name__.endswith("Attention"):
                 module.register_forward_pre_hook(self._replace_mask, with_kwargs=True)
                 module.register_forward_hook(self._keep_weights)
-                # GPT-2 of early releases has a causal mask of its own, beside the one it is given.
+                # GPT-2 of early releases has a causal mask of its own, besides the one it is given.
                 if "bias" in module._buffers:
                     module.bias.fill_(True)
 

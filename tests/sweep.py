@@ -32,7 +32,7 @@ METHODS = ("reba", "echo", "nosink")
 # One token, a few, and more than every window holds; the batch of all three is padded.
 TEXTS = (ORACLE_TEXTS[0], "The bank is steep.", ORACLE_TEXTS[4])
 
-# Several questions of a text, behind a prefix that is longer than a window.
+# Several questions of a text, after a prefix that is longer than a window.
 QUESTIONS = [
     'The text, of a few words, is: "{text}" In one word: "',
     'The text, of a few words, is: "{text}" Its mood: "',
@@ -134,7 +134,7 @@ class MaskedEager:
             attention_mask = additive_mask.masked_fill(~visible_keys, -math.inf)
         run = partial(eager, module, query, key, attention_mask=attention_mask, **options)
         with pytest.MonkeyPatch.context() as patch:
-            # GPT-2 of early releases has a causal mask of its own, beside the one it is given.
+            # GPT-2 of early releases has a causal mask of its own, besides the one it is given.
             if module._buffers.get("bias") is not None:
                 patch.setitem(module._buffers, "bias", torch.ones_like(module.bias))
             output, weights = run(value)

@@ -282,7 +282,7 @@ def test_bases_that_cannot_be_built_on_are_refused(
 
 @pytest.fixture
 def packed_mini(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The llama as embedded model, its weights packed; they are unpacked into ``tmp_path``."""
+    """The llama as a bundled model, its weights packed; they are unpacked into ``tmp_path``."""
     folder = shutil.copytree(llama, tmp_path / "packed")
     weights = folder / "model.safetensors"
     (folder / "model.safetensors.xz").write_bytes(lzma.compress(weights.read_bytes()))

@@ -203,9 +203,8 @@ def test_another_tokenizer_may_have_as_many_tokens_as_there_are_embeddings(
 
 
 def test_the_largest_chunk_that_fits_is_accepted(base: Base) -> None:
-    build(
-        base("llama", "bos_eos"), chunk=127, max_seq_length=256
-    )  # two copies, and a token on either side
+    # Two copies, and a token on either side.
+    build(base("llama", "bos_eos"), chunk=127, max_seq_length=256)
 
 
 def test_layers_may_be_counted_from_the_top(base: Base) -> None:
@@ -230,6 +229,13 @@ def test_features_without_spans_give_the_same_vectors(base: Base) -> None:
 
 
 CANCELLING = {"template": ["{text} a", "{text} a"], "weights": [1, -1]}
+CANCELLING_QUERIES = {
+    "template": [
+        {"query": "{text} a", "document": "{text} b"},
+        {"query": "{text} a", "document": "{text} c"},
+    ],
+    "weights": [1, -1],
+}
 # Options, and a part of the message that refuses them.
 REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"repeat": 2}, "repeat=2"),
@@ -246,6 +252,7 @@ REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"method": "prompteol:read=attention,layer=0"}, "layer=0"),
     ({"method": "nosink:setting=mask0-bidir,k=9"}, "k=9"),
     ({"template": "{text} {reversed}"}, "mixes {text} and {reversed}"),
+    ({"template": "{features} {text}"}, "the name of an argument of encode"),
     ({"template": "{text} {text!r}"}, "a field that is not a plain name"),
     ({"template": "{text} {"}, "template='{text} {' is malformed"),
     ({"template": {"query": "{text}"}}, "the keys query, document"),
@@ -254,6 +261,7 @@ REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"method": "classical", "template": "{text}{text}"}, "template has 2 {text} slots"),
     ({"method": "prompteol", "template": ["{text}", "{text}{text}"]}, "number of {text} slots"),
     ({"method": "prompteol", **CANCELLING}, "weights=(1, -1)"),
+    ({"method": "prompteol", **CANCELLING_QUERIES}, "task='query' cancel each other"),
     ({"instruction": "x"}, "instruction='x'"),
     ({"max_seq_length": 2}, "max_seq_length=2 "),
     ({"max_seq_length": 257}, "max_seq_length=257"),
@@ -281,6 +289,12 @@ def encode_more_than_the_positions(base_path: str) -> None:
     encoded(model)
 
 
+def encode_without_a_limit(base_path: str) -> None:
+    model = build(base_path)
+    model.max_seq_length = None
+    encoded(model)
+
+
 def find_no_content_token(base_path: str) -> None:
     """A tokenizer that adds no special tokens around a pair, and a token to a text."""
     special_tokens(lambda text, **_: {"input_ids": [[3]] if isinstance(text, list) else [1]})
@@ -293,6 +307,7 @@ def read(base_path: str, **reading: Any) -> RepeatTransformer:
 # Calls with the path of a llama, and a part of the message that refuses them.
 REFUSED_CALLS: dict[str, tuple[Callable[[str], object], str]] = {
     "more than the positions": (encode_more_than_the_positions, "max_seq_length=9999"),
+    "no limit": (encode_without_a_limit, "max_seq_length=None"),
     "no copy": (lambda path: RepeatTransformer(path, repeats=0), "repeats=0"),
     "unknown positions": (lambda path: RepeatTransformer(path, pooled="first"), "pooled='first'"),
     "unknown join": (lambda path: read(path, last=2, join="sum"), "join='sum'"),
@@ -312,6 +327,7 @@ REFUSED_CALLS: dict[str, tuple[Callable[[str], object], str]] = {
         lambda path: PromptEnsemble([1.0, float("nan")]),
         "weights=[1.0, nan]",
     ),
+    "a weight beyond float32": (lambda path: PromptEnsemble([1.0, 1e39]), "weights=[1.0, 1e+39]"),
     "half a text": (
         lambda path: PromptEnsemble([1.0, 1.0])({"sentence_embedding": torch.ones(3, 2)}),
         "3 vectors for 2 templates",

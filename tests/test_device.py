@@ -66,10 +66,8 @@ def has_mask_index(name: str, arguments: Any) -> bool:
 def expected_read_counts(name: str, row_count: int) -> tuple[int, ...]:
     """How often the host may read something in a pass."""
     if "chunk" in name:
-        return (
-            2,
-            3,
-        )  # pieces run in a pass of their own, behind which transformers looks for padding
+        # Pieces run in a pass of their own, after which transformers looks for padding.
+        return (2, 3)
     if "authors" in name and PIPELINES[name]["method"] == "reba":
         return (0,)  # the authors' zeros need no answer
     if row_count > 1:
@@ -94,7 +92,7 @@ def test_a_pass_reads_once_and_stays_on_its_device(
     assert len(counter.operators) in expected_read_counts(name, model[0].rows), (
         "the host waited inside the pass"
     )
-    assert {*counter.operators} <= {"is_nonzero"}
+    assert set(counter.operators) <= {"is_nonzero"}
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda flag: True)
     # Before a pass, the host reads which rows begin alike.
     model[0].shares_prefix = False

@@ -1,4 +1,4 @@
-"""Models with a filter behind the pooling."""
+"""Models with a filter after the pooling."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -78,7 +79,7 @@ def test_whitened_vectors_depend_on_the_text_alone(power: float) -> None:
     while len(sample) < 900:
         sample[" ".join(random.choices(words, k=random.randint(2, 4)))] = None
     unfiltered_model = st_reba.build("mini", "classical", pooling="mean", **FIRST_LAYER)
-    filtered_model = st_reba.fit_filter(unfiltered_model, sample, "whiten", power=power)
+    filtered_model = st_reba.fit_filter(unfiltered_model, list(sample), "whiten", power=power)
     short_texts = list(sample)
     texts = [*NEW_TEXTS, *short_texts[:200:8]]
     for start in range(20):
@@ -188,7 +189,7 @@ def test_settings_of_the_model_are_carried_over() -> None:
     assert filtered_model.max_seq_length == 90
     filtered_model.prompts["query"] = ""
     assert model.prompts == prompts
-    # The filter is fitted on whole vectors, with the default prompt, and cut behind it.
+    # The filter is fitted on whole vectors, with the default prompt, and cut after it.
     model.truncate_dim = None
     expected = Filter.fit(model.encode(TEXTS), "abtt").apply(model.encode_document(NEW_TEXTS))
     vectors = filtered_model.encode_document(NEW_TEXTS)
@@ -203,8 +204,16 @@ REFUSED_FITS: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "5 different texts": (TEXTS[:5] * 50, "center", {}, "5 different texts"),
     "fewer texts than dimensions": (TEXTS[:191], "abtt", {}, "abtt: 191 different texts"),
     "fewer texts than four a dimension": (TEXTS, "whiten", {}, "whiten: 256 different texts"),
-    "one text": ("".join(map(chr, range(200, 500))), "center", {}, "texts is one str"),
-    "a number among the texts": ([*TEXTS, 5], "abtt", {}, "texts holds 5"),
+    "one text": ("".join(map(chr, range(200, 500))), "center", {}, "is one text. Give a list"),
+    "a number among the texts": ([*TEXTS, 5], "abtt", {}, "texts[256]=5 is a int"),
+    "a table": (pd.DataFrame({"text": TEXTS}), "center", {}, "a table"),
+    "vectors that are scaled afterwards": (
+        TEXTS,
+        "center",
+        {"normalize_embeddings": True},
+        "normalize_embeddings=True",
+    ),
+    "vectors that are cut": (TEXTS, "center", {"truncate_dim": 5}, "truncate_dim=5"),
     "an unknown kind": (TEXTS, "zca", {}, "kind='zca'"),
     "r of another kind": (TEXTS, "center", {"r": 4}, "r=4 belongs to kind='abtt'"),
     "dimensions of another kind": (

@@ -174,7 +174,7 @@ UINT8, UINT32, FLOAT32, STRING, ARRAY = 0, 4, 6, 8, 9
 
 
 def write_fields(file: Path, **fields: tuple[int, bytes]) -> Path:
-    """Write a GGUF file that holds some metadata alone, each as its type and its bytes."""
+    """Write a GGUF file that holds only some metadata, each as its type and its bytes."""
     content = b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields))
     for name, (value_type, value) in fields.items():
         key = name.replace("__", ".").encode()

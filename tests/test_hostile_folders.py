@@ -510,7 +510,7 @@ def write_static(folder: Path, **tensors: torch.Tensor) -> None:
         ({"embeddings": EMBEDDINGS.short(), "weights": TOKEN_WEIGHTS}, "embeddings is stored as"),
         ({"embeddings": EMBEDDINGS.char()}, "embeddings is stored as I8"),
         ({"embeddings": EMBEDDINGS, "weights": TOKEN_WEIGHTS.short()}, "weights is stored as I16"),
-        ({"embeddings": EMBEDDINGS, "weights": EMBEDDINGS.clone()}, "one number a token"),
+        ({"embeddings": EMBEDDINGS, "weights": EMBEDDINGS.clone()}, "one number per token"),
         ({"embeddings": EMBEDDINGS, "mapping": TOKEN_WEIGHTS}, "mapping is stored as F32"),
     ],
     ids=["I16", "I8 alone", "weights of I16", "weights in rows", "mapping of F32"],

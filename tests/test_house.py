@@ -14,7 +14,7 @@ MAX_LINES_OF_FILE = 600
 MAX_LINES_OF_FUNCTION = 60
 FOLDERS = ("st_reba", "tests", "scripts", "examples")
 
-# Files beside the packages and files that CONTRIBUTING's line of layers names.
+# Files besides the packages and files that CONTRIBUTING's line of layers names.
 FILES_OF_LAYER = {
     "modules": "files optional sentences filter_options progress prompts",
     "methods": "poolings encode processor words gguf_files packaged",
@@ -122,7 +122,7 @@ def test_functions_are_not_too_long() -> None:
 
 
 def first_code_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """The first line behind a function's docstring."""
+    """The first line after a function's docstring."""
     has_docstring = ast.get_docstring(function) is not None
     body = function.body[1:] if has_docstring else function.body
     return body[0].lineno if body else function.lineno

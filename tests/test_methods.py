@@ -57,9 +57,8 @@ def test_the_short_form_reads_numbers_truth_values_and_texts(text: str, value: o
 
 
 def test_a_path_of_a_filter_becomes_its_name() -> None:
-    assert Method("echo", filter=Path("a", "b.safetensors")).filter == str(
-        Path("a", "b.safetensors")
-    )  # type: ignore[arg-type]
+    path = Path("a", "b.safetensors")
+    assert Method("echo", filter=path).filter == str(path)  # type: ignore[arg-type]
 
 
 def test_the_default_holds_where_no_method_is_named(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_settings_change_the_layers_of_the_text_tower(
             {"method": "nosink", "setting": "mask0-bidir", "k": 1},
             "attention interface",
         ),
-        ("llava", {"layer": 1}, "towers beside its decoder"),
+        ("llava", {"layer": 1}, "towers besides its decoder"),
     ],
 )
 def test_what_towers_cannot_do_is_refused(

@@ -39,12 +39,13 @@ def test_a_model_is_the_same_in_another_number_type() -> None:
     assert take_probe(half_model).dtype == "bfloat16"
     near_probe = replace(stored_probe, vectors=stored_probe.vectors * 1.006, dtype="float16")
     for same_model in (take_probe(tiny_model()), half_model, near_probe):
-        stored_probe.check_same(same_model)
+        stored_probe.check_same(same_model, "the index")
 
 
 def test_vectors_alone_are_compared() -> None:
     stored_probe = take_probe(MODEL)
-    stored_probe.check_same(replace(take_probe(tiny_model(1)), vectors=stored_probe.vectors))
+    same_probe = replace(take_probe(tiny_model(1)), vectors=stored_probe.vectors)
+    stored_probe.check_same(same_probe, "the index")
 
 
 def test_other_models_and_other_methods_are_told_apart() -> None:

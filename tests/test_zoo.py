@@ -25,7 +25,7 @@ FACT_PATTERNS = {
     "parameters": r"\d+(\.\d+)?[MB]",
     "note": r"[A-Z0-9k].*\.",
 }
-# Tasks of C-MTEB, behind their average.
+# The average of C-MTEB, and after it its tasks.
 CMTEB_SCORES = 32
 
 

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import Whitespace
 WORDS = [
     *("cat", "dog", "ship", "bank", "rain", "salt"),
     *("moon", "king", "road", "fish", "gold", "tree"),
-    # Some of each of the fingerprint's probe texts.
+    # Some words of each of `PROBE_TEXTS`.
     *("春天来了", "河边的柳树发了新芽", "The", "committee"),
     *("report", "bridge", "猫", "Dogs", "bark", "def", "return"),
     *("3", "14159", "42", "请问去火车站怎么走"),

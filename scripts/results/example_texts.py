@@ -1,4 +1,4 @@
-"""Texts that examples.py draws its examples from, beside those of the package."""
+"""Texts that examples.py draws its examples from, besides those of the package."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ in Chinese, cnsd-sts-dev.txt and cnsd-sts-test.txt; retrieval/ has folders in BE
 Similarity is Spearman's correlation × 100 on pairs of STS-B's dev part and of STS 2012 that share
 no sentence with STS-B's test part or with STS 2013 to 2016; in Chinese, on STS-B's dev part without
 the sentences of its test part. Search is nDCG@10 × 100 of whitened vectors, in collections cut to
-some of the documents that are relevant to a query. Prints a line a wording and number of examples:
-the mean over draws, and the range.
+some of the documents that are relevant to a query. Prints one line per wording and number of
+examples: the mean over draws, and the range.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from st_reba.sentences import QUERY_SAMPLE, sample_sentences
 
 VectorsByMethod = dict[Method, NDArray[np.float32]]
 Pair = tuple[float, str, str]
-# Columns, from 0 on, that hold the score of a pair; both sentences come right behind it.
+# Columns, from 0 on, that hold the score of a pair; both sentences come right after it.
 STSB_SCORE_COLUMN = 4
 SEMEVAL_SCORE_COLUMN = 0
 READINGS = ("states", "attention")
@@ -237,7 +237,7 @@ class Search:
     Args:
         base_model: The base, loaded.
         collection: Documents and judged queries.
-        positions: Positions that are read of a document, beside its prompt.
+        positions: Positions that are read of a document, besides its prompt.
     """
 
     base_model: SentenceTransformer
@@ -324,7 +324,7 @@ def print_rows(
     templates: Templates,
     options: argparse.Namespace,
 ) -> None:
-    """Print a line a wording and number of examples."""
+    """Print one line per wording and number of examples."""
     for count in options.counts:
         draw_count = options.draws if count else 1
         scores_by_wording: dict[str, dict[str, list[float]]] = {}
@@ -391,7 +391,7 @@ def main() -> None:
     search.add_argument("--documents", type=int, default=150, help="documents of a collection")
     search.add_argument("--queries", type=int, default=60, help="queries, at most")
     search.add_argument(
-        "--positions", type=int, default=128, help="positions of a document, beside its prompt"
+        "--positions", type=int, default=128, help="positions of a document, besides its prompt"
     )
     search.set_defaults(run=measure_search)
     for command in (similarity, search):

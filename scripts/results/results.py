@@ -122,7 +122,7 @@ def add_filtered_rows(
     all_tasks: Sequence[Task],
     sample: Sequence[str],
 ) -> None:
-    """Add rows of some methods behind a filter that is fitted on a sample of texts."""
+    """Add rows of some methods with a filter that is fitted on a sample of texts."""
     endings = (
         "PromptEOL",
         "PromptEOL, attention outputs",

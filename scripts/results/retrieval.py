@@ -45,7 +45,7 @@ METHODS = {
     "reba": "reba:pooling=mean",
     "nosink": "nosink:setting=mask0-bidir,k={k}",
     "prompteol": "prompteol",
-    # As callers see the default that know `encode` alone.
+    # The default, as callers that know only `encode` see it.
     "similarity": "prompteol:template=prompteol-topic-4,read=attention",
     "default": DEFAULT_METHOD,
 }
@@ -313,7 +313,7 @@ def main() -> None:
         "--rows", nargs="+", choices=rows, default=list(METHODS), help="default: all methods"
     )
     runner.add_argument("--results", type=Path, required=True, metavar="FILE.jsonl")
-    runner.add_argument("--dtype", help="number type of the weights, as bfloat16")
+    runner.add_argument("--dtype", help="number type of the weights, such as bfloat16")
     runner.add_argument(
         "--positions", type=int, help="positions that are read of a document, in each of its copies"
     )

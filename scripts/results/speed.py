@@ -6,17 +6,17 @@ r"""Speed and memory beside what one would take instead: the tables of docs/resu
     python scripts/results/speed.py STSB BASE --only default no-examples \
         --sentences 1000 --passages 0
 
-STSB is a file of sentence pairs that `st-reba evaluate` reads, as STSBenchmark's sts-test.csv: its
-sentences are drawn at random, and joined to passages. BASE is a base's folder; behind "=" stands a
-GGUF file of it, which adds two rows: the last state of our default's prompt from that file, and
+STSB is a file of sentence pairs that `st-reba evaluate` reads, such as STSBenchmark's sts-test.csv:
+its sentences are drawn at random, and joined to passages. BASE is a base's folder; after "=" stands
+a GGUF file of it, which adds two rows: the last state of our default's prompt from that file, and
 llama.cpp with the same file and the same token ids.
 
 Every row is a process of its own. The rows of a table encode the same texts in turn, in every
 second round in the opposite order. Printed are medians over the rounds, and each row's time as a
 multiple of the classical mean's in the same round: the median, the least and the most. Positions
 are those that a model computes, padding among them. The memory is the most that the process ever
-held, loading included. All rows of a table are in memory at once: reckon with 2 GiB a row of a base
-of 300 million weights.
+held, loading included. All rows of a table are in memory at once: reckon with 2 GiB per row of a
+base of 300 million weights.
 
 PYTHON is that of an environment with llama-cpp-python, for example:
 
@@ -106,7 +106,7 @@ CASES = {
         needs_bfloat16=True,
     ),
     "trained": Case("a trained model", "trained", model="trained"),
-    # An engine gives the last state alone.
+    # An engine gives only the last state.
     "gguf": Case(
         "the default's prompt, last state, from a GGUF file", options=DEFAULT_PROMPT, model="gguf"
     ),
@@ -226,7 +226,7 @@ def draw_sentences(pairs_file: Path) -> list[str]:
 
 
 def join_passages(sentences: Sequence[str], count: int, word_count: int) -> list[str]:
-    """Passages of so many words each, out of sentences that follow each other."""
+    """Passages of ``word_count`` words each, out of sentences that follow each other."""
     words = " ".join(sentences).split()
     if count * word_count > len(words):
         raise SystemExit(f"--passages {count}: the file holds {len(words)} words. Ask for fewer.")
@@ -328,7 +328,7 @@ class BaseRun:
         for _ in range(self.options.rounds):
             for row in ordered_rows:
                 row.measure(kind)
-            # No row always runs behind the same one.
+            # No row always runs after the same one.
             ordered_rows.reverse()
         lines = [
             "| | texts a second | positions a second | GiB | × classical | least, most |",

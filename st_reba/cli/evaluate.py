@@ -197,7 +197,7 @@ def tune(
     base: Base,
     texts: Annotated[
         Path,
-        Argument(metavar="TEXTS", help="Yours: .txt (one a line), a table, a folder of these."),
+        Argument(metavar="TEXTS", help="Yours: .txt (one per line), a table, a folder of these."),
     ],
     out: Annotated[Path, Argument(metavar="OUT", help="Folder to write: recipe, model, report.")],
     purpose: Purpose = "similarity",

@@ -281,8 +281,7 @@ def zoo(as_json: AsJson = False) -> None:
     for recipe in recipes:
         size = str(recipe.about.get("parameters", "-"))
         licence = str(recipe.about.get("licence", "-"))
-        method = _short_form(recipe.method)
-        rows.append((recipe.name, recipe.base, size, licence, recipe.status, method))
+        rows.append((recipe.name, recipe.base, size, licence, recipe.status, recipe.short_form))
     column_widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
     for row in rows:
         print("".join(map(str.ljust, row, column_widths)).rstrip())
@@ -323,12 +322,6 @@ def _refuse_useless_revision(model: str, revision: str | None) -> None:
         raise ValueError(
             f"--revision {revision}: {model} is not a repository on the Hub, and has no revisions. Drop it."
         )
-
-
-def _short_form(method: Mapping[str, object]) -> str:
-    options = [f"{name}={value}" for name, value in method.items() if name != "name"]
-    name = str(method["name"])
-    return f"{name}:{','.join(options)}" if options else name
 
 
 def describe_model(name: str, model: SentenceTransformer) -> dict[str, Any]:

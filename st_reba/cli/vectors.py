@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from ..index import Index, SearchResult
     from ..index.changes import Change
 
-_FILE_TYPES = ".txt (one text a line), .jsonl, .json, .csv, .tsv, .parquet, .md (one document)"
+_FILE_TYPES = ".txt (one text per line), .jsonl, .json, .csv, .tsv, .parquet, .md (one document)"
 _INPUT_HELP = f"Texts: {_FILE_TYPES}, or a folder; -: lines of stdin"
 _STANDARD_INPUT = "standard input"
 # Characters of a text shown in a line of results; --json has the whole text.
 MAX_RESULT_LENGTH = 300
+# A terminal obeys these, and documents may be a stranger's.
+_TERMINAL_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 Input = Annotated[str, Argument(metavar="INPUT", help=f"{_INPUT_HELP}.")]
 IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="Folder of the index.")]
 MovedModel = Annotated[
@@ -108,12 +110,12 @@ def encode(
     corpus_folder = None if out is None or out.suffix == ".npy" else out
     if corpus_folder is None:
         output_name = str(out or "JSON lines; name a folder with --out")
-        _refuse(output_name, {"--word": out and word, "--passages": passages})
-        _refuse(output_name, {"--workers": workers, "--float16": is_float16})
+        _refuse_options(output_name, {"--word": out and word, "--passages": passages})
+        _refuse_options(output_name, {"--workers": workers, "--float16": is_float16})
         if out is not None:
             _check_file(out, overwrite)
     else:
-        _refuse("a corpus", {"--word": word, "--task": task})
+        _refuse_options("a corpus", {"--word": word, "--task": task})
         if corpus_folder.exists() and not corpus_folder.is_dir():
             raise FileExistsError(
                 f"{corpus_folder}: already there, and not a folder; give another path"
@@ -292,13 +294,13 @@ def index(
         raise ValueError("give one of --add, --upsert and --overwrite")
     extends_index = adds_documents or upserts_documents
     if extends_index:
-        changed_factory = factory.replace("auto", "")
+        changed_factory = None if factory == "auto" else factory
         settings = {
             "--factory": changed_factory,
             "--parameters": parameters,
             "--passages": passages,
         }
-        _refuse("an existing index, which has its own", settings)
+        _refuse_options("an existing index, which has its own", settings)
         if whiten is not None or without_tokens:
             raise ValueError(
                 "--whiten, --no-whiten and --no-tokens do not go with an existing index: use st-reba prune --compact"
@@ -319,7 +321,11 @@ def index(
     if not extends_index:
         options.update(factory=factory, parameters=parameters, passages=passages)
         options.update(whiten=whiten, tokens=not without_tokens, overwrite=overwrite)
-    loading = dict[str, Any](device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    loading: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype,
+        "trust_remote_code": trust_remote_code,
+    }
     change: Change | None = None
     indexing_step = f"Indexing {input} with {model or 'the model of the index'}"
     with (
@@ -395,7 +401,7 @@ def search(
     from ..index import Index
 
     if queries:
-        _refuse("queries on the command line", {"--encoding": text_encoding})
+        _refuse_options("queries on the command line", {"--encoding": text_encoding})
     conditions = parse_where(where) if where else None
     silence_loading()
     opened_index = Index.open(
@@ -464,7 +470,8 @@ def _describe_result(result: SearchResult) -> str:
     if result.word_score is not None:
         scores.append(f"words {result.word_score:.4f}")
     explanation = f" ({', '.join(scores)})" if scores else ""
-    return f"{result.rank:>3}. {result.score:.4f}{explanation}  {_origin_of(result)}  {text}"
+    line = f"{result.rank:>3}. {result.score:.4f}{explanation}  {_origin_of(result)}  {text}"
+    return _TERMINAL_CONTROLS.sub("\ufffd", line)
 
 
 def _origin_of(result: SearchResult) -> str:
@@ -540,10 +547,11 @@ def export(
     print(f"{out}: {vector_count:,} vectors")
 
 
-def _refuse(output_name: str, useless_options: Mapping[str, object]) -> None:
-    for option, value in useless_options.items():
+def _refuse_options(output_name: str, refused_options: Mapping[str, object]) -> None:
+    for option, value in refused_options.items():
         if value:
-            raise ValueError(f"{option} {value} does not go with {output_name}")
+            given = option if value is True else f"{option} {value}"
+            raise ValueError(f"{given} does not go with {output_name}")
 
 
 def _read_input(
@@ -552,7 +560,7 @@ def _read_input(
     """The input as the package takes it: a path, or the lines of standard input for "-"."""
     if input != "-":
         return input
-    _refuse(_STANDARD_INPUT, {"--text-column": text_column, "--id-column": id_column})
+    _refuse_options(_STANDARD_INPUT, {"--text-column": text_column, "--id-column": id_column})
     from ..corpus.source import read_stream
 
     records = read_stream(standard_input(), _STANDARD_INPUT, text_encoding)

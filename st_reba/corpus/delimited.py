@@ -110,7 +110,7 @@ class DelimitedRows:
             raise ValueError(
                 "it is empty, or begins with an empty line; its first line must name the columns"
             )
-        if len({*header}) < len(header):
+        if len(set(header)) < len(header):
             raise ValueError("the first line must name the columns, each once")
         return header
 

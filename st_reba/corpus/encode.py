@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..encode import measure_lengths
+from ..encode import describe_truncation, measure_lengths
 from ..files import LOCK_FILE, make_folder, parse_path, remove_leftovers, sole_writer, whole_file
 from ..probe import Probe, encoding_rate, resolve_model, take_probe
 from ..processor import hint_at_bfloat16
@@ -97,9 +97,7 @@ def encode_corpus(
         overwrite=overwrite,
         show_progress_bar=show_progress_bar,
     )
-    source = input
-    if not isinstance(input, Source):
-        source = open_source(input).reject_repeated_ids()
+    source = input if isinstance(input, Source) else open_source(input).reject_repeated_ids()
     corpus = _open_target(parse_path(path, "path"))
     loaded_model = resolve_model(model)
     with sole_writer(corpus.path, "vectors/*.npy"):
@@ -336,14 +334,8 @@ def warn_of_truncation(
 ) -> None:
     """Warn at the end about documents that are longer than the model reads."""
     if truncated_count:
-        logger.warning(
-            "%s: %s of %s documents are longer than the model reads (max_seq_length %s): "
-            "their ends are in no vector; cut them into passages",
-            path,
-            f"{truncated_count:,}",
-            f"{document_count:,}",
-            max_seq_length,
-        )
+        problem = describe_truncation(truncated_count, document_count, "documents")
+        logger.warning("%s: %s (max_seq_length %s)", path, problem, max_seq_length)
 
 
 def _finish(corpus: Corpus) -> None:

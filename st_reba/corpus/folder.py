@@ -194,7 +194,9 @@ class Corpus:
         path = self.path / HEADER_FILE
         try:
             header: JsonObject = json.loads(path.read_bytes())
-            header["model"]["vectors"], header["settings"]["part_size"]
+            # A KeyError if something is missing.
+            _ = header["model"]["vectors"]
+            _ = header["settings"]["part_size"]
             corpus_format = header.get("format")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(
@@ -332,7 +334,9 @@ class Corpus:
         path = self.summary_path(part_number)
         try:
             summary: JsonObject = json.loads(path.read_bytes())
-            summary["sha256"], summary["documents"]
+            # A KeyError if something is missing.
+            _ = summary["sha256"]
+            _ = summary["documents"]
             if not all(type(row) is int for row in summary["truncated"]):
                 raise ValueError("its rows are not numbers")
             return summary

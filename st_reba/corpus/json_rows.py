@@ -1,4 +1,4 @@
-"""Rows of JSON: a value a line, one array, or values one after another.
+"""Rows of JSON: one value per line, one array, or values one after another.
 
 A file is never in memory as a whole.
 """
@@ -66,7 +66,7 @@ def read_json_lines(stream: TextIO) -> Iterator[TableRow]:
         except (ValueError, RecursionError) as error:
             yield (
                 row_place,
-                f"wrong type: no JSON row ({error}); write one object or one string a line",
+                f"wrong type: no JSON row ({error}); write one object or one string per line",
             )
 
 
@@ -114,7 +114,7 @@ def _row_or_reason(json_value: Any) -> Cells | str:
     try:
         return _row_of(json_value)
     except ValueError as error:
-        return f"wrong type: no JSON row ({error}); give one object or one string a document"
+        return f"wrong type: no JSON row ({error}); give one object or one string per document"
 
 
 class _Scanner:
@@ -129,7 +129,7 @@ class _Scanner:
 
     def error(self, reason: str) -> ValueError:
         return ValueError(
-            f"line {self.line}: no JSON: {reason}; mend the file, or write one object a line"
+            f"line {self.line}: no JSON: {reason}; mend the file, or write one object per line"
         )
 
     def next_character(self) -> str:

@@ -48,7 +48,7 @@ class PassageSize:
             if parsed.overlap < parsed.size:
                 return parsed
         raise ValueError(
-            f"passages={passages!r}: give the tokens of a passage and fewer of the overlap, as '256:32'"
+            f"passages={passages!r}: give the tokens of a passage and fewer of the overlap, such as '256:32'"
         )
 
     def find_spans(self, token_spans: Sequence[tuple[int, int]], text_length: int) -> Spans:

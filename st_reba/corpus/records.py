@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any, cast
+from uuid import UUID
 
 import numpy as np
 
 # Increased when the stored form changes, such as `DocumentColumns`: older folders are then refused.
 CORPUS_FORMAT = 4
-INDEX_FORMAT = 11
+INDEX_FORMAT = 12
 
 # Longer than any text that a model reads whole: such a record comes from a broken file.
 MAX_CHARACTERS = 1_000_000
@@ -186,7 +187,7 @@ def to_json_value(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return clean_text(value)
+        return _clean_json_string(value)
     if isinstance(value, int):
         if value.bit_length() > MAX_INTEGER_BITS:
             raise ValueError("an integer has more than 4,300 digits")
@@ -201,7 +202,7 @@ def to_json_value(value: Any) -> Any:
         return [to_json_value(item) for item in value]
     if isinstance(value, (date, time)):
         return value.isoformat()
-    if isinstance(value, (Decimal, timedelta)):
+    if isinstance(value, (Decimal, timedelta, UUID)):
         return str(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return to_json_value(_without_nanoseconds(value).tolist())
@@ -222,8 +223,14 @@ def _to_json_object(mapping: Mapping[object, object]) -> dict[str, Any]:
     for key, value in mapping.items():
         if not isinstance(key, str):
             raise ValueError(f"the key {key!r} is a {type(key).__name__}, not a string")
-        converted[clean_text(key)] = to_json_value(value)
+        converted[_clean_json_string(key)] = to_json_value(value)
     return converted
+
+
+def _clean_json_string(text: str) -> str:
+    if "\0" in text:
+        raise ValueError(f"{preview(text)!r} holds the character NUL, where SQLite ends a text")
+    return clean_text(text)
 
 
 def clean_text(text: str) -> str:

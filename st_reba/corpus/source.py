@@ -14,6 +14,7 @@ from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import UUID
 
 from ..encode import python_values
 from .folder import is_corpus
@@ -57,7 +58,7 @@ _SHOWN_SUFFIXES = 8
 
 Record = Document | Reject
 Columns = dict[str, str | None]
-"""Names of the columns, as ``text_column`` and ``id_column``."""
+"""Names of columns, by ``"text_column"`` and ``"id_column"``."""
 PlacedRow = tuple[str, Any]
 """The place of a row, and a record, its cells by column, or the reason why it cannot be read."""
 
@@ -492,9 +493,11 @@ def _first_column(names: Iterable[str | None], row: Cells) -> str | None:
 
 
 def _to_id(value: Any) -> Any:
-    """An id, with whole numbers as strings; None for an empty string."""
+    """An id, with whole numbers and UUIDs as strings; None for an empty string."""
     if isinstance(value, str):
         return value or None
+    if isinstance(value, UUID):
+        return str(value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # pandas has floats for whole numbers where some are missing
     is_number = isinstance(value, Integral) and not isinstance(value, bool)

@@ -15,7 +15,8 @@ from ..optional import required
 from . import text_files
 from .delimited import DEFAULT_SEPARATORS, DelimitedRows, encloses_fields
 from .json_rows import has_value_per_line, read_json_lines, read_json_values
-from .text_files import TableRow, decoding_fault, named_errors, open_text, read_text_lines
+from .records import preview
+from .text_files import Cells, TableRow, decoding_fault, named_errors, open_text, read_text_lines
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped, unused-ignore]
@@ -166,13 +167,24 @@ def _read_parquet(path: Path, name: str) -> Iterator[TableRow]:
         with parquet.ParquetFile(path, pre_buffer=False) as file:
             batches = file.iter_batches(_BATCH_SIZE, use_threads=False)
             yield from _arrow_rows(batches, file.schema_arrow, name)
+    except _UnusableColumn:
+        raise
     except (OSError, ArrowException, ValueError, KeyError, OverflowError) as error:
         raise ValueError(
             f"{path}: not a Parquet file, or damaged ({error}); write it again"
         ) from None
 
 
+class _UnusableColumn(ValueError):
+    """A column of a table that is not damaged."""
+
+
 def _arrow_rows(batches: Iterable[Any], schema: Any, name: str) -> Iterator[TableRow]:
+    if len(set(schema.names)) < len(schema.names):
+        shown_names = preview(schema.names)
+        raise _UnusableColumn(
+            f"{name}: two columns have one name; there: {shown_names}; rename one"
+        )
     byte_columns = []
     column_names = []
     for schema_field in schema:
@@ -185,9 +197,25 @@ def _arrow_rows(batches: Iterable[Any], schema: Any, name: str) -> Iterator[Tabl
     row_number = 0
     for batch in batches:
         for start in range(0, batch.num_rows, _BATCH_SIZE):  # a table in memory is one batch
-            for cells in batch.select(column_names).slice(start, _BATCH_SIZE).to_pylist():
+            for cells in _cells_of(batch.select(column_names).slice(start, _BATCH_SIZE), name):
                 yield f"{name}, row {row_number}", cells
                 row_number += 1
+
+
+def _cells_of(batch: Any, name: str) -> list[Cells]:
+    try:
+        rows: list[Cells] = batch.to_pylist()
+    except OverflowError:
+        for column_name in batch.schema.names:
+            try:
+                batch.column(column_name).to_pylist()
+            except OverflowError as error:
+                raise _UnusableColumn(
+                    f"{name}: the column {column_name!r} holds a value that Python cannot represent ({error}); "
+                    "correct it, or leave the column out"
+                ) from None
+        raise
+    return rows
 
 
 def _is_of_bytes(arrow_type: Any) -> bool:
@@ -195,6 +223,8 @@ def _is_of_bytes(arrow_type: Any) -> bool:
     from pyarrow import BaseExtensionType, types  # type: ignore[import-untyped, unused-ignore]
 
     if isinstance(arrow_type, BaseExtensionType):
+        if arrow_type.extension_name == "arrow.uuid":
+            return False
         return _is_of_bytes(arrow_type.storage_type)
     if types.is_dictionary(arrow_type):
         return _is_of_bytes(arrow_type.value_type)

@@ -38,7 +38,7 @@ Cells = dict[str, Any]
 """The cells of a row by column."""
 
 TableRow = tuple[str, Cells | str]
-"""The place of a row, as "line 3", and its cells, or why it cannot be read."""
+"""The place of a row, such as "line 3", and its cells, or why it cannot be read."""
 
 
 def open_text(path: Path, encoding: str | None = None) -> TextIO:
@@ -118,7 +118,7 @@ def check_encoding(encoding: str | None) -> None:
         b"a".decode(encoding, "replace")
     except (LookupError, ValueError):
         raise ValueError(
-            f"encoding={encoding!r:.60} is not known; name one of text, as 'gb18030', 'utf-16-le' or 'cp1252'"
+            f"encoding={encoding!r:.60} is not known; name one of text, such as 'gb18030', 'utf-16-le' or 'cp1252'"
         ) from None
 
 

@@ -117,7 +117,7 @@ class AttentionRecorder:
     """
 
     chunk_plan = None
-    zeros = False
+    zeroes_nonfinite_texts = False
 
     def __init__(self, length: int, m: int) -> None:
         self.length = length
@@ -197,7 +197,7 @@ def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
         evenly at all that it sees; ``itself``, the share on the query's own token.
 
     Raises:
-        ValueError: There is no text, or one of them has no token behind the first ``m``.
+        ValueError: There is no text, or one of them has no token after the first ``m``.
 
     Source:
         NoSink, section 3.4; section 3.5, finding 4 (the second token becomes the sink where the
@@ -215,7 +215,7 @@ def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
     for maps in texts:
         if len(maps.tokens) <= m:
             raise ValueError(
-                f"{' '.join(maps.tokens)!r:.60} has no token behind the first {m}. Take a longer text."
+                f"{' '.join(maps.tokens)!r:.60} has no token after the first {m}. Take a longer text."
             )
         for layer_map in maps.layers:
             run = {"layer": layer_map.layer, "mask": layer_map.mask, "run": layer_map.run}

@@ -101,7 +101,7 @@ def model_vectors(
     batch_tokens: int | None,
     show_progress_bar: bool | None,
 ) -> Vectors:
-    """The vectors of a task's texts by one model, a row a text; or of its words."""
+    """The vectors of a task's texts by one model, one row per text; or of its words."""
     words = task.task_kind.list_words(task)
     if words:
         prompt = instructions.before(task.name, None, has_instruction_field(model, None))

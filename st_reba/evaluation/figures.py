@@ -97,7 +97,7 @@ def check_writable(path: FilePath, option: str) -> None:
 
 
 def draw_results(results: Sequence[Result]) -> Figure:
-    """Bars of the methods' scores with their 95 % intervals, a panel a task."""
+    """Bars of the methods' scores with their 95 % intervals, one panel per task."""
     results_by_task: dict[str, list[Result]] = {}
     for result in results:
         results_by_task.setdefault(result.task, []).append(result)
@@ -135,7 +135,7 @@ def draw_curve(
     option: str,
     metric: str,
 ) -> Figure:
-    """Lines of scores, a row of the table each, over the option's values, its columns."""
+    """One line of scores per row of the table, over the option's values, its columns."""
     figure = new_figure(6.0, 3.6)
     axes = figure.subplots()
     frame.T.plot(

@@ -54,7 +54,9 @@ class Instructions:
             )
             if not texts or not all(isinstance(text, str) and text for text in texts):
                 example = "STSB: Retrieve semantically similar text."
-                raise ValueError(f"prompts={self.name!r} must hold tasks and texts, as {example}")
+                raise ValueError(
+                    f"prompts={self.name!r} must hold tasks and texts, such as {example}"
+                )
 
     def for_task(self, task: str) -> Instructions:
         """These, or none, with a warning, if they hold nothing for a task."""
@@ -75,7 +77,7 @@ class Instructions:
         role: str | None,
         has_field: bool,
     ) -> str | None:
-        """The instruction before a task's texts: as written, or alone where the template has a field for it."""
+        """The instruction before a task's texts: in its wording, or bare where the template has a field for it."""
         instruction = self.tasks.get(task, self.tasks.get("*"))
         if isinstance(instruction, Mapping):
             instruction = instruction.get(role or "query")
@@ -94,8 +96,8 @@ def read_instructions(
 
     Args:
         source: ``"nosink"`` (table 3), ``"echo"`` (table 16), None or ``"none"``; or a YAML file or
-            mapping of tasks and the instructions before their texts, as ``STSB: …`` or ``STSB:
-            {query: …, document: …}``. With the key ``tasks`` for these, ``query`` and ``document``
+            mapping of tasks and the instructions before their texts, such as ``STSB: …`` or
+            ``STSB: {query: …, document: …}``. With the key ``tasks`` for these, ``query`` and ``document``
             say how an instruction is written.
 
     Raises:
@@ -121,13 +123,13 @@ def read_instructions(
 def _parse_instructions(name: str, content: object) -> Instructions:
     if not isinstance(content, Mapping) or not content:
         raise ValueError(
-            f"prompts={name!r} must hold tasks and texts, as STSB: Retrieve semantically similar text."
+            f"prompts={name!r} must hold tasks and texts, such as STSB: Retrieve semantically similar text."
         )
     if not isinstance(content.get("tasks"), Mapping):
         return Instructions(name, content)
     unknown_keys = content.keys() - {"tasks", "query", "document"}
     if unknown_keys or not content["tasks"]:
         raise ValueError(
-            f"prompts={name!r}: beside tasks, the only keys are query and document, texts with {_FIELD}."
+            f"prompts={name!r}: besides tasks, the only keys are query and document, texts with {_FIELD}."
         )
     return Instructions(name, **content)

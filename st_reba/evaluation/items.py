@@ -23,7 +23,7 @@ VectorsByRole = dict[Role | None, Vectors]
 
 
 class TuningItems(ABC):
-    """Items of one kind, on which a method is chosen or reported."""
+    """Items of one kind, by which a method is selected, or on which it is then scored."""
 
     @property
     @abstractmethod
@@ -63,7 +63,7 @@ class TuningItems(ABC):
     def count_positions(
         self, model: SentenceTransformer, prompted_model: SentenceTransformer
     ) -> int:
-        """Positions that a model computes for the texts, behind the prompts of another, or of itself."""
+        """Positions that ``model`` computes for the texts, each preceded by its prompt of ``prompted_model``."""
         position_count = 0
         for role, texts in self.texts_by_role.items():
             input_options = input_options_of(prompted_model, role)

@@ -48,7 +48,7 @@ def find_tasks(name: Any) -> list[tuple[Any, str | None]]:
         return [(task, None) for task in mteb.get_benchmark(name).tasks]
     except KeyError:
         choices = f"a file, nor one of {', '.join(suites())}, nor a task or benchmark of mteb"
-        remedy = "A file: its path, or KIND=PATH, as STS=pairs.tsv."
+        remedy = "A file: its path, or KIND=PATH, such as STS=pairs.tsv."
         raise ValueError(f"tasks: {name!r} is neither {choices}. {remedy}") from None
 
 

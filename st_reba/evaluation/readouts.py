@@ -15,8 +15,8 @@ from .shared_pass import Readout, TokenRange, run_pass
 from .vectors import Vectors, normalize_rows
 
 _METHOD_OPTIONS = frozenset(option.name for option in fields(Method))
-# Options that change nothing before the layers run. Those of masks are among them, as masks are compared by themselves;
-# the number m of hidden tokens is not.
+# Options that affect only what is read from a pass. Mask options are listed too, because `_can_share_pass` compares the
+# masks themselves; m is not.
 _READING_OPTIONS = frozenset(
     {
         "name",
@@ -99,7 +99,7 @@ def encode_methods(
         token_ranges: For vectors of words: the content tokens (first, end) of a word in each text.
             Mean and last are taken over its tokens in the last copy, ReBA's mean over their e_i.
             Only for methods with one template that share passes.
-        batch_tokens: Positions a forward pass.
+        batch_tokens: Positions per forward pass.
         progress: Called after each batch with the number of positions that it computed for its
             texts.
         check: As for ``build``.

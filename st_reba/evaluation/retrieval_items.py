@@ -272,7 +272,7 @@ def labelled_items(
         for document, grade in grades_of_query[query].items():
             query_grades[documents.add(document)] = grade
         grades.append(query_grades)
-    other_documents = sorted({*task.texts[task.query_count :]} - {*documents.texts})
+    other_documents = sorted(set(task.texts[task.query_count :]) - set(documents.texts))
     other_count = min(MAX_OTHER_DOCUMENTS, len(other_documents))
     all_documents = (*documents.texts, *Random(seed).sample(other_documents, other_count))
     return RetrievalItems(

@@ -54,7 +54,7 @@ def compare(
         metric: The metric to compare by; None: the kind's main one; ``"paper"``: the papers'.
         prompts: Instructions, as for :func:`~st_reba.evaluation.instructions.read_instructions`.
         out, figure: Files: ``out`` gets one more JSON line per method, ``figure`` a plot.
-        batch_tokens: Positions a forward pass.
+        batch_tokens: Positions per forward pass.
         draws: Bootstrap samples; 0: no intervals.
         seed: Seed of the bootstrap, and of a draw of items.
         show_progress_bar: Show a bar with the time left; None: only on a terminal.

@@ -292,7 +292,7 @@ class TextWeights:
         return self.plain
 
     def _select_tokens(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Masks [B, T] of the content tokens in each text's range, and of its last token alone."""
+        """Masks [B, T] of the content tokens in each text's range, and of its last token only."""
         in_range = (tokens >= self.first_token) & (tokens < self.end_token)
         return in_range, tokens == self.end_token - 1
 

@@ -33,7 +33,8 @@ def read_task(
         source: A DataFrame; a file or folder of named columns that
             :func:`st_reba.corpus.tables.read_table` reads; STSBenchmark's and SemEval's
             tab-separated files without a header; ``id||text1||text2||score`` lines; a BEIR folder;
-            CoNLL lines (kind NER). A path may have its kind before it, as ``STS=pairs.tsv``.
+            CoNLL lines (kind NER). A path may have its kind before it, such as
+            ``STS=pairs.tsv``.
         kind: Name of a kind of ``KINDS``; None: the first by ``detection_order`` whose
             columns are there.
         name: None: the file's name.

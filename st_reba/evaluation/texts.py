@@ -11,7 +11,7 @@ from random import Random
 from ..modules.reversal import CJK
 
 # Chinese and Japanese have no spaces between words: there a piece is one character, with the
-# punctuation behind it.
+# punctuation after it.
 _PIECE = re.compile(rf"[{CJK}][^\w\s]*|[^\s{CJK}]+")
 # In a shorter text, the parts would be the same.
 MIN_PIECES = 4

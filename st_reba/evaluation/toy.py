@@ -59,8 +59,8 @@ def toy_tasks(
     Args:
         structures, languages: Some of ``STRUCTURES``, numbered as in the paper's section 3.1, and
             of ``LANGUAGES``.
-        part: Vector of a sentence: ``"whole"``: its embedding; ``"early"`` or ``"late"``: the words
-            of its part A or B alone. ``"early"`` in S3 shows whether early tokens hold the meaning
+        part: Vector of a sentence: ``"whole"``: its embedding; ``"early"`` or ``"late"``: only
+            the words of its part A or B. ``"early"`` in S3 shows whether early tokens hold the meaning
             of later ones: A is the same in all three sentences.
         limit: Number of triples of each structure and language to draw, of 120.
         seed: Seed of the people and times that go with a topic, and of the limit's draw.

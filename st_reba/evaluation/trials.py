@@ -1,4 +1,4 @@
-"""The trials of tune: passes run over the items that choose, and every method becomes a candidate."""
+"""The trials of tune: passes run over the selection items, and every method becomes a candidate."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from ..modules.version import __version__
 from .items import TuningItems, input_options_of
 from .readouts import MethodGroup, build_on, depth_of, group_by_pass
 
-# A method is clearly better than another if its gain exceeds this many standard errors of it.
+# A method is clearly better than another if its mean gain exceeds this many standard errors of the
+# gain.
 CLEAR_ERRORS = 3
-# Bytes of vectors that a pass may hold, before a copy of them is scaled.
+# The most bytes of vectors per pass; normalizing them takes as much again.
 _MAX_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A method with the score of each item that chooses.
+    """A method with its score on each selection item.
 
     Args:
         method: Without a filter.
-        filter_kind: Kind of the filter behind it; None: there is none.
+        filter_kind: Kind of the filter after it; None: there is none.
         cost: Positions that are computed, times layers, as a multiple of one pass of the text
             through the whole base.
         item_scores: [items] float32.
@@ -95,12 +96,12 @@ def is_clearly_better(candidate: Candidate, standard: Candidate) -> bool:
 
 
 class Trials:
-    """Runs passes over the items that choose, and scores the methods that are read from them.
+    """Runs passes over the selection items, and scores the methods that are read from them.
 
     Args:
         base_model: A model from :func:`~st_reba.evaluation.readouts.load_base`, with the prompts
             that stand before the texts.
-        items: The items that choose.
+        items: The selection items.
         filter_kinds: Kinds of filters that are tried, None for none.
         folder: Where finished passes are kept; None: nowhere.
     """
@@ -136,7 +137,10 @@ class Trials:
         return passes
 
     def find_refusal(self, method: Method) -> str | None:
-        """Why a method cannot run, as max_seq_length may leave no room behind its prompt; None: it can."""
+        """Why a method cannot run; None: it can.
+
+        For example, its prompt leaves no room within max_seq_length.
+        """
         try:
             transformer = transformer_of(build_on(self.base_model, method, check=False))
             for role in self.items.texts_by_role:
@@ -187,7 +191,7 @@ class Trials:
         return candidates
 
     def pass_key(self, methods: Sequence[Method]) -> str:
-        """A name that no other pass, base, prompts, texts or version of this code has."""
+        """A digest of the pass, base, prompts, texts and version of st_reba."""
         model = transformer_of(self.base_model).model
         embeddings = next(model.get_input_embeddings().parameters())
         first_weights = embeddings[:64].detach().float().cpu().numpy()

@@ -13,8 +13,8 @@ from ..modules.outputs import shows_attention
 from ..prompts import TEMPLATES
 
 Wording = str | Mapping[str, str]
-# Wordings of PromptEOL in the language of a script. All but the first are tried only with labels:
-# judged by labels they are better, judged by parts of texts they are not.
+# Wordings of PromptEOL in the language of a script. Only the first is tried without labels: the
+# others win by labels, but not by parts of texts.
 WORDINGS: Mapping[str, tuple[str, ...]] = {
     "CJK": ("prompteol-zh", "prompteol-example-zh"),
     "": ("prompteol", "prompteol-says", "prompteol-example"),
@@ -85,14 +85,14 @@ def at_layers(
 
 
 def with_outputs(method: Method, depth: int, *first_layers: int) -> list[Method]:
-    """A method at each layer; and its mean attention outputs, from each of some layers up to the last."""
+    """A method read at each layer, and as the mean of the attention outputs of each range first_layer … L."""
     methods = at_layers(method, depth)
     for first_layer in first_layers:
         methods.append(replace(method, read="attention", layer=(first_layer, depth)))
     return methods
 
 
-def mean_behind(prompt: Method) -> Method:
+def mean_in_prompt(prompt: Method) -> Method:
     """The mean of the text in a prompt."""
     return Method("classical", pooling="mean", template=prompt.template or "prompteol")
 
@@ -121,15 +121,15 @@ def similarity_methods(
     methods = [
         *with_outputs(default_prompt, depth, third + 1, half + 1),
         *with_outputs(prompt, depth, third + 1),
-        *at_layers(mean_behind(prompt), depth),
+        *at_layers(mean_in_prompt(prompt), depth),
         *with_outputs(reverse_prompt, depth, third + 1),
         *at_layers(once, depth),
         *at_layers(replace(once, pooling="last"), depth),
         *at_layers(once, depth, half),
     ]
     if not is_small:
-        methods += at_layers(mean_behind(prompt), depth, half)
-        methods += at_layers(mean_behind(prompt), depth, third)
+        methods += at_layers(mean_in_prompt(prompt), depth, half)
+        methods += at_layers(mean_in_prompt(prompt), depth, third)
         methods += at_layers(once, depth, third)
     if has_labels:
         twice = Method("echo", pooling="mean")
@@ -172,7 +172,7 @@ def search_methods(
     for wording in wordings:
         prompt = Method("prompteol", template=wording)
         methods += with_outputs(prompt, depth, depth // 3 + 1, depth // 2 + 1)
-        methods += at_layers(mean_behind(prompt), depth)
+        methods += at_layers(mean_in_prompt(prompt), depth)
     once = Method("classical", pooling="mean")
     methods += at_layers(once, depth)
     methods += at_layers(replace(once, pooling="last"), depth)

@@ -36,7 +36,7 @@ from .tune_report import ReportEntry, TuneReport, write_report
 
 logger = logging.getLogger(__name__)
 
-# Arguments for loading the base that a built model keeps, beside prompts.
+# Options of `build` that are passed on to the built model, besides prompts.
 _MODEL_OPTIONS = ("similarity_fn_name", "truncate_dim", "model_card_data")
 
 
@@ -57,8 +57,9 @@ def tune(
 
     Without labels, vectors are judged by whether parts of a text find each other among the parts of
     all texts; for search, by whether a sentence, encoded as a query, finds the rest of its text,
-    encoded as a document. If there are labels, they choose, and the texts only fit the filter. If
-    it is stopped, the same call resumes it.
+    encoded as a document. With labels, the method is selected by them, and the texts are used only
+    to fit the filter, and to choose wordings in their script. If it is stopped, the same call
+    resumes it.
 
     Args:
         base: As for :func:`st_reba.build`.
@@ -76,7 +77,7 @@ def tune(
             base.
         seed: Seed of all draws.
         report_step: Gets a line for each step.
-        **loading_options: Further arguments of ``build``, as ``dtype``, ``device`` and
+        **loading_options: Further arguments of ``build``, such as ``dtype``, ``device`` and
             ``max_seq_length``. ``prompts`` stand before the texts of every method that is tried.
 
     Raises:
@@ -95,7 +96,7 @@ def tune(
     if max_cost is not None and not max_cost > 0:
         raise ValueError(f"max_cost={max_cost} (--max-cost) must be a number above 0.")
     _check_folder(folder, base)
-    plan = make_plan(texts, labels, purpose, sample, seed)
+    plan = _make_plan(texts, labels, purpose, sample, seed)
     if isinstance(base, (str, os.PathLike)):
         recipe = find_recipe(base, loading_options)
         if recipe is not None:
@@ -110,8 +111,10 @@ def tune(
     length = loading_options.get("max_seq_length")
     filter_path = folder / "filter.safetensors"
     choice = ReportEntry("chosen", replace(best_candidate.method, max_seq_length=length))
-    if best_candidate.filter_kind is not None:
-        fitted_filter = _save_filter(plan, base_model, best_candidate, filter_path)
+    has_filter = best_candidate.filter_kind is not None
+    if has_filter:
+        # The scores that are reported need a filter that has not seen the test items.
+        fitted_filter = _fit_and_save_filter(plan, base_model, best_candidate, filter_path)
         filtered_method = replace(choice.method, filter=str(filter_path))
         choice = ReportEntry("chosen", filtered_method, fitted_filter)
     report = TuneReport(
@@ -126,9 +129,9 @@ def tune(
         folder=str(folder),
         notes=tuple(plan.notes(best_candidate)),
     )
-    if best_candidate.filter_kind is not None:
+    if has_filter:
         report_step("fitting the filter that is saved on all texts")
-        _save_filter(plan.with_all_texts(), base_model, best_candidate, filter_path)
+        _fit_and_save_filter(plan.with_all_texts(), base_model, best_candidate, filter_path)
     model = build_with_prompts(base_model, choice.method, **_model_options(loading_options))
     write_report(report, base, model, loading_options)
     return report
@@ -163,7 +166,7 @@ def _is_of_tune(folder: Path) -> bool:
     return isinstance(report, dict) and report.keys() >= {"method", "rows", "tried_count"}
 
 
-def _save_filter(
+def _fit_and_save_filter(
     plan: TuningPlan,
     base_model: SentenceTransformer,
     candidate: Candidate,
@@ -177,14 +180,14 @@ def _save_filter(
     return fitted_filter
 
 
-def make_plan(
+def _make_plan(
     texts: Iterable[str] | None,
     labels: Any,
-    purpose: str,
+    purpose: Purpose,
     sample: int,
     seed: int,
 ) -> TuningPlan:
-    """Read the labels, and draw what chooses and what reports; arguments as for :func:`tune`."""
+    """Read the labels, and draw selection and test items; arguments as for :func:`tune`."""
     if purpose == "search":
         if labels is None:
             return plan_search_by_views(texts or (), sample, seed)
@@ -217,12 +220,12 @@ def build_for_texts(
     base: Any,
     texts: Iterable[str],
     *,
-    purpose: str = "similarity",
+    purpose: Purpose = "similarity",
     seed: int = 0,
     check: bool,
     **loading_options: Any,
 ) -> SentenceTransformer:
-    """``build(base, "auto", texts=…)``: :func:`tune` with fewer passes, and no texts that report.
+    """``build(base, "auto", texts=…)``: like :func:`tune`, with fewer passes and without a report.
 
     Args:
         base, texts, purpose, seed: As for :func:`tune`.

@@ -42,9 +42,9 @@ from .word_scores import word_scores
 
 Purpose = Literal["similarity", "search"]
 Item = TypeVar("Item")
-# Share of the items that choose; the others report.
+# Share of the items by which the method is selected; it is then scored on the others.
 SELECTION_SHARE = 2 / 3
-# The most items that choose, and that report, for unlabelled texts and for labelled items.
+# The most selection and test items, for unlabelled texts and for labelled items.
 MAX_SELECTION_VIEWS = 200
 MAX_TEST_VIEWS = 150
 MAX_SELECTION_LABELS = 400
@@ -53,7 +53,7 @@ MAX_TEST_LABELS = 300
 MIN_LABELS = 30
 # With fewer items, the report warns that the choice is uncertain.
 STEADY_COUNT = 200
-# For ``build(base, "auto")``: texts that are drawn, and how many of them choose.
+# For ``build(base, "auto")``: texts that are drawn, and how many of them are selection items.
 AUTO_SAMPLE = 1000
 AUTO_SELECTION: Mapping[str, int] = {"similarity": 300, "search": 200}
 
@@ -87,8 +87,9 @@ class SimilarityPlan:
     """Choose by parts of texts, or by labelled items.
 
     Args:
-        selection_items, test_items: The items that choose, and that report.
-        filter_texts: Texts that filters are fitted on; none of them reports.
+        selection_items, test_items: Items by which the method is selected, and items, not used for
+            that, on which it is then scored.
+        filter_texts: Texts that filters are fitted on; none of them is in the test items.
         texts: All texts.
     """
 
@@ -99,7 +100,7 @@ class SimilarityPlan:
 
     @property
     def is_by_views(self) -> bool:
-        """Whether parts of texts choose, not labels."""
+        """Whether the method is selected by parts of texts, not by labels."""
         return self.selection_items.kind == "Views"
 
     @property
@@ -128,14 +129,14 @@ class SimilarityPlan:
             base_model: A model from :func:`~st_reba.evaluation.readouts.load_base`.
 
         Returns:
-            None: labels choose, or the default was left out.
+            None: the method is selected by labels, or the default was left out.
         """
         if not self.is_by_views:
             return None
         return find_candidate(candidates, default_on(base_model, self.script), None)
 
     def with_all_texts(self) -> SimilarityPlan:
-        """The plan with filters that are fitted on all texts, as of what is saved once the others have reported."""
+        """The plan with filters that are fitted on all texts, for what is saved once the test items are scored."""
         return replace(self, filter_texts=self.texts)
 
     def fit_filter(self, model: SentenceTransformer, filter_kind: str) -> Filter:
@@ -150,7 +151,7 @@ class SimilarityPlan:
         choice: ReportEntry,
         candidates: Sequence[Candidate],
     ) -> tuple[TuneRow, ...]:
-        """The choice, the default of ``build`` and the papers' methods, on the items that report."""
+        """The choice, the default of ``build`` and the papers' methods, on the test items."""
         entries = [choice]
         default = default_on(base_model, self.script)
         if find_candidate(candidates, default, None):
@@ -178,7 +179,7 @@ class SimilarityPlan:
 
 
 def note_few_items(item_count: int) -> list[str]:
-    """A note where few items choose."""
+    """A note where there are few selection items."""
     if item_count >= STEADY_COUNT:
         return []
     return [f"Only {item_count} items chose: with {STEADY_COUNT} or more the choice is steadier."]
@@ -206,9 +207,9 @@ class RetrievalPlan:
     """Choose by queries and documents.
 
     Args:
-        selection_items, test_items: The items that choose, and that report.
+        selection_items, test_items: As for :class:`SimilarityPlan`.
         documents: Documents that filters are fitted on.
-        all_documents: These, and those that report.
+        all_documents: These, and those of the test items.
     """
 
     selection_items: RetrievalItems
@@ -306,7 +307,7 @@ TuningPlan = SimilarityPlan | RetrievalPlan
 
 
 def divide(items: Iterable[Item], seed: int) -> tuple[list[Item], list[Item]]:
-    """The items that choose, and those that report."""
+    """Selection and test items."""
     shuffled_items = list(items)
     Random(seed).shuffle(shuffled_items)
     selection_count = round(SELECTION_SHARE * len(shuffled_items))
@@ -318,7 +319,7 @@ def plan_by_views(
     sample_size: int,
     seed: int,
 ) -> SimilarityPlan:
-    """Plan a choice by whether parts of texts find each other; no text both chooses and reports."""
+    """Plan a choice by whether parts of texts find each other; no text is in both sets of items."""
     drawn_texts = draw_texts(texts, sample_size, seed)
     selection_items, test_items = divide(sorted(drawn_texts), seed)
     return SimilarityPlan(
@@ -335,7 +336,7 @@ def plan_by_labels(
     sample_size: int,
     seed: int,
 ) -> SimilarityPlan:
-    """Plan a choice by labelled items; a filter sees no text that reports.
+    """Plan a choice by labelled items; a filter sees no text of the test items.
 
     Args:
         task: The items.
@@ -361,7 +362,7 @@ def plan_by_labels(
 
 
 def restrict_task(task: Task, items: Iterable[tuple[Any, ...]]) -> Task:
-    """A task of some items, over their texts alone."""
+    """A task of some items, over only their texts."""
     texts: TextIndex[str] = TextIndex()
 
     def move_indices(value: Any) -> Any:
@@ -387,7 +388,7 @@ def plan_search_by_views(
 ) -> RetrievalPlan:
     """Plan a choice by whether sentences find the rest of their documents.
 
-    No document both chooses and reports.
+    No document is in both sets of items.
     """
     selection_items, test_items = divide(
         sorted(draw_documents(texts, sample_size, seed)),
@@ -407,7 +408,7 @@ def plan_search_by_labels(
     sample_size: int,
     seed: int,
 ) -> RetrievalPlan:
-    """Plan a choice by labelled queries; no query both chooses and reports.
+    """Plan a choice by labelled queries; no query is in both sets of items.
 
     Args:
         task: Of the kind Retrieval.
@@ -429,10 +430,10 @@ def plan_search_by_labels(
 
 def plan_for_auto(
     texts: Iterable[str],
-    purpose: str,
+    purpose: Purpose,
     seed: int,
 ) -> TuningPlan:
-    """A plan with fewer texts that choose, and none that report."""
+    """A plan with fewer selection items; nothing is reported, so they stand for the test items too."""
     if purpose == "search":
         documents = draw_documents(texts, AUTO_SAMPLE, seed)
         views = retrieval_views(documents[: AUTO_SELECTION[purpose]], seed)

@@ -1,4 +1,4 @@
-"""The report of tune: the choice beside other methods, on items that had no part in it."""
+"""The report of tune: the choice next to other methods, on items that had no part in it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WORK_NOTE = (
 
 @dataclass(frozen=True)
 class TuneRow:
-    """A method on the items that report.
+    """A method on the test items.
 
     Args:
         name: Its name in the report.
@@ -76,13 +76,13 @@ class TuneRow:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """The choice and its alternatives, scored on items that did not choose.
+    """The choice and its alternatives, scored on the test items.
 
     Args:
         method: The choice.
         rows: One row per method, the choice first.
         kind: ``"Views"``, ``"SearchViews"``, or the kind of the labelled items.
-        selection_count, test_count: Items that chose, and that report.
+        selection_count, test_count: Numbers of selection and test items.
         tried_count: Number of methods and layers that were scored.
         seconds, pass_seconds: In all, and in the forward passes that were tried.
         folder: Where recipe, filter, model and this report are.
@@ -139,7 +139,7 @@ def report_rows(
 
     Args:
         base_model: A model from :func:`~st_reba.evaluation.readouts.load_base`.
-        items: The items that report.
+        items: The test items.
         entries: The methods; rows are in their order.
     """
     plain_work = items.count_positions(base_model, base_model) * depth_of(base_model)

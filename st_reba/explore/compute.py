@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import batch_to_device, cos_sim, load_file_path
 
 from ..build import build
 from ..encode import saved_prompt, transformer_of
 from ..evaluation.attention import Maps, attention_maps, sink_table
-from ..methods import MASK_OPTIONS, Method, method_of
+from ..methods import Method, method_of
 from ..modules.capture import Capture
 from ..modules.transformer import RepeatTransformer
 from ..safety import load
@@ -175,18 +176,14 @@ def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
 def _with_copies(model: SentenceTransformer, repeats: int) -> SentenceTransformer:
     """A model of the same base that reads a text ``repeats`` times."""
     transformer = transformer_of(model)
-    method = method_of(model)
-    options = {
-        option_name: getattr(method, option_name)
-        for option_name in ("max_seq_length", *MASK_OPTIONS)
-    }
-    changed_method = Method("reba", repeats=repeats, **options)
-    return build(
-        transformer.model,
-        changed_method,
-        tokenizer=transformer.tokenizer,
-        check=False,
-    )
+    options: dict[str, Any] = {}
+    for option_name in set(transformer.config_keys) - set(Transformer.config_keys):
+        options[option_name] = getattr(transformer, option_name)
+    options |= {"repeats": repeats}
+    options.pop("own_input", None)  # of a model that keeps the input of its base
+    changed_transformer = type(transformer)(transformer, **options)
+    pooling = Pooling(changed_transformer.get_embedding_dimension())
+    return SentenceTransformer(modules=[changed_transformer, pooling], device=str(model.device))
 
 
 def tokens_of(model: SentenceTransformer, text: str, word: str) -> list[int]:

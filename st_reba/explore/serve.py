@@ -55,7 +55,7 @@ def launch(
 
     Args:
         models: One to six, each a saved model (folder or Hub id); a base, alone or with a method
-            behind a space, as ``"mini echo:pooling=mean"``; ``"zoo:NAME"``; or a recipe's file.
+            after a space, such as ``"mini echo:pooling=mean"``; ``"zoo:NAME"``; or a recipe's file.
         host: Address; ``"0.0.0.0"`` serves everybody who can reach this machine.
         port: Port; 0 takes a free one.
         index: Folder of an index to search in.

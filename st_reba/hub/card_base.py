@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import metadata_load, try_to_load_from_cache
 from sentence_transformers import SentenceTransformer
 
+from ..backbones import is_8bit, quantization_settings
 from ..bases import BUNDLED
 from ..encode import transformer_of
 from ..methods import LOADING_RECORD
@@ -19,12 +20,12 @@ from ..modules import RepeatTransformer
 from ..packaged import PACKAGED
 
 CARD_FILE = "README.md"
-# What a recipe's ``about`` knows of its model that no file holds: a sentence for the limits; rows of the tables of
-# results (task, metric, value, table, perhaps interval), as measured and as a paper prints them; of the base's weights
-# the licence, and the codes of their languages.
+# Keys of a recipe's ``about`` that a card uses: a note for the limits; rows of the result tables
+# (task, metric, value, table, perhaps interval), measured here and taken from a paper; licence, its
+# link and language codes of the base's weights.
 FACTS = ("note", "measured", "scores", "licence", "licence_link", "language")
 # Recorded names of GGUF files: ``organization/repository/file (GGUF, type)``, or of a local file
-# its name alone.
+# only its name.
 _GGUF_NAME = re.compile(r"^(?:([\w.-]+/[\w.-]+)/)?(.+) \(GGUF.*\)$")
 _HUB_ID = re.compile(r"^([\w.-]+/[\w.-]+)(/.*)?$")
 _TRAINING_SECTION = re.compile(
@@ -163,7 +164,7 @@ def _parse_name(recorded_name: str) -> tuple[str | None, str, str | None]:
 def _quantization(transformer: RepeatTransformer) -> str | None:
     if "GGUF" in str(transformer.base_model):
         return "dequantized from the base's GGUF file, whose rounding they keep"
-    settings = _quantization_settings(transformer)
+    settings = quantization_settings(transformer.model)
     if not settings:
         return None
     quantization_method = str(settings["quant_method"])
@@ -175,18 +176,11 @@ def _quantization(transformer: RepeatTransformer) -> str | None:
 
 
 def _number_type(transformer: RepeatTransformer) -> str | None:
-    """What bitsandbytes rounded the weights to, as ``nf4`` or ``int8``; None: it did not."""
-    settings = _quantization_settings(transformer)
+    """What bitsandbytes rounded the weights to, such as ``nf4`` or ``int8``; None: it did not."""
+    settings = quantization_settings(transformer.model)
     if settings.get("load_in_4bit") or settings.get("_load_in_4bit"):
         return str(settings.get("bnb_4bit_quant_type", ""))
-    if settings.get("load_in_8bit") or settings.get("_load_in_8bit"):
-        return "int8"
-    return None
-
-
-def _quantization_settings(transformer: RepeatTransformer) -> dict[str, Any]:
-    settings = getattr(transformer.model.config, "quantization_config", None) or {}
-    return settings if isinstance(settings, dict) else dict(settings.to_dict())
+    return "int8" if is_8bit(settings) else None
 
 
 def find_licence(
@@ -233,9 +227,8 @@ def _is_text_or_list_of_texts(value: object) -> bool:
 def _base_metadata(transformer: RepeatTransformer, base: BaseDescription) -> dict[str, object]:
     """What the card beside the base's weights says about licence and languages."""
     packaged_base = PACKAGED.get(base.recipe_name)
-    if (
-        packaged_base is not None and packaged_base.hub_id == base.hub_id
-    ):  # not a folder of that name
+    # The ids differ if it is a folder that has a packaged base's name.
+    if packaged_base is not None and packaged_base.hub_id == base.hub_id:
         return {"license": packaged_base.license, "language": list(packaged_base.language)}
     weights_source = str(getattr(transformer.model, "name_or_path", ""))
     try:

@@ -55,7 +55,7 @@ class TaskLimits:
     """How long the input of a task is, and may be.
 
     Args:
-        subject: The task's texts, as ``"a query"``.
+        subject: The task's texts, such as ``"a query"``.
         overhead: Positions besides the text's copies.
         longest_text: Tokens of the longest text; None: there is no limit.
     """
@@ -75,7 +75,7 @@ class InputDescription:
         chunk_length: The most tokens of a piece; None: the text is not cut into pieces.
         templates: The templates of each task, with ``{names}`` where something is put in.
         is_bare: No template stands around the text.
-        layout_lines: What stands before, between and behind the copies, in sentences.
+        layout_lines: What stands before, between and after the copies, in sentences.
         document_arguments, query_arguments: What ``encode_document`` and ``encode_query`` need for
             fields, as code.
         limits: Of every text; or, where tasks have wordings of their own, of a document, a query
@@ -284,12 +284,12 @@ def _prompt_position(transformer: RepeatTransformer, tasks: Sequence[str]) -> st
 
 
 def _special_token_line(transformer: RepeatTransformer) -> str:
-    tokens_before, tokens_behind = special_tokens(transformer.text_tokenizer)
-    if not tokens_before and not tokens_behind:
+    tokens_before, tokens_after = special_tokens(transformer.text_tokenizer)
+    if not tokens_before and not tokens_after:
         return "The tokenizer adds no special tokens."
     names_before = _token_list(transformer, tokens_before)
-    names_behind = _token_list(transformer, tokens_behind)
-    return f"The tokenizer puts {names_before} before the input, and {names_behind} behind it."
+    names_after = _token_list(transformer, tokens_after)
+    return f"The tokenizer puts {names_before} before the input, and {names_after} after it."
 
 
 def _template_lines(templates: Templates) -> Iterator[str]:
@@ -368,7 +368,7 @@ def describe_method(model: SentenceTransformer, base: BaseDescription) -> Method
 def _recipe_options(model: SentenceTransformer, method: Method) -> MutableOptions:
     """The name and the options of a method that a recipe can hold.
 
-    Behind a filter, ``filter`` says how it was fitted, and names no file.
+    ``filter`` is dropped: in a model with a filter, it describes the fit and does not name a file.
     """
     options = method.to_dict()
     options.pop("filter", None)
@@ -456,7 +456,7 @@ def _describe_states(model: SentenceTransformer) -> str:
         model.encode_document("a", show_progress_bar=False, **field_values)
         if not transformer.reader.has_norms:
             return mean
-        normed_mean = "their mean behind the norms that follow them"
+        normed_mean = "their mean after the norms that follow them"
         return f"the sum of two unit vectors: that of {mean}, and that of {normed_mean},"
     if lowest != highest:
         combination = {"mean": "mean", "concat": "concatenation"}[reading["join"]]
@@ -519,7 +519,7 @@ def _mask_names(transformer: RepeatTransformer) -> list[str]:
 
 
 def _describe_masks(transformer: RepeatTransformer) -> str:
-    """Masks of the layers, in runs, as ``1-4 forward``, with the layers that run twice."""
+    """Masks of the layers, in runs, such as ``1-4 forward``, with the layers that run twice."""
     runs: list[str] = []
     layer = 0
     for mask, layers in groupby(transformer.layer_masks):

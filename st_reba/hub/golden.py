@@ -136,9 +136,9 @@ def write_golden(model: SentenceTransformer, folder: Path) -> None:
     except ValueError:  # no token stands for an empty text
         texts.remove("")
     entries = make_entries(texts, _encode_each(model, texts, fields=fields))
-    searches = _search_entries(model, entries[1 : 1 + _SEARCH_TEXTS])
+    search_entries = _search_entries(model, entries[1 : 1 + _SEARCH_TEXTS])
     header = {"tolerance": machine_tolerance(model), "fields": fields, "made": environment(model)}
-    write_golden_file(folder, header, entries, searches)
+    write_golden_file(folder, header, entries, search_entries)
 
 
 def make_entries(texts: Sequence[str], vectors: NDArray[np.float32]) -> list[Entry]:
@@ -153,7 +153,7 @@ def _search_entries(model: SentenceTransformer, entries: Sequence[Entry]) -> lis
     """The same texts as queries and as documents, if the model encodes those differently."""
     texts = [entry["text"] for entry in entries]
     vectors = np.array([entry["vector"] for entry in entries])
-    searches: list[Entry] = []
+    search_entries: list[Entry] = []
     for task in TASKS:
         try:
             task_vectors = _encode_each(model, texts, task)
@@ -161,20 +161,21 @@ def _search_entries(model: SentenceTransformer, entries: Sequence[Entry]) -> lis
             continue
         if relative_distance(vectors, task_vectors) > machine_tolerance(model):
             for entry in make_entries(texts, task_vectors):
-                searches.append({"task": task, **entry})
-    return searches
+                search_entries.append({"task": task, **entry})
+    return search_entries
 
 
 def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
     """Compare a loaded model with golden vectors that :func:`read_golden` read."""
-    if set(stored["fields"]) != {*_values_of_open_fields(model)}:
+    if stored["fields"].keys() != _values_of_open_fields(model).keys():
+        field_names = list(stored["fields"])
         raise ValueError(
-            f"The golden vectors are of a template with the fields {[*stored['fields']]!s:.80}."
+            f"The golden vectors are of a template with the fields {field_names!s:.80}."
         )
     texts = [entry["text"] for entry in stored["texts"]]
-    vectors = [*_encode_each(model, texts, fields=stored["fields"])]
+    vectors = list(_encode_each(model, texts, fields=stored["fields"]))
     for entry in stored.get("searches", ()):
-        vectors += [*_encode_each(model, [entry["text"]], entry["task"])]
+        vectors.extend(_encode_each(model, [entry["text"]], entry["task"]))
     # The tolerance of the coarser type: the one then, or the one now.
     tolerance = max(machine_tolerance(model), machine_tolerance(model, stored["made"]["dtype"]))
     return compare_vectors(stored, vectors, tolerance, environment(model))
@@ -258,13 +259,13 @@ def write_golden_file(
     folder: Path,
     header: Mapping[str, object],
     entries: Sequence[Entry],
-    searches: Sequence[Entry] = (),
+    search_entries: Sequence[Entry] = (),
 ) -> None:
     """Write golden.json: the header, digests of the folder's files, and a line for each text with its vector [d]."""
     whole_header = {**header, "digests": digests_of(folder)}
     lists = [f'"texts": {_lines_of(entries)}']
-    if searches:
-        lists.insert(0, f'"searches": {_lines_of(searches)}')
+    if search_entries:
+        lists.insert(0, f'"searches": {_lines_of(search_entries)}')
     header_lines = json.dumps(whole_header, indent=1).removesuffix("\n}")
     content = ",\n ".join([header_lines, *lists]) + "\n}\n"
     (folder / GOLDEN_FILE).write_text(content, encoding="utf-8")
@@ -289,7 +290,7 @@ def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
             raise ValueError("a value is of the wrong type")
         _check_header(value)
         _check_texts(entries)
-        if not {entry["task"] for entry in value.get("searches", ())} <= {*TASKS}:
+        if not {entry["task"] for entry in value.get("searches", ())} <= set(TASKS):
             raise ValueError("a task is neither query nor document")
         digests = value.get("digests", {})
         if len(digests) > _MAX_FILES or not all(map(str.isalnum, digests.values())):

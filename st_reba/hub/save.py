@@ -30,8 +30,8 @@ def save(
     """Save a model as ``model.save_pretrained(folder)`` does, with golden vectors and a card, whole or not at all.
 
     Args:
-        model: The model. It must not encode while it is saved: for that time, its weights have the
-            base's number type.
+        model: The model. Do not encode with it meanwhile: its weights are converted to the base's
+            number type while they are saved.
         folder: The folder to make; an empty one may be there.
         overwrite: Replace a saved model that is there, with all its files.
         golden: Write golden.json, which ``st-reba verify`` compares with.
@@ -79,7 +79,8 @@ def new_folder(
 
 def check_free(folder: Path, *, overwrite: bool, kind: str = "saved model") -> None:
     """Refuse a folder that holds anything but a saved model, or that must not be replaced."""
-    if folder.is_dir() and not any(folder.iterdir()) or not os.path.lexists(folder):
+    is_empty_folder = folder.is_dir() and not any(folder.iterdir())
+    if is_empty_folder or not os.path.lexists(folder):
         return
     if not (folder / "modules.json").is_file():
         raise FileExistsError(f"{str(folder)!r} exists, and is not a {kind}. Name another folder.")
@@ -90,7 +91,10 @@ def check_free(folder: Path, *, overwrite: bool, kind: str = "saved model") -> N
 
 
 def _move_into_place(new: Path, target: Path) -> None:
-    """Move a finished folder into place; what was there goes beside ``new``, which lies in a temporary folder."""
+    """Move a finished folder into place.
+
+    The old folder is moved into the temporary folder of ``new``, and deleted with it.
+    """
     old = new.with_name("old")
     if target.exists():
         os.replace(target, old)
@@ -112,7 +116,7 @@ def _drop_local_settings(file: Path) -> None:
 
 
 def _apply_umask(folder: Path) -> None:
-    """Give all files the mode that the umask says; libraries write some for the owner alone."""
+    """Give all files the mode that the umask says; libraries write some only for the owner."""
     mask = os.umask(0)
     os.umask(mask)
     for path in folder.rglob("*"):

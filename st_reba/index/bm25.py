@@ -147,7 +147,7 @@ def read_lengths(connection: Connection) -> tuple[Keys, Scores]:
 
 
 def decode_varints(encoded_numbers: bytes) -> Scores:
-    """Numbers as SQLite writes them: seven bits a byte, the highest first; the last is below 128.
+    """Numbers as SQLite writes them: seven bits per byte, the highest first; the last is below 128.
 
     Example:
         >>> decode_varints(bytes([5, 129, 0])).tolist()

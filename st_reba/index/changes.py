@@ -100,6 +100,12 @@ def sole_encoder(folder: Path, *, patience: float | None = None) -> Iterator[Pat
                 shutil.rmtree(building, ignore_errors=True)
 
 
+def remove_failed_addition(folder: Path) -> None:
+    """Remove the texts that a failed addition left, unless an addition is running."""
+    with suppress(BlockingIOError), sole_encoder(folder, patience=0):
+        pass
+
+
 class IndexWriter:
     """One change of an index, within its transaction."""
 
@@ -291,7 +297,7 @@ class IndexWriter:
         with_tokens: bool,
         is_asked_for: bool,
     ) -> None:
-        """Fit a whitening in place of the one before, as far as there are enough texts.
+        """Fit a whitening, as complete as the number of texts allows; it replaces any earlier one.
 
         Args:
             raw_sample: Raw vectors of documents that are inserted already.
@@ -434,7 +440,7 @@ def changing(store: Store, new_state: IndexState | None = None) -> Iterator[Inde
             if new_state is None:
                 raise
             old_state = new_state
-        # The numbers of files go on, and the old file stays until the new one counts.
+        # File numbers continue, and the old file stays until the change is committed.
         state = replace(new_state or old_state, changes=old_state.changes)
         old_file = old_state.vector_file
         _remove_other_files(store.folder, old_file)

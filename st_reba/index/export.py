@@ -129,7 +129,7 @@ def _write_parquet(
 
 
 def _bounded_groups(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
-    """Rows in groups of so many characters at most, or of one row."""
+    """Rows in groups of at most `_ROW_CHARACTERS` characters, or of one row."""
     group: list[_Row] = []
     character_count = 0
     for row in rows:
@@ -180,7 +180,7 @@ def verify(snapshot: Snapshot, connection: Connection) -> None:
 
 
 def _has_all_tables(connection: Connection, state: IndexState) -> bool:
-    # Beside virtual tables, SQLite's own check may not see that one is missing.
+    # With virtual tables in the file, SQLite's own check may not see that a table is missing.
     query = "SELECT type, name FROM sqlite_master"
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as empty_index:
         create_tables(empty_index)

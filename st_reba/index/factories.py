@@ -18,12 +18,12 @@ faiss: Any = import_module("faiss")  # its stubs lack most of what it has
 FaissIndex: TypeAlias = Any
 Bitmap = NDArray[np.uint8]
 
-# Exact search up to so many vectors; inverted lists above.
+# Exact search up to this many vectors; inverted lists above.
 MAX_FLAT_VECTORS = 200_000
 # nprobe, unless it is given: 1/32 of the lists, at least 8.
 PROBED_SHARE = 1 / 32
 MIN_PROBED = 8
-# FAISS uses at most 256 training vectors a centroid.
+# FAISS uses at most 256 training vectors per centroid.
 _SAMPLES_PER_LIST = 64
 _MIN_SAMPLES = 2**16
 # FAISS reserves memory for all lists at once: a few hundred megabytes for this number, which is
@@ -35,8 +35,8 @@ _LIST_UNITS = {"": 1, "k": 2**10, "M": 2**20}
 _TRIAL_LISTS = 128
 _TRIAL_VECTORS = 256
 _REMEDY = (
-    "Use 'Flat' (exact), or inverted lists, as 'IVF1024,Flat', 'IVF1024,SQ8' or 'IVF4096,PQ48np' "
-    "with 'nprobe=16'"
+    "Use 'Flat' (exact), or inverted lists, such as 'IVF1024,Flat', 'IVF1024,SQ8' or "
+    "'IVF4096,PQ48np' with 'nprobe=16'"
 )
 _FAISS_SOURCE = re.compile(r"Error in .*? at \S+:\d+: (Error: )?")
 
@@ -82,7 +82,7 @@ def _check_list_count(factory: str) -> None:
 
 
 def set_parameters(index: FaissIndex, parameters: str | None) -> None:
-    """Set search parameters of FAISS, as "nprobe=16"; a ValueError if no search can use them."""
+    """Set search parameters of FAISS, such as "nprobe=16"; a ValueError if no search can use them."""
     parameters = parameters or ""
     for name, value in re.findall(r"([^=,]*)=([^,]*)", parameters):
         minimum = 0
@@ -191,7 +191,7 @@ def search_lists(
     Args:
         index: An index of inverted lists.
         queries: [q, d].
-        k: Keys a query.
+        k: Keys per query.
         bitmap: Keys that are allowed, a bit each; None: all.
         widening: Factor by which the number of probed lists is multiplied.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -20,7 +19,7 @@ from ..corpus.source import Columns, Input, Source, open_source
 from ..files import parse_path
 from ..probe import Probe, resolve_model, take_probe
 from .arguments import parse_count, parse_ids, resolve_folder
-from .changes import Change, IndexWriter, changing, sole_encoder
+from .changes import Change, IndexWriter, changing, remove_failed_addition
 from .export import export, verify
 from .factories import try_factory_with_tokens
 from .ingest import build_index, check_target, extend_index
@@ -109,9 +108,9 @@ class Index:
                 encoded.
             path: The folder to make.
             factory: "auto": exact search ("Flat") up to 200,000 vectors, beyond that "IVF4√n,Flat";
-                or a FAISS factory string of inverted lists, as "IVF1024,SQ8" or "IVF4096,PQ48np".
-            parameters: FAISS search parameters, as "nprobe=32"; None: nprobe 1/32 of the lists.
-            passages: Tokens of a passage and of the overlap, as "256:32"; None: texts are not cut.
+                or a FAISS factory string of inverted lists, such as "IVF1024,SQ8" or "IVF4096,PQ48np".
+            parameters: FAISS search parameters, such as "nprobe=32"; None: nprobe 1/32 of the lists.
+            passages: Tokens of a passage and of the overlap, such as "256:32"; None: texts are not cut.
             text_column, id_column, encoding: As for ``st_reba.corpus.open_source``.
             batch_tokens, part_size, workers: As for ``encode_corpus``.
             strict: Stop at the first record that cannot be taken; False: it is rejected, and
@@ -120,8 +119,9 @@ class Index:
                 complete.
             whiten: Whiten the vectors, as untrained models need it for search: documents and
                 queries lose a mean of their own, and directions that all documents share count for
-                less. It is fitted without labels, on 100 different texts or more; on 20 or more,
-                means alone. None: if the model is a decoder without training or filter.
+                less. It is fitted without labels and needs 100 different texts; with 20 to 99,
+                only the means are removed. None: whiten if the model is a decoder without training
+                or filter.
             tokens: Add a part of up to 256 dimensions to whitened vectors of 100 texts or more: the
                 mean embedding of a text's tokens. With it, mode="vectors" finds more; hybrid
                 searches leave it out. False saves its space.
@@ -150,7 +150,11 @@ class Index:
             overwrite=overwrite,
             show_progress_bar=show_progress_bar,
         )
-        read_options = dict(text_column=text_column, id_column=id_column, encoding=encoding)
+        read_options: dict[str, Any] = {
+            "text_column": text_column,
+            "id_column": id_column,
+            "encoding": encoding,
+        }
         store = Store(resolve_folder(path))
         source: Source | Corpus
         if isinstance(input, (str, PathLike)) and is_corpus(input):
@@ -158,9 +162,7 @@ class Index:
             columns: Columns = {}
             passages = source.header()["settings"]["passages"]
         else:
-            source = open_source(
-                input, text_column=text_column, id_column=id_column, encoding=encoding
-            ).reject_repeated_ids()
+            source = open_source(input, **read_options).reject_repeated_ids()
             columns = source.columns
         check_whiten(whiten, tokens)
         check_target(store, overwrite=overwrite)
@@ -449,8 +451,7 @@ class Index:
                 "%s: being read, so deleted data stays on the disk until the next compact",
                 self.path,
             )
-        with suppress(BlockingIOError), sole_encoder(self.path, patience=0):
-            pass  # this also removes the texts of an addition that failed
+        remove_failed_addition(self.path)
         return Change(writer.state.documents, deleted=deleted_count)
 
     def _whiten_anew(

@@ -21,7 +21,7 @@ class Queries:
     """Queries that a user has given.
 
     Args:
-        texts: None if there are vectors alone.
+        texts: None if there are only vectors.
         vectors: [queries, d] if they are ready.
         is_single: The user gave one query, not a list of queries.
     """

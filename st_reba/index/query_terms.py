@@ -44,9 +44,11 @@ def read_terms(language: str, queries: Sequence[str]) -> list[QueryTerms]:
         >>> list(terms.decisive), list(terms.supporting)
         (['cat', 'or', 'dog', '睡觉'], ['睡', '觉'])
     """
+    # Of each query two texts: its words, then its single characters.
     separated_texts: list[str] = []
     for query in queries:
-        separated_texts += separated_query(query)
+        words, characters = separated_query(query)
+        separated_texts += [words, characters]
     term_counts = [Counter[str]() for _ in separated_texts]
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         create_words(connection, language)

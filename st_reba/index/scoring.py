@@ -46,7 +46,7 @@ def no_neighbors(query_count: int) -> Neighbors:
 
 @dataclass(frozen=True)
 class PendingVectors:
-    """Vectors beside the FAISS file, [n, d], and their ascending keys, [n]."""
+    """Vectors that the FAISS file does not hold yet, [n, d], and their ascending keys, [n]."""
 
     keys: Keys
     vectors: Matrix

@@ -111,7 +111,10 @@ class Snapshot:
         return self._whitening
 
     def reads_tokens(self, mode: Mode, queries: Queries) -> bool:
-        """Whether query tokens count in vectors; if words are searched, those say the same."""
+        """Whether the token part of vectors is compared, which needs the queries' texts.
+
+        Hybrid searches leave it out, because the words already cover it.
+        """
         has_part = self.state.token_dimension > 0
         return has_part and mode == "vectors" and queries.texts is not None
 
@@ -253,8 +256,8 @@ class _DocumentSearch:
         )
         if query_terms is None:
             return nearest
-        queries = zip(vectors, query_terms, nearest, strict=True)
-        return [self._fuse(*query)[: self._k] for query in queries]
+        triples = zip(vectors, query_terms, nearest, strict=True)
+        return [self._fuse(vector, terms, hits)[: self._k] for vector, terms, hits in triples]
 
     def _word_scores(self, terms: QueryTerms) -> Scores:
         """BM25 by key, [keys], with 0 for documents that are not allowed."""

@@ -40,7 +40,7 @@ class IndexState:
     vector_file_size: int = 0
     vector_file_sha256: str = ""
     indexed_count: int = 0  # vectors in the FAISS file
-    first_pending_key: int = 0  # behind the keys in the FAISS file
+    first_pending_key: int = 0  # after the keys in the FAISS file
     pending: int = 0
     deleted: int = 0
     truncated: int = 0  # documents that are longer than the model reads

@@ -227,18 +227,14 @@ def check_keys(
     is_pending = keys >= state.first_pending_key
     expected_file_keys = np.sort(np.concatenate([keys[~is_pending], tombstones]))
     (document_count,) = connection.execute("SELECT COUNT(*) FROM documents").fetchone()
-    expected_counts = (
-        document_count,
-        len(tombstones),
-        len(np.unique(expected_file_keys)),
-        len(expected_file_keys),
+    belong_together = (
+        state.documents == document_count
+        and state.deleted == len(tombstones)
+        and state.indexed_count == len(expected_file_keys)
+        and len(np.unique(expected_file_keys)) == len(expected_file_keys)
+        and np.array_equal(keys[is_pending], read_keys(connection, state, "pending"))
+        and (file_keys is None or np.array_equal(file_keys, expected_file_keys))
     )
-    counts = (state.documents, state.deleted, state.indexed_count, state.indexed_count)
-    belong_together = counts == expected_counts
-    pending_keys = read_keys(connection, state, "pending")
-    belong_together &= np.array_equal(keys[is_pending], pending_keys)
-    if file_keys is not None:
-        belong_together &= np.array_equal(file_keys, expected_file_keys)
     if not belong_together:
         raise DamagedError("its documents and its vectors do not belong together")
 

@@ -20,16 +20,47 @@ TOKENIZERS = {
 }
 
 
-def _replacements() -> dict[int, str]:
-    """What stands for a character whose mark `unicode61` keeps; "": nothing."""
-    replacements = {
-        ord("\u0640"): "",  # Arabic's tatweel, which lengthens a word
-        ord("ς"): "σ",
-        ord("ß"): "ss",
-        ord("ẞ"): "SS",
-    }
-    for letter, plain_letter in zip("łŁøØ", "lLoO", strict=True):
+# Within words, these cannot be seen, or belong to a symbol: soft hyphens, joiners, marks of a
+# direction, marks that surround a character, and selectors of another form of it.
+_INVISIBLE_CODES = (
+    *(0xAD, 0x34F, 0x200D, 0x200E, 0x200F, 0xFEFF),
+    *range(0x180B, 0x1810),
+    *range(0x2060, 0x2065),
+    *range(0x20D0, 0x2100),
+    *range(0xFE00, 0xFE10),
+    *range(0xE0100, 0xE01F0),
+)
+
+
+class _CharacterTable(dict[int, str]):
+    """What stands for each character, by its code; filled as characters are met.
+
+    SQLite knows the characters of Unicode 6.1 alone. It takes all newer ones for letters, emoji
+    too, and knows no small letter of them.
+    """
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        category = unicodedata.category(character)
+        replacement = " "
+        if category[0] in "LMN" or category in ("Co", "Cn"):
+            replacement = character.lower()
+        self[code] = replacement
+        return replacement
+
+
+def _make_character_table() -> _CharacterTable:
+    replacements = _CharacterTable(dict.fromkeys(_INVISIBLE_CODES, ""))
+    replacements[ord("\u0640")] = ""  # Arabic's tatweel, which lengthens a word
+    replacements[ord("ς")] = "σ"
+    replacements[ord("ß")] = "ss"
+    replacements[ord("ẞ")] = "ss"
+    # Letters whose marks `unicode61` keeps, and both of the Turkish i.
+    for letter, plain_letter in zip("łŁøØđĐħĦıİ", "llooddhhii", strict=True):
         replacements[ord(letter)] = plain_letter
+    # What is left of marks above and below letters.
+    for code in range(0x300, 0x370):
+        replacements[code] = ""
     # Points and vowel marks of Hebrew and Arabic.
     for code in range(0x590, 0x700):
         if unicodedata.category(chr(code)) == "Mn":
@@ -38,11 +69,11 @@ def _replacements() -> dict[int, str]:
     for code in (*range(0x370, 0x400), *range(0x1F00, 0x2000), *map(ord, "ЁёЀѐЍѝ")):
         base_letter = unicodedata.normalize("NFD", chr(code))[0]
         if unicodedata.category(base_letter).startswith("L"):
-            replacements.setdefault(code, base_letter)
+            replacements.setdefault(code, base_letter.lower())
     return replacements
 
 
-_REPLACEMENTS = _replacements()
+_CHARACTER_TABLE = _make_character_table()
 # Kana, Bopomofo, Han, Hangul; Thai, Lao, Burmese and Khmer.
 _UNSPACED_RUN = re.compile(
     "[\u3005\u3007\u3041-\u30fa\u30fc-\u312f\u31a0-\u31bf\u31f0-\u31ff"
@@ -50,7 +81,7 @@ _UNSPACED_RUN = re.compile(
     "\u0e01-\u0e4e\u0e81-\u0ece\u1000-\u103f\u1780-\u17d3]+"
 )
 _LATIN_WORD = re.compile("[a-z\u00df-\u024f]+")
-# Words that are frequent in English alone.
+# Words that are frequent only in English.
 _ENGLISH_WORD = re.compile(r"\b(?:the|of|and|to|with|from|that|this|are|which|by|or)\b")
 _ENGLISH_SHARE = 0.03
 # With fewer words, the language cannot be told; English is assumed, as the commonest.
@@ -85,10 +116,10 @@ def separated(text: str) -> str:
 
     Example:
         >>> separated("猫在睡觉 in Köln")
-        ' 猫在 在睡 睡觉 猫 在 睡 觉  in Köln'
+        ' 猫在 在睡 睡觉 猫 在 睡 觉  in köln'
     """
     if text.isascii():
-        return _without_nul(text)
+        return text.replace("\0", " ")
     return _UNSPACED_RUN.sub(_pairs_and_characters, _normalized(text))
 
 
@@ -97,7 +128,7 @@ def separated_query(query: str) -> tuple[str, str]:
 
     Example:
         >>> separated_query("猫在睡觉 in Köln"), separated_query("猫")
-        ((' 猫在 在睡 睡觉  in Köln', '猫 在 睡 觉'), (' 猫 ', ''))
+        ((' 猫在 在睡 睡觉  in köln', '猫 在 睡 觉'), (' 猫 ', ''))
     """
     normalized_query = _normalized(query)
     unspaced_runs = _UNSPACED_RUN.findall(normalized_query)
@@ -107,18 +138,13 @@ def separated_query(query: str) -> tuple[str, str]:
 
 
 def _normalized(text: str) -> str:
-    """One way of writing for each character, whatever its width, and without marks that search ignores.
+    """Letters, marks and digits in one way of writing, without marks that search ignores; spaces for all else.
 
     Example:
-        >>> _normalized("Ещё ἐλπίς, Łódź, Straße, שָׁלוֹם")
-        'Еще ελπισ, Lódź, Strasse, שלום'
+        >>> _normalized("Ещё ἐλπίς Łódź Straße שָׁלוֹם ⚠️Warning")
+        'еще ελπισ lódź strasse שלום  warning'
     """
-    normalized_text = unicodedata.normalize("NFKC", text).translate(_REPLACEMENTS)
-    return _without_nul(normalized_text)
-
-
-def _without_nul(text: str) -> str:
-    return text.replace("\0", " ")
+    return unicodedata.normalize("NFKC", text).translate(_CHARACTER_TABLE)
 
 
 def _pairs_and_characters(run_match: re.Match[str]) -> str:

@@ -60,7 +60,7 @@ def parse_where(where: Where) -> Condition:
     clauses: list[str] = []
     parameters: list[Value] = []
     for name, operands in where.items():
-        is_name = isinstance(name, str) and '"' not in name and "\\" not in name
+        is_name = isinstance(name, str) and not {'"', "\\", "\0"} & set(name)
         if not is_name or operands == {}:
             raise ValueError(
                 f"where: {name!r} is not a name of a metadata value, or has no condition"

@@ -47,7 +47,7 @@ class Whitening:
     Args:
         linear_filter: The map; its weight is square and can be inverted.
         metric: ``"cosine"``: vectors have length one before and after it; ``"dot"``: any length.
-        token_part: What stands beside the whitened vectors; None: nothing.
+        token_part: Makes the part for tokens that follows the whitened vectors; None: there is none.
 
     Example:
         >>> from st_reba import Filter
@@ -78,8 +78,8 @@ class Whitening:
 
         Args:
             model: The model of the vectors; it encodes up to 200 sentences of the texts as queries.
-            sample: With 100 different texts or more, the whitening is whole; with 20 or more, means
-                alone.
+            sample: With 100 different texts or more, the whitening is complete; with 20 to 99, only
+                the means are removed.
             metric: The metric of the index.
             with_tokens: Let a text's tokens have a part of their own, if vectors are compared by
                 cosines and the model is one of ours.
@@ -132,13 +132,13 @@ class Whitening:
             raw_vectors: [n, d].
             task: What they are of.
             model: The model of the vectors.
-            texts: Their texts; None, for queries: scores come from the model's part alone.
+            texts: Their texts; None, for queries: scores come only from the model's part.
         """
         whitened_vectors = self.apply(raw_vectors, task)
         if self.token_part is None:
             return whitened_vectors
         if model is None or texts is None:
-            # Documents hold the model's part divided by this; so scores come from that part alone.
+            # Documents hold the model's part divided by this; so scores come only from that part.
             part_length = np.float32(np.sqrt(1 + TOKEN_SHARE))
             no_tokens = np.zeros((len(whitened_vectors), self.token_dimension), np.float32)
             return np.concatenate([whitened_vectors * part_length, no_tokens], axis=1)
@@ -147,7 +147,7 @@ class Whitening:
         return append_tokens_of(self.token_part, whitened_vectors, model, texts, task)
 
     def model_part(self, joined_vectors: Matrix) -> Matrix:
-        """The whitened vectors [n, d] alone."""
+        """Only the whitened vectors [n, d]."""
         if self.token_part is None:
             return joined_vectors
         width = len(self.linear_filter.mean)
@@ -245,7 +245,7 @@ def log_whitening(
     level = logging.WARNING if is_asked_for else logging.INFO
     extent = "vectors are not whitened"
     if whitening is not None:
-        extent = f"vectors lose their means alone ({whitening.description})"
+        extent = f"only the means are removed ({whitening.description})"
     logger.log(
         level,
         "%s: %s: there are too few different texts (means need %d, whitening %d); "

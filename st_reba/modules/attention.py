@@ -30,9 +30,8 @@ def install_attention(model: PreTrainedModel) -> bool:
         return False
     if decoder.config._attn_implementation == ATTENTION_NAME:
         return True
-    decoder.set_attn_implementation(
-        ATTENTION_NAME
-    )  # which only warns where an architecture ignores the interface
+    # Only warns where an architecture ignores the interface.
+    decoder.set_attn_implementation(ATTENTION_NAME)
     if decoder.config._attn_implementation == ATTENTION_NAME:
         return True
     if not extensions.has("observe_eager_attention"):
@@ -83,7 +82,9 @@ def attention(
             )
         mask = extensions.mask_of_chosen_keys(mask, indices, key.shape[2])
     if masks is not None:
-        mask, causal, looks_ahead = masks.mask_for_layer(module, mask, causal)
+        layer_mask = masks.mask_for_layer(module, mask, causal)
+        mask, causal = layer_mask.mask, layer_mask.is_causal
+        looks_ahead = layer_mask.looks_ahead
     causal = causal and mask is None
     if reader is None and softcap is None and s_aux is None and position_bias is None:
         output = _SDPA(
@@ -106,10 +107,7 @@ def attention(
     return reader.attend(query, key, value, terms, looks_ahead), None
 
 
-def _native_mask(
-    attention_mask: Tensor | None,
-    key_count: int,
-) -> Tensor | None:
+def _native_mask(attention_mask: Tensor | None, key_count: int) -> Tensor | None:
     """The mask that transformers made, without an extra column, and once if the batch shares it."""
     if attention_mask is None:
         return None

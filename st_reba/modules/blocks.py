@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from .extensions import extensions
 
-BLOCK_SIZE = (
-    1 << 20
-)  # probabilities that stay in a processor's cache; a GPU takes 16 times as many at once
+# Probabilities that stay in a processor's cache; a GPU takes 16 times as many at once.
+BLOCK_SIZE = 1 << 20
 
 
 class ScoreTerms(NamedTuple):
@@ -28,24 +27,14 @@ class ScoreTerms(NamedTuple):
     bias: Tensor | None = None  # [B or 1, H, T, S], added
     dropout: float = 0.0
 
-    def slice_block(
-        self,
-        texts: slice,
-        queries: slice,
-        key_count: int,
-    ) -> ScoreTerms:
+    def slice_block(self, texts: slice, queries: slice, key_count: int) -> ScoreTerms:
         """The terms of a block: some texts, some of their queries, the first keys."""
         mask = _slice_term(self.mask, texts, queries, key_count)
         bias = _slice_term(self.bias, texts, queries, key_count)
         return self._replace(mask=mask, bias=bias)
 
 
-def _slice_term(
-    term: Tensor | None,
-    texts: slice,
-    queries: slice,
-    key_count: int,
-) -> Tensor | None:
+def _slice_term(term: Tensor | None, texts: slice, queries: slice, key_count: int) -> Tensor | None:
     if term is None:
         return None
     return (term if len(term) == 1 else term[texts])[:, :, queries, :key_count]
@@ -69,26 +58,25 @@ def attend(
     block_size = length * key_count  # probabilities of a text and head in a block
     if not torch.is_grad_enabled():
         block_size = BLOCK_SIZE * (1 if query.device.type == "cpu" else 16) // heads
-        text_count = min(
-            batch, max(1, block_size // key_count // 32)
-        )  # few long ones: a block has 32 queries
+        # So few long texts that a block holds 32 queries of each.
+        text_count = min(batch, max(1, block_size // key_count // 32))
         block_size //= text_count
     bounds = query_bounds(length, key_count, block_size, terms.causal)
-    causal_bias = query.new_full((bounds[1], bounds[1]), -torch.inf, dtype=torch.float32).triu(1)
+    causal_bias: Tensor | None = None
+    if terms.causal:
+        block_shape = (bounds[1], bounds[1])  # of the first block, which has most queries
+        causal_bias = query.new_full(block_shape, -torch.inf, dtype=torch.float32).triu(1)
     output = value.new_empty(batch, length, heads, value.shape[3])
     for first_text in range(0, batch, text_count):
         texts = slice(first_text, first_text + text_count)
-        text_keys, text_values = (
-            key[texts].contiguous(),
-            value[texts].contiguous(),
-        )  # else every block copies them
+        # Contiguous, as otherwise every block would copy them.
+        text_keys = key[texts].contiguous()
+        text_values = value[texts].contiguous()
         for start, end in pairwise(bounds):
             visible_count = key_count - length + end if terms.causal else key_count
             block_terms = terms.slice_block(texts, slice(start, end), visible_count)
-            block_keys, block_values = (
-                text_keys[:, :, :visible_count],
-                text_values[:, :, :visible_count],
-            )
+            block_keys = text_keys[:, :, :visible_count]
+            block_values = text_values[:, :, :visible_count]
             scores = scores_of(query[texts, :, start:end], block_keys, block_terms, causal_bias)
             reused_memory = None if torch.is_grad_enabled() else scores
             probabilities = torch.softmax(scores, dim=-1, out=reused_memory)[..., :visible_count]
@@ -98,18 +86,12 @@ def attend(
                 probabilities.to(value.dtype), terms.dropout, training=terms.dropout > 0
             )
             mixed = weights.reshape(len(weights), groups, -1, visible_count) @ block_values
-            output[texts, start:end] = mixed.view(len(weights), heads, end - start, -1).transpose(
-                1, 2
-            )
+            mixed = mixed.view(len(weights), heads, end - start, -1)
+            output[texts, start:end] = mixed.transpose(1, 2)
     return output
 
 
-def query_bounds(
-    length: int,
-    key_count: int,
-    block_size: int,
-    is_causal: bool,
-) -> list[int]:
+def query_bounds(length: int, key_count: int, block_size: int, is_causal: bool) -> list[int]:
     """Where queries are cut into blocks of at most ``block_size`` probabilities, or of 16 queries; 0 to ``length``."""
     bounds = [0]
     while bounds[-1] < length:

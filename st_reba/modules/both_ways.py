@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -9,12 +11,11 @@ from .blocks import ScoreTerms, attend
 from .capture import BackwardAttention
 from .extensions import extensions
 
+# Probabilities of the heads that run at a time, which bounds the memory that they take.
+_PROBABILITIES_AT_A_TIME = 1 << 22
 
-def heads_at_a_time(
-    heads: int,
-    groups: int,
-    max_heads: int,
-) -> int:
+
+def heads_at_a_time(heads: int, groups: int, max_heads: int) -> int:
     """How many heads run at a time: at most ``max_heads``, but one at least, and whole groups or a divisor of a group.
 
     Example:
@@ -43,7 +44,8 @@ def attend_both_ways(
     """
     batch, heads, length, _ = query.shape
     group_size = heads // key.shape[1]
-    step = heads_at_a_time(heads, key.shape[1], (1 << 22) // (batch * length * length))
+    max_heads = _PROBABILITIES_AT_A_TIME // (batch * length * length)
+    step = heads_at_a_time(heads, key.shape[1], max_heads)
     precision = torch.promote_types(query.dtype, torch.float32)
     outputs = []
     for first_head in range(0, heads, step):
@@ -53,30 +55,20 @@ def attend_both_ways(
         probabilities = torch.zeros(
             batch, head_count, length, length, dtype=precision, device=query.device
         )
-
-        def keep_block(
-            block: Tensor,
-            texts: slice,
-            start: int,
-            target: Tensor = probabilities,
-        ) -> None:
-            target[texts, :, start : start + block.shape[2], : block.shape[3]] = block
-
         head_terms = terms_of_heads(terms, some_heads)
-        head_queries, head_keys, head_values = (
-            query[:, some_heads],
-            key[:, some_groups],
-            value[:, some_groups],
-        )
+        head_queries = query[:, some_heads]
+        head_keys, head_values = key[:, some_groups], value[:, some_groups]
+        keep_block = partial(_keep_block, probabilities)
         outputs.append(attend(head_queries, head_keys, head_values, head_terms, keep_block))
         backward.update_maxima(sum_rows_and_columns(backward, probabilities))
     return torch.cat(outputs, dim=2)
 
 
-def terms_of_heads(
-    terms: ScoreTerms,
-    heads: slice,
-) -> ScoreTerms:
+def _keep_block(target: Tensor, block: Tensor, texts: slice, start: int) -> None:
+    target[texts, :, start : start + block.shape[2], : block.shape[3]] = block
+
+
+def terms_of_heads(terms: ScoreTerms, heads: slice) -> ScoreTerms:
     """The terms of some heads."""
     mask, bias, sinks = terms.mask, terms.bias, terms.sinks
     if mask is not None and mask.shape[1] > 1:
@@ -88,10 +80,7 @@ def terms_of_heads(
     return terms._replace(mask=mask, bias=bias, sinks=sinks)
 
 
-def sum_rows_and_columns(
-    backward: BackwardAttention,
-    probabilities: Tensor,
-) -> Tensor:
+def sum_rows_and_columns(backward: BackwardAttention, probabilities: Tensor) -> Tensor:
     """A[i, t] + A[t, i], but A[i, i] at t = i, the maximum over heads of [B, H, T, T].
 
     Before i it is 0, unless ``backward`` keeps earlier columns.

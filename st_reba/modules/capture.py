@@ -44,9 +44,8 @@ class Capture:
     earlier_columns: bool = False
     special_columns: bool = False
     chunk_plan: Any = None
-    zeroes_nonfinite_texts: ClassVar[bool] = (
-        False  # a text whose states are not finite gets zeros; else it is an error
-    )
+    # Whether a text whose states are not finite gets zeros; otherwise it is an error.
+    zeroes_nonfinite_texts: ClassVar[bool] = False
 
     def before_layers(self, forward_pass: ForwardPass) -> None:
         """Keep the rows while the layers of a pass run."""
@@ -60,11 +59,7 @@ class Capture:
         )
         forward_pass.hook_data[self] = forward_pass.attention_reader = backward
 
-    def after_layers(
-        self,
-        forward_pass: ForwardPass,
-        hidden_states: Tensor,
-    ) -> Tensor:
+    def after_layers(self, forward_pass: ForwardPass, hidden_states: Tensor) -> Tensor:
         """Hand the rows over as ``backward_attention`` [B, R, T]; an error where a layer's attention was not seen."""
         backward: BackwardAttention = forward_pass.hook_data[self]
         layer_count = count_attention_layers(forward_pass.model.config.get_text_config())
@@ -97,7 +92,7 @@ def count_attention_layers(config: PretrainedConfig) -> int:
 
 
 class BackwardAttention:
-    """Rows of A^new at R anchors a text, raised by every layer of a pass.
+    """Rows of A^new at R anchors per text, raised by every layer of a pass.
 
     Args:
         anchor_ranges: First anchor and number of anchors of each text; R is the largest number.
@@ -116,15 +111,13 @@ class BackwardAttention:
         self.first_anchors = [first for first, _ in anchor_ranges]
         ranges = torch.tensor(anchor_ranges).to(kept_columns.device, non_blocking=True)
         first, count = ranges[:, :, None].unbind(dim=1)
-        offset = torch.arange(
-            max(anchor_count for _, anchor_count in anchor_ranges), device=kept_columns.device
-        )
+        max_count = max(anchor_count for _, anchor_count in anchor_ranges)
+        offset = torch.arange(max_count, device=kept_columns.device)
         self.anchors = (first + offset).clamp(max=kept_columns.shape[1] - 1)  # [B, R]
         self.valid = offset < count  # [B, R]
         self.layer_count = 0
-        self.maxima: list[
-            Tensor
-        ] = []  # [B, R, T] each; more than one only while gradients are wanted
+        # [B, R, T] each; more than one only while gradients are wanted.
+        self.maxima: list[Tensor] = []
         self._rows: Tensor | None = None
 
     def attend(
@@ -141,44 +134,27 @@ class BackwardAttention:
             return extensions.attend_both_ways(self, query, key, value, terms)
         return attend(query, key, value, terms, self.observe)
 
-    def observe(
-        self,
-        probabilities: Tensor,
-        texts: slice = slice(None),
-        start: int = 0,
-    ) -> None:
+    def observe(self, probabilities: Tensor, texts: slice = slice(None), start: int = 0) -> None:
         """Raise the maxima by the columns of a block [b, H, Q, K] of a causal layer, from query ``start`` on."""
         self.update_maxima(self.anchor_columns(probabilities, texts), texts, start)
 
-    def anchor_columns(
-        self,
-        probabilities: Tensor,
-        texts: slice = slice(None),
-    ) -> Tensor:
+    def anchor_columns(self, probabilities: Tensor, texts: slice = slice(None)) -> Tensor:
         """A[q, i] at the anchors i, the maximum over heads, [b, r, Q]: r < R where a block has no more of the keys."""
         key_count, anchors = probabilities.shape[3], self.anchors[texts]
         first_anchor = self.first_anchors[0]
-        if set(self.first_anchors) == {
-            first_anchor
-        }:  # the texts begin together: their anchors are a slice
+        if set(self.first_anchors) == {first_anchor}:
+            # The texts begin together: their anchors are a slice.
             return probabilities[..., first_anchor : first_anchor + anchors.shape[1]].amax(dim=1).mT
         index = anchors.clamp(max=key_count - 1)[:, None]  # [b, 1, R]
         if index.shape[2] == 1:
-            largest = probabilities.gather(
-                3, index[:, None].expand(*probabilities.shape[:3], -1)
-            ).amax(dim=1)
+            index = index[:, None].expand(*probabilities.shape[:3], -1)
+            largest = probabilities.gather(3, index).amax(dim=1)
         else:
-            largest = probabilities.amax(dim=1).gather(
-                2, index.expand(-1, probabilities.shape[2], -1)
-            )
+            index = index.expand(-1, probabilities.shape[2], -1)
+            largest = probabilities.amax(dim=1).gather(2, index)
         return largest.masked_fill(anchors[:, None] >= key_count, 0.0).mT
 
-    def update_maxima(
-        self,
-        layer_rows: Tensor,
-        texts: slice = slice(None),
-        start: int = 0,
-    ) -> None:
+    def update_maxima(self, layer_rows: Tensor, texts: slice = slice(None), start: int = 0) -> None:
         """Raise the maxima by those of some heads of a layer, [b, r, Q], from position ``start`` on."""
         if self._rows is not None:
             return  # gradient checkpointing runs a layer once more
@@ -200,9 +176,8 @@ class BackwardAttention:
         at_anchors = largest.gather(1, anchors)
         halves = largest * 0.5 if largest.requires_grad else largest.mul_(0.5)
         rows = halves.scatter_(1, anchors, at_anchors)
-        rows = rows.masked_fill_(~self.kept_columns[:, :, None], 0.0).masked_fill_(
-            ~self.valid[:, None], 0.0
-        )
+        rows = rows.masked_fill_(~self.kept_columns[:, :, None], 0.0)
+        rows = rows.masked_fill_(~self.valid[:, None], 0.0)
         self._rows = rows.mT
         self.maxima = []
         return self._rows

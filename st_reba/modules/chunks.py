@@ -50,10 +50,8 @@ class ChunkPlan:
         chunks: list[Chunk] = []
         for row, span in enumerate(spans):
             bounds = list(pairwise(chunk_bounds(span.text_length, self.chunk)))
-            chunks += [
-                Chunk(row, start, end - start)
-                for start, end in bounds[-1 if self.last_only else 0 :]
-            ]
+            for start, end in bounds[-1 if self.last_only else 0 :]:
+                chunks.append(Chunk(row, start, end - start))
         chunks.sort(key=lambda chunk: -chunk.length)
         overhead = max(span.row_length - span.text_length for span in spans)
         if overhead + self.repeats * chunks[0].length > position_count > 0:
@@ -65,30 +63,23 @@ class ChunkPlan:
             batch, chunks = chunks[:batch_size], chunks[batch_size:]
             yield batch, self.features_of(batch, features)
 
-    def features_of(
-        self,
-        chunks: Sequence[Chunk],
-        features: Features,
-    ) -> Features:
+    def features_of(self, chunks: Sequence[Chunk], features: Features) -> Features:
         """Features of the rows of chunks."""
         token_ids: Tensor = features["input_ids"]
         rows = []
         for chunk in chunks:
             span: Span = features["spans"][chunk.row]
             # Positions in the text's own row, which stand for their token ids until the end.
-            prefix, suffix = (
-                range(span.start),
-                range(span.start + span.text_length, span.row_length),
-            )
+            prefix = range(span.start)
+            suffix = range(span.start + span.text_length, span.row_length)
             layout = RowLayout((tuple(prefix), *[None] * self.repeats, tuple(suffix)))
             first_position = span.start + chunk.start
             rows.append(layout.build_row(range(first_position, first_position + chunk.length)))
         chunk_features = pad(rows)
         for name in ("input_ids", "copy_ids", "attention_mask"):
             chunk_features[name] = chunk_features[name].to(token_ids.device, non_blocking=True)
-        text_rows = torch.tensor([[chunk.row] for chunk in chunks]).to(
-            token_ids.device, non_blocking=True
-        )
+        text_rows = torch.tensor([[chunk.row] for chunk in chunks])
+        text_rows = text_rows.to(token_ids.device, non_blocking=True)
         chunk_features["input_ids"] = token_ids[text_rows, chunk_features["input_ids"]]
         return chunk_features
 
@@ -141,8 +132,7 @@ class ChunkedReBAPooling(ReBAPooling):
         self.repeats = repeats
         if chunk < 1 or repeats not in range(1, MAX_REPEATS + 1):
             raise ValueError(
-                f"chunk={chunk}, repeats={repeats}: give 1 or more, and at most "
-                f"{MAX_REPEATS} copies."
+                f"chunk={chunk}, repeats={repeats}: give 1 or more, and at most {MAX_REPEATS} copies."
             )
 
     @property
@@ -165,11 +155,7 @@ class ChunkedReBAPooling(ReBAPooling):
                 f"chunk={self.chunk}: the text itself runs once. Give RepeatTransformer repeats=1."
             )
 
-    def token_vectors(
-        self,
-        features: Features,
-        normalize: bool = False,
-    ) -> Tensor:
+    def token_vectors(self, features: Features, normalize: bool = False) -> Tensor:
         """The e_i of every token, [B, n, d]; or of the last, [B, 1, d], if only last chunks ran."""
         text_states: Tensor = features["token_embeddings"]
         spans: list[Span] = features["spans"]
@@ -191,21 +177,16 @@ class ChunkedReBAPooling(ReBAPooling):
                 diagonal.zero_()
                 text_end = copy_end + chunk.start
                 own_states = text_states[chunk.row, text_end - row_count : text_end].to(precision)
-                token_sums = own_weights[:, None] * own_states + later_weights @ chunk_states.to(
-                    precision
-                )
+                later_sums = later_weights @ chunk_states.to(precision)
+                token_sums = own_weights[:, None] * own_states + later_sums
                 first_row = 0 if last_only else chunk.start
-                vectors[chunk.row, first_row : first_row + row_count] = token_sums.to(
-                    text_states.dtype
-                )
+                token_sums = token_sums.to(text_states.dtype)
+                vectors[chunk.row, first_row : first_row + row_count] = token_sums
         return vectors
 
 
-def chunk_bounds(
-    token_count: int,
-    chunk: int,
-) -> list[int]:
-    """Where a text of so many tokens is cut: the first token of every chunk, and the number at the end.
+def chunk_bounds(token_count: int, chunk: int) -> list[int]:
+    """Where a text of ``token_count`` tokens is cut: the first token of every chunk, and ``token_count`` itself.
 
     Example:
         >>> chunk_bounds(10, 4)

@@ -7,13 +7,11 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from graphlib import TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from . import MODULES
@@ -26,10 +24,7 @@ from .transformer import RepeatTransformer
 from .version import __version__
 
 
-def _reads(
-    transformer: RepeatTransformer,
-    source: str,
-) -> bool:
+def _reads(transformer: RepeatTransformer, source: str) -> bool:
     return transformer.reading is not None and transformer.reading["of"] == source
 
 
@@ -75,7 +70,7 @@ OPTIONAL_SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
     "both_ways": _captures_both_ways,
 }
 _EXAMPLE = re.compile(r"\n    Example:\n(?:        .*\n)+")
-# The parameters of a function, a line each.
+# The parameters of a function, one line each.
 _PARAMETERS = re.compile(r"^( *def \w+\()\n((?: +[^\n#]+,\n)+) *(\).*)$", re.MULTILINE)
 # Arguments of a model's own attention that SDPA does not take.
 _SCORE_TERMS = ("softcap", "s_aux", "position_bias")
@@ -140,7 +135,7 @@ class SectionSource:
             if isinstance(statement, (ast.Import, ast.ImportFrom)):
                 self.imports.append(statement)
             elif not _is_for_types(statement):
-                continue  # imports for types alone stand behind the others, and do not travel
+                continue  # imports for types only come after the others, and do not travel
             header_end = statement.end_lineno or 0
         body = "\n".join(text.splitlines()[header_end:])
         # Examples build with the package, which a repository does not need.
@@ -201,7 +196,7 @@ def join_sections(sections: Sequence[str]) -> str:
 
 
 def merged_imports(statements: Iterable[ast.stmt]) -> list[str]:
-    """The imports from other packages, each once, a line a module."""
+    """The imports from other packages, each once, one line per module."""
     plain_imports: set[str] = set()
     names_by_module: dict[str, set[str]] = {}
     for statement in statements:
@@ -234,46 +229,4 @@ def _has_terms(model: nn.Module) -> bool:
     return False
 
 
-@contextmanager
-def stored_as(
-    model: nn.Module,
-    dtype: torch.dtype | None,
-) -> Iterator[None]:
-    """Give the weights the base's number type inside the ``with`` block, unless that would round them."""
-    weights = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
-    dtypes = {weight.dtype for weight in weights}
-    if (
-        dtype is None
-        or len(dtypes) != 1
-        or not all(_is_exact_as(weight, dtype) for weight in weights)
-    ):
-        yield
-        return
-    (loaded_dtype,) = dtypes
-    try:
-        for weight in weights:
-            weight.data = weight.data.to(dtype)
-        yield
-    finally:
-        for weight in weights:
-            weight.data = weight.data.to(loaded_dtype)
-
-
-def _is_exact_as(
-    weight: torch.Tensor,
-    dtype: torch.dtype,
-) -> bool:
-    """Whether a weight keeps its values in another number type."""
-    if weight.dtype == dtype:
-        return True
-    # Piece by piece, as a whole weight would be copied twice.
-    for values in torch.split(weight.detach().flatten(), 1 << 22):
-        stored_values = values.to(dtype).to(values.dtype)
-        # As bytes: -0.0 and NaN are values too.
-        if not torch.equal(values.view(torch.uint8), stored_values.view(torch.uint8)):
-            return False
-    return True
-
-
 extensions.code_of = code_of
-extensions.stored_as = stored_as

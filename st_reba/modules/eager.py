@@ -32,11 +32,7 @@ def observe_eager_attention(decoder: Any) -> None:
     )
 
 
-def observe_output(
-    module: nn.Module,
-    arguments: tuple[object, ...],
-    output: object,
-) -> object:
+def observe_output(module: nn.Module, arguments: tuple[object, ...], output: object) -> object:
     """Forward hook: show an attention module's probabilities to the pass, and drop them from its output."""
     forward_pass = current_pass()
     if forward_pass is None or not isinstance(output, (tuple, list)):
@@ -58,10 +54,7 @@ def observe_output(
     return type(output)(values)
 
 
-def add_probabilities(
-    backward: BackwardAttention,
-    probabilities: Tensor,
-) -> None:
+def add_probabilities(backward: BackwardAttention, probabilities: Tensor) -> None:
     """Raise the maxima by the attention [B, H, T, T] of a layer."""
     backward.layer_count += 1
     if not backward.earlier_columns:
@@ -72,11 +65,7 @@ def add_probabilities(
         backward.update_maxima(sum_rows_and_columns(backward, head_probabilities))
 
 
-def mask_of_chosen_keys(
-    mask: Tensor,
-    indices: Tensor,
-    key_count: int,
-) -> Tensor:
+def mask_of_chosen_keys(mask: Tensor, indices: Tensor, key_count: int) -> Tensor:
     """Mask of the keys that an indexer chose for each query, ``indices`` [B, T, n], as far as ``mask`` shows them.
 
     Such models always make a mask, as their indexer needs one.

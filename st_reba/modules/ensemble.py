@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,9 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor, nn
 
 from .layout import Features, published
+
+# Larger weights would give vectors whose lengths float32 cannot hold.
+MAX_WEIGHT = 1e15
 
 
 @published
@@ -40,8 +42,10 @@ class PromptEnsemble(Module):
     def __init__(self, weights: Sequence[float], equal_norms: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.weights, self.equal_norms = list(map(float, weights)), equal_norms
-        if not any(self.weights) or not all(map(math.isfinite, self.weights)):
-            raise ValueError(f"weights={self.weights}: give numbers, at least one of them not 0.")
+        if not any(self.weights) or not all(abs(weight) <= MAX_WEIGHT for weight in self.weights):
+            raise ValueError(
+                f"weights={self.weights}: give numbers of at most {MAX_WEIGHT:.0e}, one of them not 0."
+            )
 
     def on_model_ready(self, model: Any) -> None:
         """Check that there is a weight for each template."""
@@ -82,7 +86,7 @@ class PromptEnsemble(Module):
             "sentence_embedding": weighted_sum.masked_fill(~has_all, 0.0).to(vectors.dtype)
         }
         if "content_ids" in features:
-            joined["content_ids"] = features["content_ids"]  # a row a text, as the vectors
+            joined["content_ids"] = features["content_ids"]  # one row per text, like the vectors
         return joined
 
     def save(

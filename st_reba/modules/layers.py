@@ -1,4 +1,4 @@
-"""Hooks behind the decoder layers, through which a pass sees and changes what they hand on."""
+"""Hooks after the decoder layers, through which a pass sees and changes what they hand on."""
 
 from __future__ import annotations
 
@@ -45,13 +45,9 @@ class ModuleCall(NamedTuple):
         return self.arguments[0] if self.arguments else self.keywords["hidden_states"]  # type: ignore[return-value]
 
     def repeat(self, hidden_states: Tensor) -> Tensor:
-        """Run the module with other hidden states: its forward alone, as its hooks would call this again."""
-        other_keywords = {
-            name: value for name, value in self.keywords.items() if name != "hidden_states"
-        }
-        return first_output(
-            self.module.forward(hidden_states, *self.arguments[1:], **other_keywords)
-        )
+        """Run ``forward`` again with other hidden states, without the module's hooks, which would call this again."""
+        keywords = {name: value for name, value in self.keywords.items() if name != "hidden_states"}
+        return first_output(self.module.forward(hidden_states, *self.arguments[1:], **keywords))
 
 
 def first_output(module_output: Tensor | tuple[Tensor, ...]) -> Tensor:

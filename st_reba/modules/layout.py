@@ -181,7 +181,7 @@ def check_token_ids(token_ids: Tensor, model: PreTrainedModel) -> None:
 
 
 def spans_of(features: Mapping[str, Any]) -> list[Span]:
-    """Spans, if features lost them, as when a batch was split; the host waits for the device."""
+    """Recompute the spans of features that lost them, for example when a batch was split; waits for the device."""
     attention_mask = features["attention_mask"].cpu()
     copy_ids = features["copy_ids"].cpu() if "copy_ids" in features else attention_mask
     starts = copy_starts(copy_ids, 1)[:, 0].tolist()
@@ -222,9 +222,8 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...],
     for probe in ("a", "0", "the", "中"):
         bare_ids = list(tokenize(tokenizer, [probe])["input_ids"][0])
         with tokenizer_lock:
-            whole_ids = list(
-                tokenizer(probe, padding=False, truncation=False, verbose=False)["input_ids"]
-            )
+            encoding = tokenizer(probe, padding=False, truncation=False, verbose=False)
+        whole_ids = list(encoding["input_ids"])
         for start in range(len(whole_ids) - len(bare_ids) + 1):
             end = start + len(bare_ids)
             if bare_ids and whole_ids[start:end] == bare_ids:
@@ -248,14 +247,17 @@ def empty_text_token(tokenizer: PreTrainedTokenizerBase) -> int:
 def make_row_layout(
     tokenizer: PreTrainedTokenizerBase,
     template: ParsedTemplate,
-    special: Sequence[tuple[int, ...]],
+    special: tuple[tuple[int, ...], tuple[int, ...]],
     prompt: str,
     values: Mapping[str, str],
 ) -> RowLayout:
-    """The layout of a template's rows: the text before, between and after the copies is tokenized, each by itself.
+    """Lay out the rows of a template.
 
-    ``special`` stands around all; ``prompt`` stands first, unless the template has a field for it.
+    The literal texts before, between and after the copies are tokenized separately. The special
+    prefix and suffix enclose the row; ``prompt`` comes right after the prefix, unless the template
+    has a field for it.
     """
+    special_prefix, special_suffix = special
     literals = ["" if "instruction" in fields_of(template) else prompt]
     for literal, name in template:
         literals[-1] += literal
@@ -263,13 +265,12 @@ def make_row_layout(
             literals.append("")
         elif name is not None:
             literals[-1] += values[name]
-    segments: list[tuple[int, ...] | None] = [special[0]]
+    segments: list[tuple[int, ...] | None] = [special_prefix]
     for literal_index, literal in enumerate(literals):
         if literal_index > 0:
             segments.append(None)
         if literal:
-            segments.append(
-                tuple(tokenize(tokenizer, [literal], parse_special=True)["input_ids"][0])
-            )
-    segments.append(special[1])
+            token_ids = tokenize(tokenizer, [literal], parse_special=True)["input_ids"][0]
+            segments.append(tuple(token_ids))
+    segments.append(special_suffix)
     return RowLayout(tuple(segments), reverses_text(template))

@@ -21,8 +21,8 @@ from .passes import current_pass
 from .selfcheck import EXACT_DTYPES
 from .transformer import RepeatTransformer
 
-# Masks that differ only in longer texts are taken as equal: the check runs a row for each change
-# of a token.
+# Masks that differ only in longer texts are taken as equal: the check runs one row per change of
+# a token.
 _MAX_TOKENS = 16
 
 
@@ -54,10 +54,7 @@ def length_to_tell_masks_apart(m: int) -> int:
     return min(length + 1, _MAX_TOKENS)
 
 
-def _count_distinct_masks(
-    length: int,
-    m: int,
-) -> int:
+def _count_distinct_masks(length: int, m: int) -> int:
     everything = torch.ones(1, 1, length, length, dtype=torch.bool)
     patterns: set[str] = set()
     for mask_name in MASKS:

@@ -7,7 +7,7 @@ mirroring or by hiding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Transformer
@@ -17,20 +17,12 @@ from .attention import as_booleans, install_attention
 from .extensions import extensions
 from .layout import MAX_REPEATS, Features, published, spans_of, tokenizer_lock
 from .masks import MASKS, AttentionView
-from .passes import ForwardPass
+from .passes import ForwardPass, LayerMask
 from .transformer import RepeatTransformer
 
 if TYPE_CHECKING:
     from .capture import Capture
     from .passes import PassHook
-
-
-class LayerMask(NamedTuple):
-    """What a layer sees: a mask, or whether it is causal; whether a token may see a later one."""
-
-    mask: Tensor | None
-    is_causal: bool
-    looks_ahead: bool
 
 
 class LayerMasks:
@@ -50,11 +42,7 @@ class LayerMasks:
         self.real_tokens, self.is_padded = forward_pass.real_tokens, forward_pass.is_padded
         forward_pass.masks = self
 
-    def after_layers(
-        self,
-        forward_pass: ForwardPass,
-        hidden_states: Tensor,
-    ) -> Tensor:
+    def after_layers(self, forward_pass: ForwardPass, hidden_states: Tensor) -> Tensor:
         """Refuse a pass in which no attention asked for a mask."""
         if self.last_attention is None:
             raise ValueError(
@@ -91,22 +79,16 @@ class LayerMasks:
         mask = apply_mask(mask_name, self.boolean_mask(native_mask, is_causal), real_tokens, self.m)
         return LayerMask(mask, is_causal, looks_ahead)
 
-    def boolean_mask(
-        self,
-        native_mask: Tensor | None,
-        is_causal: bool,
-    ) -> Tensor:
+    def boolean_mask(self, native_mask: Tensor | None, is_causal: bool) -> Tensor:
         """A layer's native mask, [B or 1, 1, T, T] bool."""
         length = self.real_tokens.shape[1]
         if native_mask is None:
-            everything = torch.ones(
-                1, 1, length, length, dtype=torch.bool, device=self.real_tokens.device
-            )
+            shape = (1, 1, length, length)
+            everything = torch.ones(shape, dtype=torch.bool, device=self.real_tokens.device)
             return everything.tril() if is_causal else everything
         if native_mask.shape[-2:] != (length, length):
-            shape = tuple(native_mask.shape)
             raise ValueError(
-                f"A layer's mask of shape {shape} for {length} tokens cannot be changed."
+                f"A layer's mask of shape {tuple(native_mask.shape)} for {length} tokens cannot be changed."
             )
         return as_booleans(native_mask)
 
@@ -219,7 +201,7 @@ class NoSinkTransformer(RepeatTransformer):
         return {*self.layer_masks, *(mask_name for _, mask_name in self.second)}
 
     def pass_hooks(self, capture: Capture | None) -> list[PassHook]:
-        """What acts in a pass: the masks first."""
+        """The hooks of a pass: the masks first."""
         hooks = super().pass_hooks(capture)
         if self.repeated_layers is not None:
             hooks.insert(0, self.repeated_layers)

@@ -36,7 +36,7 @@ class AfterAttention:
 
 
 class AfterSibling:
-    """Forward hook of a module beside a layer's attention; some layers norm its output there."""
+    """Forward hook of the other modules of a layer: in some layers, one of them norms the attention's output."""
 
     def __call__(
         self,
@@ -89,7 +89,7 @@ def watch_attention(model: PreTrainedModel) -> None:
 
 
 class OutputMeans:
-    """Means of the attention outputs of several layers, before and behind the norm that some have for them.
+    """Means of the attention outputs of several layers, before and after the norm that some have for them.
 
     Args:
         first_layer, last_layer: Lowest and highest layer, from 1.
@@ -137,7 +137,7 @@ class OutputReader:
     """The mean of several layers' attention outputs, after the output projection and before they are added.
 
     Where layers pass these outputs through a norm before they add them (Gemma 2 and 3, GLM-4, OLMo 2), it is the sum
-    of two unit vectors: the mean of the outputs before that norm, and the mean behind it.
+    of two unit vectors: the mean of the outputs before that norm, and the mean after it.
 
     Args:
         transformer: The module whose model is read.
@@ -147,15 +147,10 @@ class OutputReader:
         AlignedWVA (2026), there of the last position of a prompt; the sum is this project's own.
     """
 
-    by_position = True  # what it gives at a position comes from there alone: a pass may hold a part of the rows
+    by_position = True
     has_norms = False  # whether norms followed the attention in the last pass; for cards
 
-    def __init__(
-        self,
-        transformer: RepeatTransformer,
-        first_layer: int,
-        last_layer: int,
-    ) -> None:
+    def __init__(self, transformer: RepeatTransformer, first_layer: int, last_layer: int) -> None:
         self.first_layer = first_layer
         self.last_layer = last_layer
         watch_attention(transformer.model)
@@ -167,11 +162,7 @@ class OutputReader:
         forward_pass.after_attention.append(means.add_output)
         forward_pass.after_sibling.append(means.add_normed)
 
-    def after_layers(
-        self,
-        forward_pass: ForwardPass,
-        hidden_states: Tensor,
-    ) -> Tensor:
+    def after_layers(self, forward_pass: ForwardPass, hidden_states: Tensor) -> Tensor:
         """The mean, or the sum of both as unit vectors, [B, T, d], in place of the hidden states."""
         means: OutputMeans = forward_pass.hook_data[self]
         self.has_norms = means.normed_sum is not None

@@ -1,11 +1,11 @@
-"""One forward pass: what acts in it, and how the attention of every layer finds it."""
+"""The state of one forward pass, which its hooks share, and how the attention of every layer finds it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -15,16 +15,16 @@ from .layout import Features, Span
 if TYPE_CHECKING:
 
     class PassHook(Protocol):
-        """What acts in a forward pass."""
+        """Takes part in a forward pass: a capture, a reader, or masks.
+
+        A hook may set ``by_position = True``: what it computes at a position depends on that
+        position alone, so a pass may hold part of a row.
+        """
 
         def before_layers(self, forward_pass: ForwardPass) -> None:
             """Prepare the pass, before its layers run."""
 
-        def after_layers(
-            self,
-            forward_pass: ForwardPass,
-            hidden_states: Tensor,
-        ) -> Tensor:
+        def after_layers(self, forward_pass: ForwardPass, hidden_states: Tensor) -> Tensor:
             """Read the hidden states [B, T, d] that the model hands out, and return them, changed or not."""
 
     class MaskSource(Protocol):
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
             module: nn.Module,
             native_mask: Tensor | None,
             is_causal: bool,
-        ) -> tuple[Tensor | None, bool, bool]:
-            """The mask, or if causal without one; and whether a token may see a later one."""
+        ) -> LayerMask:
+            """The mask of the layer whose attention module runs."""
 
     class AttentionReader(Protocol):
         """Computes the attention of layers, and keeps some of it."""
@@ -55,23 +55,26 @@ if TYPE_CHECKING:
             """Attention of one layer, [B, T, H, D']."""
 
 
+class LayerMask(NamedTuple):
+    """What a layer sees: a mask, or whether it is causal; whether a token may see a later one."""
+
+    mask: Tensor | None
+    is_causal: bool
+    looks_ahead: bool
+
+
 class ForwardPass:
     """State of one forward pass."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        features: Features,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, features: Features) -> None:
         self.model = model
-        self.spans: list[Span] = features[
-            "spans"
-        ]  # on the host, so that no layer waits for the device
+        # On the host, so that no layer waits for the device.
+        self.spans: list[Span] = features["spans"]
         self.real_tokens: Tensor = features["attention_mask"].bool()  # [B, T]
         self.copy_ids: Tensor = features["copy_ids"]  # [B, T]
         row_length = self.real_tokens.shape[1]
         self.is_padded = any(span.row_length < row_length for span in self.spans)
-        # For the decoder, beside ids and mask.
+        # Arguments of the decoder besides ids and mask.
         self.model_arguments: dict[str, object] = {}
         self.masks: MaskSource | None = None
         self.attention_reader: AttentionReader | None = None
@@ -80,9 +83,9 @@ class ForwardPass:
         self.after_layer: list[Callable[[int, Any, Tensor], Tensor]] = []
         # Called after every layer's attention: its index, its output.
         self.after_attention: list[Callable[[int, Tensor], object]] = []
-        # Called after every module beside it: what it was called with, its output.
+        # Called after every other module of the layer, with its input and its output.
         self.after_sibling: list[Callable[[object, Tensor], object]] = []
-        # Of each hook, until the end of the pass.
+        # What each hook keeps during the pass.
         self.hook_data: dict[PassHook, Any] = {}
         # What hooks hand to the pooling.
         self.pooling_features: Features = {}

@@ -14,7 +14,7 @@ from .layout import RowLayout
 class PlacedRows:
     """The rows of a batch of B texts; T is the length of the longest row that may come about."""
 
-    token_ids: Tensor  # [B, T]; behind a row, the token of an empty text
+    token_ids: Tensor  # [B, T]; after a row, the token of an empty text
     copy_ids: Tensor  # [B, T]: c in copy c, 0 elsewhere
     positions: Tensor  # [1, T]: 0, 1, …
     real_tokens: Tensor  # [B, T] bool

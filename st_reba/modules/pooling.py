@@ -86,7 +86,7 @@ class ReBAPooling(Module):
         text_lengths = torch.tensor([[span.text_length] for span in features["spans"]])
         text_lengths = text_lengths.to(vectors.device, non_blocking=True)
         is_token = torch.arange(vectors.shape[1], device=vectors.device) < text_lengths
-        # Behind a text's own rows there are zeros.
+        # After a text's own rows there are zeros.
         vector_sum = vectors.sum(dim=1, dtype=torch.promote_types(vectors.dtype, torch.float32))
         sentence_vectors = (vector_sum / text_lengths).to(vectors.dtype)
         token_features = {"token_embeddings": vectors, "attention_mask": is_token.long()}
@@ -104,7 +104,7 @@ class ReBAPooling(Module):
         return rows
 
     def _check(self, features: Features) -> None:
-        """Refuse rows that were not asked for, as when two pipelines share a transformer."""
+        """Refuse rows that were not asked for, for example because two pipelines share a transformer."""
         if features.get("captured") != self.capture:
             raise ValueError(
                 "ReBAPooling did not get its rows. Give each pipeline a RepeatTransformer of its own."

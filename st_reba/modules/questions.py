@@ -11,17 +11,17 @@ from transformers import Cache, DynamicCache
 from .extensions import extensions
 from .layout import Features, Span
 from .shared_prefix import (
-    STAGE_COST,
     BranchLayer,
     continue_cache,
     run_prefix,
     run_stage,
     select_positions,
+    stage_cost,
 )
 
 
 class KeptLayer(BranchLayer):  # type: ignore[no-untyped-call]
-    """A BranchLayer from which a later stage goes on."""
+    """A BranchLayer that a later stage continues."""
 
     def update(
         self,
@@ -41,22 +41,16 @@ class QuestionBatch:
     Args:
         transformer: The RepeatTransformer.
         features: Of whole rows, as its ``preprocess`` makes them.
-        hooks: What acts in every pass.
+        hooks: The hooks of every pass.
     """
 
-    def __init__(
-        self,
-        transformer: Any,
-        features: Features,
-        hooks: Sequence[object],
-    ) -> None:
+    def __init__(self, transformer: Any, features: Features, hooks: Sequence[object]) -> None:
         self.transformer = transformer
         self.features = features
         self.hooks = hooks
         self.spans: list[Span] = features["spans"]
         self.token_ids = features["input_ids"].cpu().numpy()
-        device_type = features["input_ids"].device.type
-        self.stage_cost = STAGE_COST.get(device_type, 512)
+        self.stage_cost = stage_cost(features["input_ids"].device)
         # [B, T, d], which the stages fill.
         self.hidden_states: Tensor | None = None
 
@@ -69,18 +63,14 @@ class QuestionBatch:
             if self.saves_texts(texts):
                 self.run_texts(prefix_rows, texts)
             elif self.saves_prefix(prefix_rows):
-                self.run_behind_prefix(prefix_rows)
+                self.run_after_prefix(prefix_rows)
             else:
                 whole_rows += prefix_rows
         if whole_rows and self.hidden_states is not None:
             self.fill_states(whole_rows, 0, self.row_end(whole_rows), None)
         return self.hidden_states
 
-    def group_rows(
-        self,
-        rows: Sequence[int],
-        end_of_row: Callable[[int], int],
-    ) -> list[list[int]]:
+    def group_rows(self, rows: Sequence[int], end_of_row: Callable[[int], int]) -> list[list[int]]:
         """Rows that have the same ids up to an end."""
         groups: dict[bytes, list[int]] = {}
         for row in rows:
@@ -93,11 +83,11 @@ class QuestionBatch:
         return self.spans[row].start
 
     def text_end(self, row: int) -> int:
-        """Position behind a row's content."""
+        """Position after a row's content."""
         return self.spans[row].start + self.spans[row].text_length
 
     def row_end(self, rows: Sequence[int]) -> int:
-        """Position behind the longest of some rows."""
+        """Position after the longest of some rows."""
         return max(self.spans[row].row_length for row in rows)
 
     def saves_prefix(self, rows: Sequence[int]) -> bool:
@@ -106,7 +96,7 @@ class QuestionBatch:
         return saved_positions >= self.stage_cost
 
     def saves_texts(self, texts: Sequence[list[int]]) -> bool:
-        """Whether stages for questions save more than they cost: one behind the texts of each length."""
+        """Whether stages for questions save more than they cost: one after the texts of each length."""
         saved_positions = 0
         distinct_lengths: set[int] = set()
         for text_rows in texts:
@@ -127,19 +117,15 @@ class QuestionBatch:
         self.store_states(rows, 0, prefix_states)
         return prefix_cache
 
-    def run_behind_prefix(self, rows: Sequence[int]) -> None:
+    def run_after_prefix(self, rows: Sequence[int]) -> None:
         """Run rows that share a prefix and nothing more."""
         prefix_end = self.text_start(rows[0])
         prefix_cache = self.run_prefix(rows)
         branch_cache = continue_cache(prefix_cache, [0] * len(rows), prefix_end)
         self.fill_states(rows, prefix_end, self.row_end(rows), branch_cache)
 
-    def run_texts(
-        self,
-        prefix_rows: Sequence[int],
-        texts: Sequence[list[int]],
-    ) -> None:
-        """Run rows that have one prefix: each text once, and its questions behind it."""
+    def run_texts(self, prefix_rows: Sequence[int], texts: Sequence[list[int]]) -> None:
+        """Run rows that have one prefix: each text once, and its questions after it."""
         leading_rows = [text_rows[0] for text_rows in texts]
         text_ends = list(map(self.text_end, leading_rows))
         start = 0
@@ -151,18 +137,14 @@ class QuestionBatch:
         self.fill_states(leading_rows, start, max(text_ends), text_cache)
         assert self.hidden_states is not None
         for text_rows, text_end in zip(texts, text_ends, strict=True):
-            text_states = self.hidden_states[text_rows[0], start:text_end]
+            # A copy, as torch refuses to write a tensor into others of the same memory.
+            text_states = self.hidden_states[text_rows[0], start:text_end].clone()
             self.hidden_states[text_rows[1:], start:text_end] = text_states
-        # Behind texts of one length, questions have no padding before them.
+        # After texts of one length, questions have no padding before them.
         for text_end in sorted(set(text_ends)):
             self.run_questions(texts, text_end, text_cache)
 
-    def run_questions(
-        self,
-        texts: Sequence[list[int]],
-        text_end: int,
-        text_cache: Cache,
-    ) -> None:
+    def run_questions(self, texts: Sequence[list[int]], text_end: int, text_cache: Cache) -> None:
         """Run what follows texts with this end."""
         question_rows: list[int] = []
         source_rows: list[int] = []
@@ -175,17 +157,11 @@ class QuestionBatch:
             branch_cache = continue_cache(text_cache, source_rows, text_end)
             self.fill_states(question_rows, text_end, row_end, branch_cache)
 
-    def fill_states(
-        self,
-        rows: Sequence[int],
-        start: int,
-        end: int,
-        cache: Cache | None,
-    ) -> None:
+    def fill_states(self, rows: Sequence[int], start: int, end: int, cache: Cache | None) -> None:
         """Run positions of some rows, and store their states; None: run them by themselves."""
         stage_features = select_positions(self.features, rows, start, end)
         if cache is None:
-            stage_states = self.transformer.run_pass(stage_features, self.hooks, {})
+            stage_states = self.transformer.run_pass(stage_features, self.hooks)
         else:
             stage_states = run_stage(self.transformer, stage_features, self.hooks, cache)
         self.store_states(rows, start, stage_states)

@@ -26,7 +26,7 @@ class LayerReader:
         final_norm: Let each layer's states pass the model's final norm; else read them before it.
     """
 
-    by_position = True  # what it gives at a position comes from there alone: a pass may hold a part of the rows
+    by_position = True
 
     def __init__(
         self,
@@ -57,11 +57,7 @@ class LayerReader:
         layer_states: list[Tensor] = []
         forward_pass.hook_data[self] = layer_states
 
-        def read_layer(
-            layer_index: int,
-            layer_call: ModuleCall,
-            hidden_states: Tensor,
-        ) -> Tensor:
+        def read_layer(layer_index: int, layer_call: ModuleCall, hidden_states: Tensor) -> Tensor:
             if layer_index == 0 and self.first_layer == 0:
                 layer_states.append(layer_call.hidden_states)
             if self.first_layer <= layer_index + 1 <= self.last_layer:
@@ -73,11 +69,7 @@ class LayerReader:
 
         forward_pass.after_layer.append(read_layer)
 
-    def after_layers(
-        self,
-        forward_pass: ForwardPass,
-        hidden_states: Tensor,
-    ) -> Tensor:
+    def after_layers(self, forward_pass: ForwardPass, hidden_states: Tensor) -> Tensor:
         """The joined states, [B, T, d or d · layers], of what the model handed out."""
         layer_states: list[Tensor] = forward_pass.hook_data[self]
         if self.final_norm:

@@ -35,10 +35,8 @@ class RepeatedLayers:
         watch_layers(transformer.model)
         self.depth = transformer.depth
         self.is_extended = transformer.architecture == "extend"
-        is_authors, is_extra = (
-            transformer.implementation == "authors",
-            transformer.architecture == "extra",
-        )
+        is_authors = transformer.implementation == "authors"
+        is_extra = transformer.architecture == "extra"
         # The layer before which the second stream begins; None: there is none.
         self.stream_start_layer: int | None = 0 if is_extra else None
         if is_authors and not is_extra and not self.is_extended:
@@ -50,17 +48,12 @@ class RepeatedLayers:
         masks: Any = forward_pass.masks
         second_stream: Tensor | None = None  # [B, T, d]
 
-        def run_again(
-            layer_index: int,
-            layer_call: ModuleCall,
-            hidden_states: Tensor,
-        ) -> Tensor:
+        def run_again(layer_index: int, layer_call: ModuleCall, hidden_states: Tensor) -> Tensor:
             nonlocal second_stream
             if layer_index == self.stream_start_layer:
                 second_stream = layer_call.hidden_states
-            for mask_name in [
-                mask_name for layer, mask_name in masks.second if layer == layer_index
-            ]:
+            mask_names = [mask_name for layer, mask_name in masks.second if layer == layer_index]
+            for mask_name in mask_names:
                 masks.rerun_mask = mask_name
                 if self.is_extended:
                     hidden_states = layer_call.repeat(hidden_states)
@@ -78,11 +71,7 @@ class RepeatedLayers:
 
         forward_pass.after_layer.append(run_again)
 
-    def after_layers(
-        self,
-        forward_pass: ForwardPass,
-        hidden_states: Tensor,
-    ) -> Tensor:
+    def after_layers(self, forward_pass: ForwardPass, hidden_states: Tensor) -> Tensor:
         """Add the streams that passed the norm side by side."""
         if not self.norms_streams_apart:
             return hidden_states

@@ -49,11 +49,8 @@ def hidden_states(
     return states.float().cpu()
 
 
-def check_capture(
-    transformer: RepeatTransformer,
-    plain_states: Tensor,
-) -> None:
-    """Raise if capturing changes hidden states, or the model looks ahead unasked."""
+def check_capture(transformer: RepeatTransformer, plain_states: Tensor) -> None:
+    """Raise if capturing changes hidden states, or if the model looks ahead although no mask lets it."""
     model_name = type(transformer.model).__name__
     capture = Capture("copy")
     captured_states = hidden_states(transformer, capture=capture)
@@ -70,11 +67,7 @@ def check_capture(
         raise ValueError(f"{model_name}: {problem}. Use 'echo'.")
 
 
-def relative_difference(
-    states: Tensor,
-    expected: Tensor,
-    dtype: torch.dtype,
-) -> float:
+def relative_difference(states: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
     """How far states are from what they should be; in 16 bits, how far directions differ."""
     if dtype in EXACT_DTYPES:
         return float((states - expected).abs().max() / expected.abs().max())
@@ -85,12 +78,9 @@ def relative_difference(
     )
 
 
-def check_padding(
-    transformer: RepeatTransformer,
-    base_name: str,
-) -> None:
+def check_padding(transformer: RepeatTransformer, base_name: str) -> None:
     """Raise unless a text's hidden states are the same alone and padded."""
-    if transformer.causal:  # it never sees the padding behind a text
+    if transformer.causal:  # it never sees the padding after a text
         return
     token_ids = torch.arange(1, 7, device=transformer.model.device)[None]
     alone = states_of_text(transformer, token_ids[:, :4])
@@ -101,10 +91,7 @@ def check_padding(
         raise ValueError(f"base={base_name!r}: {problem}. Use another.")
 
 
-def states_of_text(
-    transformer: RepeatTransformer,
-    token_ids: Tensor,
-) -> Tensor:
+def states_of_text(transformer: RepeatTransformer, token_ids: Tensor) -> Tensor:
     """Hidden states of the first four tokens, [4, d]; the others are padding."""
     mask = (torch.arange(token_ids.shape[1], device=token_ids.device) < 4).long()[None]
     features = {"input_ids": token_ids, "attention_mask": mask, "copy_ids": mask}
@@ -117,14 +104,13 @@ def states_of_text(
 def try_sharing_prefix(transformer: RepeatTransformer) -> bool:
     """Whether rows that share a prefix get whole rows' states; tried on two questions of two texts.
 
-    A model is not asked what its layers keep: one that keeps more than keys and values, or counts
-    positions by the tokens it sees, fails here.
+    This is tried, not looked up: a model that keeps more than keys and values, or that derives
+    positions from the tokens it sees, fails the trial.
     """
     transformer.shares_prefix = True  # for the trial
     if not transformer.eval().can_share():
         return False
-    # Padding's own id is among these: models that give it no position count differently after a
-    # cache.
+    # One of these may be the padding id: models that skip it when counting positions fail here.
     prefix = (1, 2, 3, 4)
     questions = [RowLayout((prefix, None, (5, 6))), RowLayout((prefix, None, (7,)))]
     rows = [question.build_row(text) for text in ([8, 9], [10, 11, 12]) for question in questions]
@@ -134,7 +120,7 @@ def try_sharing_prefix(transformer: RepeatTransformer) -> bool:
     staged_batch.stage_cost = 1
     model_name = type(transformer.model).__name__
     with torch.inference_mode():
-        whole_rows = transformer.run_pass(batch, hooks, {})
+        whole_rows = transformer.run_pass(batch, hooks)
         try:
             shared_rows = staged_batch.run()
         except Exception as error:  # whatever a model says to a cache that it does not know
@@ -172,10 +158,7 @@ def is_causal(model: PreTrainedModel) -> bool:
     return bool(torch.allclose(states[0, :-1], states[1, :-1], atol=tolerance, rtol=0))
 
 
-def run_ids(
-    model: PreTrainedModel,
-    token_ids: list[list[int]],
-) -> Tensor:
+def run_ids(model: PreTrainedModel, token_ids: list[list[int]]) -> Tensor:
     """Hidden states of rows of token ids, [B, T, d] float32."""
     input_ids = torch.tensor(token_ids, device=model.device)
     with torch.inference_mode():

@@ -136,12 +136,7 @@ def plan_layers(
     return LayerPlan(layer_masks, second_runs, declared.architecture, m, implementation)
 
 
-def _check_options(
-    setting: str,
-    k: object,
-    k0: int | None,
-    m: int,
-) -> None:
+def _check_options(setting: str, k: object, k0: int | None, m: int) -> None:
     if (k is None) != (setting == "baseline"):
         raise ValueError(
             f"setting={setting!r}, k={k!r}: baseline takes no k, all others need it, layers from the top."
@@ -169,12 +164,7 @@ def _second_stream(
     return stream
 
 
-def _converted_layers(
-    k: object,
-    depth: int | None,
-    *,
-    is_extended: bool,
-) -> list[int]:
+def _converted_layers(k: object, depth: int | None, *, is_extended: bool) -> list[int]:
     """The converted layers, from the bottom; of EXTEND the last one, k times."""
     layer_count = depth or _MAX_LAYERS
     if k is None:
@@ -197,10 +187,7 @@ def _converted_layers(
     raise ValueError(f"k={k!r} must be a number of {count_in_words} layers, {alternatives}.")
 
 
-def _listed_layers(
-    numbers: Sequence[object],
-    layer_count: int,
-) -> list[int]:
+def _listed_layers(numbers: Sequence[object], layer_count: int) -> list[int]:
     """Layers of a list, counted from the bottom; -1 is the topmost. Empty if a number is wrong or repeated."""
     layers: set[int] = set()
     for layer_number in numbers:

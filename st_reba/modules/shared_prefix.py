@@ -2,7 +2,7 @@
 
 A row is p · x · s: prefix (special tokens, and what a template puts before the text), content, and
 the rest. Where every layer is causal, keys and values of p depend on p alone, so p runs as one row,
-and all rows go on from there. Each stage is a pass of its own, and begins at one position in all of
+and all rows continue from there. Each stage is a pass of its own, and begins at one position in all of
 its rows, so no padding lies between tokens. Rows run whole where that is not exact, or no faster:
 layers that look both ways, or whose masks were changed; other states than keys and values; captured
 attention; gradients, training, tracing; few positions in common.
@@ -23,18 +23,20 @@ from transformers.cache_utils import DynamicLayer
 from .extensions import extensions
 from .layout import Features, decoder_of
 
-STAGE_COST = {"cpu": 32, "cuda": 512}  # as much as so many positions; a GPU was not measured
+# What a stage costs beyond its own positions, in positions; the number for GPUs is an estimate.
+STAGE_COST = {"cpu": 32}
+_GPU_STAGE_COST = 512
+
+
+def stage_cost(device: torch.device) -> int:
+    """What a stage costs on a device."""
+    return STAGE_COST.get(device.type, _GPU_STAGE_COST)
 
 
 class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Cache of one layer in a stage, whose row i goes on from row ``source_rows[i]`` of an earlier stage."""
+    """Cache of one layer in a stage, whose row i continues row ``source_rows[i]`` of an earlier stage."""
 
-    def __init__(
-        self,
-        source: DynamicLayer,
-        source_rows: Tensor,
-        start: int,
-    ) -> None:
+    def __init__(self, source: DynamicLayer, source_rows: Tensor, start: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.source = source
         self.source_rows = source_rows
@@ -55,12 +57,8 @@ class BranchLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         joined_keys = self.join(self.source.keys, key_states)  # type: ignore[arg-type]
         return joined_keys, self.join(self.source.values, value_states)  # type: ignore[arg-type]
 
-    def join(
-        self,
-        source_states: Tensor,
-        added_states: Tensor,
-    ) -> Tensor:
-        """States of the earlier stage, and those behind them."""
+    def join(self, source_states: Tensor, added_states: Tensor) -> Tensor:
+        """States of the earlier stage, and those after them."""
         source_rows = self.source_rows.to(added_states.device)
         prefix_states = source_states[:, :, : self.start]
         row_states = prefix_states.index_select(0, source_rows)
@@ -73,7 +71,7 @@ def continue_cache(
     start: int,
     layer_class: type[BranchLayer] = BranchLayer,
 ) -> Cache:
-    """The cache of a stage whose rows go on from rows of an earlier one."""
+    """The cache of a stage whose rows continue rows of an earlier one."""
     branch_cache = DynamicCache()
     row_index = torch.tensor(source_rows)
     for source in cache.layers:
@@ -82,12 +80,7 @@ def continue_cache(
     return branch_cache
 
 
-def select_positions(
-    features: Features,
-    rows: Sequence[int],
-    start: int,
-    end: int,
-) -> Features:
+def select_positions(features: Features, rows: Sequence[int], start: int, end: int) -> Features:
     """The features of some positions of some rows."""
     selection: Features = {}
     for name in ("input_ids", "attention_mask", "copy_ids"):
@@ -102,17 +95,17 @@ def run_stage(
     hooks: Sequence[object],
     cache: Cache,
 ) -> Tensor:
-    """Hidden states [B, T, d] of positions after the cached ones, where the model counts on."""
+    """Hidden states [B, T, d] of the positions that follow the cached ones."""
     token_ids = features["input_ids"]
     visible_length = cache.get_seq_length() + token_ids.shape[1]
     visible = token_ids.new_ones(len(token_ids), visible_length)
-    arguments: Features = {"attention_mask": visible, "use_cache": True}
+    model_arguments: dict[str, object] = {"attention_mask": visible, "use_cache": True}
     model_parameters = inspect.signature(decoder_of(transformer.model).forward).parameters
     if "cache" in model_parameters:
-        arguments["cache"] = cache
+        model_arguments["cache"] = cache
     else:
-        arguments["past_key_values"] = cache  # as older releases of transformers call it
-    stage_states: Tensor = transformer.run_pass(features, hooks, arguments)
+        model_arguments["past_key_values"] = cache  # as older releases of transformers call it
+    stage_states: Tensor = transformer.run_pass(features, hooks, model_arguments)
     if not cache.layers:
         raise ValueError(
             f"{type(transformer.model).__name__} hides the cache of its layers. Set shares_prefix=False."
@@ -123,7 +116,7 @@ def run_stage(
 class PrefixMemory(NamedTuple):
     """A prefix that has run: of all batches of an `encode` call, the first one runs it."""
 
-    key: tuple[object, ...]  # its ids, what acts in a pass, and the state of the weights
+    key: tuple[object, ...]  # its ids, the hooks of a pass, and the state of the weights
     cache: Cache
     hidden_states: Tensor  # [1, P, d]
 
@@ -138,7 +131,7 @@ def weights_state(transformer: Any, token_ids: Tensor) -> tuple[object, ...]:
     for weight in transformer.model.parameters():
         version = 0 if weight.is_inference() else weight._version
         weights.append((weight.data_ptr(), version))
-    return transformer.mode_changes, token_ids.device, torch.is_inference_mode_enabled(), weights
+    return transformer.mode_changes, token_ids.device, weights
 
 
 def run_prefix(
@@ -153,19 +146,18 @@ def run_prefix(
     token_ids = prefix_features["input_ids"]
     key = (token_ids.cpu().numpy().tobytes(), hooks, weights_state(transformer, token_ids))
     memory = _memories.get(transformer)
-    if memory is not None and memory.key == key:
+    # In a call of the model outside of `encode`, weights may have changed without a trace.
+    is_encoding = torch.is_inference_mode_enabled()
+    if is_encoding and memory is not None and memory.key == key:
         return memory.cache, memory.hidden_states
     prefix_cache = DynamicCache()
     prefix_states = run_stage(transformer, prefix_features, hooks, prefix_cache)
-    _memories[transformer] = PrefixMemory(key, prefix_cache, prefix_states)
+    if is_encoding:
+        _memories[transformer] = PrefixMemory(key, prefix_cache, prefix_states)
     return prefix_cache, prefix_states
 
 
-def run_shared(
-    transformer: Any,
-    features: Features,
-    hooks: Sequence[object],
-) -> Tensor | None:
+def run_shared(transformer: Any, features: Features, hooks: Sequence[object]) -> Tensor | None:
     """Hidden states [B, T, d] of a batch that runs in stages; None: its rows have to run whole."""
     if torch.is_grad_enabled() or transformer.training:
         return None
@@ -177,8 +169,7 @@ def run_shared(
     token_ids = features["input_ids"]
     row_count, row_length = token_ids.shape
     prefix_length = features["spans"][0].start
-    stage_cost = STAGE_COST.get(token_ids.device.type, 512)
-    if prefix_length * (row_count - 1) < stage_cost:
+    if prefix_length * (row_count - 1) < stage_cost(token_ids.device):
         return None
     prefix_ids = token_ids[:, :prefix_length]
     first_prefix = prefix_ids[:1].expand_as(prefix_ids)

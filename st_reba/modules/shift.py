@@ -31,11 +31,7 @@ class QueryShift(FittedModule):
     config_keys = ["in_features"]
     forward_kwargs = {"task"}
 
-    def __init__(
-        self,
-        in_features: int,
-        shift: Tensor | None = None,
-    ) -> None:
+    def __init__(self, in_features: int, shift: Tensor | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.in_features = in_features
         if shift is None:

@@ -21,7 +21,7 @@ def parse_template(template: str) -> ParsedTemplate:
     parsed_template = tuple((literal, name) for literal, name, _, _ in parsed_fields)
     for _, name, format_spec, conversion in parsed_fields:
         if name is not None and (not name.isidentifier() or format_spec or conversion):
-            problem = "has a field that is not a plain name, as {text} or {instruction}"
+            problem = "has a field that is not a plain name, such as {text} or {instruction}"
             raise ValueError(f"template={template!r} {problem}.")
     slot_names = {name for _, name in parsed_template if name in SLOTS}
     if not slot_names:

@@ -17,7 +17,7 @@ from .layout import Features, check_token_ids, published
 
 
 def pad_content(contents: Sequence[Sequence[int]], model: PreTrainedModel) -> Tensor:
-    """Tokens of texts, [B, C] int64, with −1 behind those of a text; an error for one without an embedding."""
+    """Tokens of texts, [B, C] int64, with −1 after those of a text; an error for one without an embedding."""
     longest = max(map(len, contents), default=0)
     rows = [[*token_ids, *[-1] * (longest - len(token_ids))] for token_ids in contents]
     content_ids = torch.tensor(rows, dtype=torch.long).reshape(len(contents), longest)
@@ -136,17 +136,12 @@ class TokenPart(FittedModule):
         embeddings: nn.Module = self._first_module[0].model.get_input_embeddings()
         return embeddings
 
-    def forward(
-        self,
-        features: Features,
-        task: str | None = None,
-        **kwargs: object,
-    ) -> Features:
+    def forward(self, features: Features, task: str | None = None, **kwargs: object) -> Features:
         """Append the vectors of tokens.
 
         Args:
             features: ``sentence_embedding`` [B, d]; ``content_ids`` [B, C] int64, the tokens of
-                each text, −1 behind them. Not changed.
+                each text, −1 after them. Not changed.
             task: ``"query"``, as ``encode_query`` says: the mean of queries is taken away; else
                 that of documents.
             **kwargs: Ignored.

@@ -35,15 +35,12 @@ class CheckpointInPass:
         return self.checkpoint(run_in_pass, *arguments, **kwargs)
 
 
-def checkpoint_in_pass(
-    model: nn.Module,
-    hooks: Sequence[object],
-) -> None:
+def checkpoint_in_pass(model: nn.Module, hooks: Sequence[object]) -> None:
     """Make a model's gradient checkpointing, if it is on, run layers in their pass.
 
     Args:
         model: The model.
-        hooks: What acts in the pass.
+        hooks: The hooks of the pass.
 
     Raises:
         ValueError: It is on, and its gradients would be wrong.

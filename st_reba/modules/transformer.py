@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .extensions import extensions
 from .layout import (
+    IS_INSTALLED,
     MAX_REPEATS,
     POOLED,
     SIMILARITY,
@@ -105,17 +106,17 @@ class RepeatTransformer(Transformer):
 
     config_keys = [
         *Transformer.config_keys,
-        *(
-            "template",
-            "repeats",
-            "instruction",
-            "pooled",
-            "compute_matched",
-            "reading",
-            "causal",
-            "shares_prefix",
-        ),
-        *("recipe", "base_model", "base_revision"),
+        "template",
+        "repeats",
+        "instruction",
+        "pooled",
+        "compute_matched",
+        "reading",
+        "causal",
+        "shares_prefix",
+        "recipe",
+        "base_model",
+        "base_revision",
     ]
     # The rows of A^new that the pooling module asks for; None if it needs none.
     requested_capture: Capture | None = None
@@ -126,7 +127,8 @@ class RepeatTransformer(Transformer):
     second: Sequence[tuple[int, str]] = ()  # layers that run twice, with their masks
     m = 1  # sink tokens that masks hide
     mode_changes = 0  # how often training or inference was set
-    # Of the weights, as they are stored; what transformers says of missing and unexpected keys.
+    # The number type that the weights are stored in, and transformers' report of missing and
+    # unexpected keys.
     stored_dtype: torch.dtype | None = None
     loading_report: Mapping[str, Any] = {}
 
@@ -184,16 +186,12 @@ class RepeatTransformer(Transformer):
             raise ValueError(
                 f"{type(self.processor).__name__} holds no tokenizer. Put its files beside the model."
             )
-        if (
-            "model_max_length" not in (kwargs.get("processor_kwargs") or {})
-            and self.position_count > 0
-        ):
-            self.tokenizer.model_max_length = min(
-                self.tokenizer.model_max_length, self.position_count
-            )
-        text_config: Any = (
-            self.config.get_text_config()
-        )  # of the decoder, beside which there may be towers
+        processor_kwargs = kwargs.get("processor_kwargs") or {}
+        if "model_max_length" not in processor_kwargs and self.position_count > 0:
+            max_length = min(self.tokenizer.model_max_length, self.position_count)
+            self.tokenizer.model_max_length = max_length
+        # Of the decoder, beside which there may be towers.
+        text_config: Any = self.config.get_text_config()
         self.config.use_cache = text_config.use_cache = False
         if getattr(text_config, "attn_logit_softcapping", None):
             # SDPA refuses soft caps, or drops them in some versions.
@@ -294,7 +292,9 @@ class RepeatTransformer(Transformer):
     ) -> int | None:
         """Content tokens that a copy holds, ⌊(max_seq_length − overhead) / k⌋; None: no limit. See `row_layouts`."""
         limit: Any = self.text_tokenizer.model_max_length
-        if limit is None or limit > 1e12:  # transformers' way of saying that there is none
+        if not isinstance(limit, (int, float)):
+            raise ValueError(f"max_seq_length={limit!r} is not a number of positions.")
+        if limit > 1e12:  # transformers' way of saying that there is none
             return None
         if limit > self.position_count > 0:
             raise ValueError(
@@ -310,12 +310,7 @@ class RepeatTransformer(Transformer):
             )
         return max(1, room // 2) if self.compute_matched else room
 
-    def tokenize_content(
-        self,
-        texts: Sequence[str],
-        *,
-        offsets: bool = False,
-    ) -> Features:
+    def tokenize_content(self, texts: Sequence[str], *, offsets: bool = False) -> Features:
         """Token ids of texts as content, never cut; with ``offsets`` each token's characters, as ``offset_mapping``."""
         for text in texts:
             if not isinstance(text, str):
@@ -338,29 +333,28 @@ class RepeatTransformer(Transformer):
             Where a module needs them, ``content_ids`` [B, C] int64: all tokens of each text.
         """
         fields = {name: value for name, value in fields.items() if value is not None}
-        layouts = self.row_layouts(prompt, task, **fields)
         budget = self.budget(prompt, task, **fields)
+        layouts = self.row_layouts(prompt, task, **fields)
         contents = self.tokenize_content(inputs)["input_ids"]
         reversed_contents = contents
         if any(layout.is_reversed for layout in layouts):
-            reversed_contents = self.tokenize_content(list(map(extensions.reverse_words, inputs)))[
-                "input_ids"
-            ]
+            reversed_texts = list(map(extensions.reverse_words, inputs))
+            reversed_contents = self.tokenize_content(reversed_texts)["input_ids"]
         longest = max(map(len, contents), default=0)
         if budget is not None and longest > budget and not self.has_reported_cut:
             self.has_reported_cut = True
             logger.warning(
-                "A text of %d tokens was cut to %d a copy. Further cuts are not reported.",
+                "A text of %d tokens was cut to %d per copy. Further cuts are not reported.",
                 longest,
                 budget,
             )
         rows = []
         for token_ids, reversed_ids in zip(contents, reversed_contents, strict=True):
             for layout in layouts:
-                # The text's end is cut, which is the beginning of the reversed text.
-                content = (
-                    reversed_ids[-(budget or 0) :] if layout.is_reversed else token_ids[:budget]
-                )
+                if not layout.is_reversed:
+                    content = token_ids[:budget]
+                else:  # the text's end is cut, which is the beginning of the reversed text
+                    content = reversed_ids if budget is None else reversed_ids[-budget:]
                 rows.append(layout.build_row(content or [empty_text_token(self.text_tokenizer)]))
         features = pad(rows)
         check_token_ids(features["input_ids"], self.model)
@@ -403,24 +397,21 @@ class RepeatTransformer(Transformer):
         return super().train(mode)
 
     def pass_hooks(self, capture: Capture | None) -> list[PassHook]:
-        """What acts in a pass: before the layers run in this order, and behind them in reverse order."""
+        """The hooks of a pass, in the order in which they run before the layers; after the layers it is reversed."""
         return [hook for hook in (capture, self.reader) if hook is not None]
 
     def can_share(self, hooks: Sequence[PassHook] | None = None) -> bool:
         """Whether rows may share a prefix in passes with these ``hooks``, as `build` tried."""
         if hooks is None:
             hooks = self.pass_hooks(self.requested_capture)
-        return (
-            self.causal
-            and self.shares_prefix
-            and all(getattr(hook, "by_position", False) for hook in hooks)
-        )
+        read_by_position = all(getattr(hook, "by_position", False) for hook in hooks)
+        return self.causal and self.shares_prefix and read_by_position
 
     def run_pass(
         self,
         features: Features,
         hooks: Sequence[PassHook],
-        arguments: Features,
+        model_arguments: Mapping[str, object] | None = None,
     ) -> Tensor:
         """Hidden states [B, T, d] of one pass of the decoder; ``features`` gets what hooks hand to the pooling."""
         forward_pass = ForwardPass(self.model, features)
@@ -429,32 +420,30 @@ class RepeatTransformer(Transformer):
         mask = features["attention_mask"]
         # In a causal model, padding after a text affects no real token, and attention without a
         # mask is fastest.
-        inputs = {
+        inputs: Features = {
             "input_ids": features["input_ids"],
             "attention_mask": torch.ones_like(mask) if self.causal else mask,
+            **forward_pass.model_arguments,
+            **(model_arguments or {}),
         }
         with running(forward_pass):
-            output = super().forward({**inputs, **forward_pass.model_arguments, **arguments})
+            output = super().forward(inputs)
         hidden_states: Tensor = output["token_embeddings"]
         for hook in reversed(hooks):
             hidden_states = hook.after_layers(forward_pass, hidden_states)
         features.update(forward_pass.pooling_features)
         return hidden_states
 
-    def _run(
-        self,
-        features: Features,
-        capture: Capture | None,
-    ) -> Features:
+    def _run(self, features: Features, capture: Capture | None) -> Features:
         result = dict(features)
         hooks = self.pass_hooks(capture)
-        if self.training and extensions.has("checkpoint_in_pass"):
+        if self.training and IS_INSTALLED:
             extensions.checkpoint_in_pass(self.model, hooks)
         hidden_states: Tensor | None = None
         if extensions.has("run_shared"):
             hidden_states = extensions.run_shared(self, features, hooks)
         if hidden_states is None:
-            hidden_states = self.run_pass(result, hooks, {})
+            hidden_states = self.run_pass(result, hooks)
         attention_mask = features["attention_mask"]
         if any(span.row_length < attention_mask.shape[1] for span in features["spans"]):
             hidden_states = hidden_states.masked_fill(attention_mask[:, :, None] == 0, 0.0)
@@ -470,11 +459,7 @@ class RepeatTransformer(Transformer):
             self._check_finite(hidden_states, features)
         return result
 
-    def _check_finite(
-        self,
-        hidden_states: Tensor,
-        features: Features,
-    ) -> None:
+    def _check_finite(self, hidden_states: Tensor, features: Features) -> None:
         bad_rows = (~hidden_states.isfinite().flatten(1).all(dim=1)).nonzero()
         if len(bad_rows):  # else the sum alone was too large
             row = int(bad_rows[0])
@@ -489,16 +474,12 @@ class RepeatTransformer(Transformer):
         real_tokens = features["attention_mask"].bool()
         row_lengths = torch.tensor([[span.row_length] for span in features["spans"]])
         row_lengths = row_lengths.to(real_tokens.device, non_blocking=True)
-        special_suffix_length = (
-            len(special_tokens(self.text_tokenizer)[1]) if self.pooled == "last_copy_and_end" else 0
-        )
+        suffix_length = 0
+        if self.pooled == "last_copy_and_end":
+            suffix_length = len(special_tokens(self.text_tokenizer)[1])
+        copy_ids = features["copy_ids"]
         return pooled_positions(
-            self.pooled,
-            self.copies,
-            features["copy_ids"],
-            real_tokens,
-            row_lengths,
-            special_suffix_length,
+            self.pooled, self.copies, copy_ids, real_tokens, row_lengths, suffix_length
         )
 
     def get_embedding_dimension(self) -> int:
@@ -506,13 +487,15 @@ class RepeatTransformer(Transformer):
         return int(super().get_embedding_dimension()) * getattr(self.reader, "width_factor", 1)
 
     def on_model_ready(self, model: Any) -> None:
-        """Refuse a pipeline in which nothing makes one vector of a text's tokens, or of its rows."""
+        """Note what the pipeline's modules need, and refuse a pipeline that makes no vector of a text.
+
+        What the card says of the folder that it was published in is dropped.
+        """
         super().on_model_ready(model)
         class_names = [type(module).__name__ for module in model]
         self._pipeline = [module for module in model.modules() if hasattr(module, "on_model_ready")]
-        self.adds_content_ids = any(
-            getattr(module, "reads_content", False) for module in self._pipeline
-        )
+        reads_content = [getattr(module, "reads_content", False) for module in self._pipeline]
+        self.adds_content_ids = any(reads_content)
         is_embedder = model[0] is self and hasattr(model, "encode_query")
         if is_embedder and _NO_POOLING.issuperset(class_names[1:]):
             first_name = class_names[0]
@@ -523,12 +506,7 @@ class RepeatTransformer(Transformer):
             raise ValueError(
                 f"A text has {self.rows} templates, so PromptEnsemble must follow the pooling."
             )
-        # Private in sentence-transformers: the folder's card, which it copies into every new folder.
-        card_text = getattr(model, "_model_card_text", None) or ""
-        before_folder, _, from_folder = card_text.partition(CARD_MARKS[0])
-        after_folder = from_folder.partition(CARD_MARKS[1])[2]
-        if after_folder:
-            model._model_card_text = before_folder + after_folder.lstrip()
+        _drop_folder_section(model)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.model).__name__}, {self.get_config_dict()})"
@@ -577,15 +555,14 @@ class RepeatTransformer(Transformer):
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Save the module and its code; where st_reba is installed, weights keep the base's number type."""
-        is_installed = extensions.has("stored_as")
-        with extensions.stored_as(self.model, self.stored_dtype) if is_installed else nullcontext():
+        with extensions.stored_as(self.model, self.stored_dtype) if IS_INSTALLED else nullcontext():
             super().save(output_path, *args, **kwargs)
         root = Path(output_path)
         config_name = "config_sentence_transformers.json"
         if not (root / config_name).is_file() and (root.parent / config_name).is_file():
             root = root.parent  # a Router keeps its modules in folders of the repository
         code_file = root / "st_reba.py"
-        if is_installed:
+        if IS_INSTALLED:
             code_file.write_text(extensions.code_of(self._pipeline), encoding="utf-8")
         elif code_file.resolve() != Path(__file__).resolve():
             shutil.copyfile(__file__, code_file)
@@ -595,6 +572,14 @@ class RepeatTransformer(Transformer):
         config["requirements"] = dict(REQUIREMENTS)
         if "bitsandbytes" in str(getattr(self.config, "quantization_config", "")):
             config["requirements"]["bitsandbytes"] = ">=0.45"
-        (root / config_name).write_text(
-            json.dumps(config, indent=2, sort_keys=True), encoding="utf-8"
-        )
+        config_text = json.dumps(config, indent=2, sort_keys=True)
+        (root / config_name).write_text(config_text, encoding="utf-8")
+
+
+def _drop_folder_section(model: Any) -> None:
+    # Private in sentence-transformers: the folder's card, which it copies into every new folder.
+    card_text = getattr(model, "_model_card_text", None) or ""
+    before_folder, _, from_folder = card_text.partition(CARD_MARKS[0])
+    after_folder = from_folder.partition(CARD_MARKS[1])[2]
+    if after_folder:
+        model._model_card_text = before_folder + after_folder.lstrip()

@@ -20,8 +20,8 @@ from ..modules.both_ways import sum_rows_and_columns
 from ..modules.capture import BackwardAttention, Capture
 from ..modules.layout import decoder_of
 from ..modules.masks import MASKS
-from ..modules.nosink import LayerMask, LayerMasks, apply_mask
-from ..modules.passes import current_pass
+from ..modules.nosink import LayerMasks, apply_mask
+from ..modules.passes import LayerMask, current_pass
 from ..modules.placement import PlacedRows
 from ..modules.transformer import RepeatTransformer
 

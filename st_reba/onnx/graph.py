@@ -26,7 +26,7 @@ from ..modules.token_part import TokenPart
 from ..modules.transformer import RepeatTransformer
 from .attention import GraphCapture, GraphMasks
 
-# The first part of the names of weights behind the pooling: those of a filter.
+# The first part of the names of weights after the pooling: those of a filter.
 FILTER_PREFIX = "filter_modules."
 
 
@@ -210,7 +210,7 @@ class EmbeddingGraph(nn.Module):
         if pooling.has_row_sums or pooling.pooling == "last":
             sentence_vectors: Tensor = pooling(features)["sentence_embedding"]
             return sentence_vectors
-        # Behind a text's own rows there are zeros.
+        # After a text's own rows there are zeros.
         token_vectors: Tensor = pooling.token_vectors(features)
         return token_vectors.sum(dim=1) / rows.text_lengths
 

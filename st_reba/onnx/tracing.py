@@ -16,7 +16,7 @@ from .attention import graph_attention
 from .graph import EmbeddingGraph
 
 OPSET = 18
-# protobuf writes no message of 2 GiB, and a graph beside its weights needs room.
+# protobuf writes no message of 2 GiB, and besides the weights, the graph itself needs room.
 MAX_BYTES = 2_000_000_000
 # Smaller tensors stay in the graph, from which shapes are read.
 _MIN_EXTERNAL_BYTES = 1024

@@ -291,7 +291,7 @@ def _processor_classes() -> tuple[type, ...]:
 
 @cache
 def text_model_types() -> frozenset[str]:
-    """The model types that read text, and that AutoModel makes of their own weights alone."""
+    """The model types that read text, and that AutoModel makes only of their own weights."""
     known_types = set(modeling_auto.MODEL_MAPPING_NAMES)
     text_types = {name for name in known_types if "text" in name or "embedding" in name}
     text_types.add("dpr")

@@ -222,7 +222,7 @@ def _check_scalars(stored_module: StoredModule) -> None:
         if isinstance(value, list):
             items = value
         elif isinstance(value, dict):
-            items = [*value.values()]
+            items = list(value.values())
         is_deep = setting.endswith("layers") and isinstance(value, int) and value > _MAX_LAYERS
         if is_deep or len(items) > max_items or not all(map(_is_scalar, items)):
             _refuse_value(stored_module, setting, value)
@@ -295,7 +295,7 @@ def _check_static(stored_module: StoredModule) -> None:
     check_number_types(repository, floats)
     problem = None
     if token_weights is not None and len(token_weights.shape) != 1:
-        problem = f"weights is {token_weights.shape}, and not one number a token"
+        problem = f"weights is {token_weights.shape}, and not one number per token"
     elif token_mapping is not None and token_mapping.dtype not in ("I32", "I64"):
         problem = f"mapping is stored as {token_mapping.dtype}, and not as whole numbers"
     elif embeddings is not None and token_mapping is not None:

@@ -100,7 +100,7 @@ def limit_numbers(*folders: Repository) -> Iterator[None]:
 def limit_adapter(repository: Repository, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Inside the ``with`` block, refuse an adapter that is made larger than its weights are."""
     stored_numbers = float(sum(weight.numel() for weight in weights.values()))
-    # Beside each of its matrices stand several modules without weights.
+    # Besides each of its matrices there are several modules without weights.
     tensor_count = 8.0 * len(weights)
     limit = NumberLimit(repository, stored_numbers, tensor_count, "adapter_config.json")
     with _limited(limit):

@@ -210,7 +210,7 @@ class Configuration:
 
     def walk(self) -> Iterator[tuple[str, JsonValue]]:
         """All values at any depth, with the names of the settings that they belong to."""
-        waiting: list[tuple[str, JsonValue]] = [*self.values.items()]
+        waiting: list[tuple[str, JsonValue]] = list(self.values.items())
         value_count = 0
         while waiting:
             setting, value = waiting.pop()

@@ -45,7 +45,7 @@ def check_keys(api_keys: Sequence[str]) -> None:
 
 
 def key_is_known(authorization: str, api_keys: Sequence[bytes]) -> bool:
-    """Whether an Authorization header holds one of the keys, as ``Bearer KEY``."""
+    """Whether an Authorization header holds one of the keys, in the form ``Bearer KEY``."""
     scheme, _, credentials = authorization.partition(" ")
     if scheme.lower() != "bearer":
         return False

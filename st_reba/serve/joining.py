@@ -1,4 +1,4 @@
-"""Batches of waiting requests: a vector depends on its text alone, not on other callers' texts."""
+"""Batches of waiting requests: a vector depends only on its text, not on other callers' texts."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _describe_paths(request: Request) -> str:
 def _as_list(value: object) -> object:
     if isinstance(value, str):
         return [value]
-    if isinstance(value, list) and value and all(isinstance(item, (int, list)) for item in value):
+    if isinstance(value, list) and value and all(type(item) in (int, list) for item in value):
         raise ValueError(
             "token ids are another tokenizer's: send texts (LangChain: check_embedding_ctx_length=False)"
         )
@@ -151,7 +151,7 @@ _Truncation = Annotated[bool | str, AfterValidator(_may_truncate)] | None
 
 
 class EmbeddingRequest(_Body):
-    """Body of ``/v1/embeddings``: OpenAI's fields, and those that other widely used clients send beside them.
+    """Body of ``/v1/embeddings``: OpenAI's fields, and those that other widely used clients send besides.
 
     A field is here for one of three reasons: it changes the answer as the client expects; it can
     only ask for what is done anyway; or it concerns the caller and not the vectors.

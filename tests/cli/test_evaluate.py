@@ -113,10 +113,10 @@ def tune_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[An
         texts: list[str],
         out: Path,
         *,
-        say: Callable[[str], object],
+        report_step: Callable[[str], object],
         **options: Any,
     ) -> str:
-        say("-")
+        report_step("-")
         calls.append((base, texts, out, options))
         return "report"
 

@@ -136,7 +136,7 @@ def test_standard_input_is_decoded_as_files_are(
 def test_an_unknown_encoding_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["encode", "model", "-", "--encoding", "nonsense"]) == 2
     assert capsys.readouterr().err.startswith(
-        "st-reba: --encoding 'nonsense' is not known; name one of text, as"
+        "st-reba: --encoding 'nonsense' is not known; name one of text, such as"
     )
 
 

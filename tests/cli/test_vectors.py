@@ -109,6 +109,7 @@ def test_encode_writes_a_corpus(
         ("--word b", "'b' is not in"),
         ("--out new --word a", "--word a does not"),
         ("--workers 2", "--workers 2"),
+        ("--float16", "--float16 does not go with"),
         ("--out new --task query", "--task query"),
         ("--encoding x", "encoding='x'"),
         ("--out new/v.npy", "no such folder"),
@@ -168,6 +169,12 @@ def test_search_explains_scores(index_folder: Path) -> None:
     assert re.fullmatch(line_pattern, output)
 
 
+def test_search_prints_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    st_reba.Index.build(st_reba.build("mini"), ["bread \x1b[31mred", "water"], tmp_path / "index")
+    output = run("search", tmp_path / "index", "bread", "--mode", "words")
+    assert output.endswith("bread \ufffd[31mred\n")
+
+
 def test_search_by_words_ignores_operators(index_folder: Path) -> None:
     output = run("search", index_folder, '"sailing" OR *', "--mode", "words", "--json")
     (result,) = json.loads(output)["results"]
@@ -181,7 +188,7 @@ def test_search_says_that_nothing_was_found(year: int, is_empty: bool, index_fol
     assert ("nothing found" in result.stderr) is is_empty
 
 
-def test_info_of_an_index_shows_its_bookkeeping_as_json_alone(index_folder: Path) -> None:
+def test_info_of_an_index_shows_its_bookkeeping_only_as_json(index_folder: Path) -> None:
     assert {"indexed_count", "first_pending_key"} <= json.loads(
         run("info", index_folder, "--json")
     ).keys()
@@ -357,7 +364,7 @@ def test_conditions_that_are_wrong_are_refused(conditions: list[str]) -> None:
             ["search", "INDEX", "cats", "--mode", "words", "--where", "year>=[1]"],
             '--where: "year" >= [1]: use one of',
         ),
-        (["search", "INDEX", "cats"], "name its folder or Hub id, as --model 'my_model'"),
+        (["search", "INDEX", "cats"], "name its folder or Hub id, such as --model 'my_model'"),
         (["encode", "MODEL", "-"], "standard input: no documents: it is empty"),
     ],
 )

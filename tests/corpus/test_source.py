@@ -6,6 +6,7 @@ from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -281,6 +282,15 @@ def test_usual_names_of_columns_are_found() -> None:
     assert open_source(table_rows).columns == {"text_column": "body", "id_column": "_id"}
 
 
+def test_ids_may_be_uuids() -> None:
+    document_id = UUID("12345678123456781234567812345678")
+    expected = [Document("cat", str(document_id), {"owner": str(document_id)})]
+    assert read([{"text": "cat", "id": document_id, "owner": document_id}]) == expected
+    if hasattr(pa, "uuid"):  # from pyarrow 18 on
+        ids = pa.array([document_id.bytes], pa.uuid())
+        assert read(pa.table({"text": ["cat"], "id": ids, "owner": ids})) == expected
+
+
 def test_columns_may_be_named() -> None:
     documents = read([{"a": "cat", "text": "dog"}], text_column="a", id_column="")
     assert documents == [Document("cat", None, {"text": "dog"})]
@@ -405,6 +415,8 @@ def test_images_are_left_out_with_one_warning(
         (("a", "b\0c"), "wrong type"),
         (("a", "b", {1: 2}), "wrong type"),
         (("a", "b", {"a": {1, 2}}), "wrong type"),
+        (("a", "b", {"a": ["b\0c"]}), "wrong type"),
+        (("a", "b", {"a\0b": 1}), "wrong type"),
         (("a", "b", [1]), "wrong type"),
     ],
 )

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from st_reba.corpus.tables import read_rows, read_table
+from st_reba.corpus.tables import read_rows, read_table, table_rows
 
 WRONG = "wrong type"
 
@@ -176,12 +176,24 @@ def test_bytes_and_unnamed_levels_of_parquet_are_left_out(
     assert parquet_rows[-1] == ("a, row 599", {"text": "a", "n": 599})
 
 
-def test_two_columns_of_one_name_in_parquet_are_refused(tmp_path: Path) -> None:
-    column = pa.array(["a"])
-    table = pa.Table.from_arrays([column, column], names=["text", "text"])
+UNUSABLE_TABLES = {
+    "two columns have one name": pa.Table.from_arrays(
+        [pa.array(["a"]), pa.array(["b"])], names=["text", "text"]
+    ),
+    "the column 'until' holds a value that Python cannot represent": pa.table(
+        {"text": ["a"], "until": pa.array([253402300800], pa.timestamp("s"))}
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", UNUSABLE_TABLES)
+def test_tables_that_are_not_damaged_say_what_is_wrong(problem: str, tmp_path: Path) -> None:
+    table = UNUSABLE_TABLES[problem]
     pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match="text"):
+    with pytest.raises(ValueError, match=f"a.parquet: {problem}"):
         read_table(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=f"the Table: {problem}"):
+        list(table_rows(table) or ())
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv", ".tsv"])

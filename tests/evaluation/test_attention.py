@@ -25,8 +25,8 @@ def model() -> SentenceTransformer:
 def test_maps_equal_transformers_own(
     model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Several blocks of queries a layer.
-    monkeypatch.setattr("st_reba.modules.blocks.BLOCK", 1)
+    # Several blocks of queries per layer.
+    monkeypatch.setattr("st_reba.modules.blocks.BLOCK_SIZE", 1)
     maps = attention_maps(model, TEXT)
     input_ids = model[0].preprocess([TEXT])["input_ids"]
     plain_model = st_reba.build("mini", "classical")[0].model

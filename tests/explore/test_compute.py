@@ -57,7 +57,7 @@ def test_weights_are_those_of_backward_attention(method: str, repeats: int) -> N
     np.testing.assert_array_equal(model.encode(TEXT), vector_before)
 
 
-def test_attention_is_that_of_the_copies_behind_the_prompt() -> None:
+def test_attention_is_that_of_the_copies_after_the_prompt() -> None:
     model = st_reba.build(
         "mini",
         "reba",

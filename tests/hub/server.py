@@ -157,11 +157,8 @@ class RequestHandler(BaseHTTPRequestHandler):
                 return self.describe(repo, revision)
             case ["tree", revision]:
                 return self.list_files(repo, revision)
-            case [
-                "tree",
-                revision,
-                *folders,
-            ]:  # the client asks for folders only to find that they are not there
+            # The client asks for folders only to find that they are not there.
+            case ["tree", revision, *folders]:
                 raise RefusedError(
                     404,
                     f"{folders} does not exist on {revision}",

@@ -170,7 +170,7 @@ def test_the_layout_of_the_input_is_told_with_the_method(
     card = saved_card(build_case("default"), tmp_path / "model")
     before_method, method_section = card.split("## Method")
     assert "laid out" not in before_method
-    assert "The tokenizer puts `<s>` before the input, and nothing behind it." in method_section
+    assert "The tokenizer puts `<s>` before the input, and nothing after it." in method_section
     for prefix in (
         "A query",
         "A document",

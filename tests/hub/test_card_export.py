@@ -134,7 +134,7 @@ def test_quantized_weights_cannot_be_exported(base: Base) -> None:
             "That graph embeds documents only.\n",
         ),
     ],
-    ids=["one graph", "three", "documents alone"],
+    ids=["one graph", "three", "only documents"],
 )
 def test_a_card_gives_a_command_that_works(
     tmp_path: Path, options: dict[str, Any], command: str, sentence: str

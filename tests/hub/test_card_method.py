@@ -66,7 +66,7 @@ def test_the_recipe_of_a_filtered_model_builds_it_without_the_filter(
         (
             "gemma3_text",
             "the sum of two unit vectors: that of the mean of the attention outputs of layers 2 to 3, and that of"
-            " their mean behind the norms that follow them,",
+            " their mean after the norms that follow them,",
         ),
     ],
 )

@@ -46,7 +46,7 @@ def noisy_folder(copied_folder: Path) -> Path:
     weights = load_file(weights_file)
     (name,) = [name for name in weights if "embed_tokens" in name]
     embeddings = weights[name]
-    unused_tokens = sorted({*range(len(embeddings))} - tokens_of_golden_texts(copied_folder))
+    unused_tokens = sorted(set(range(len(embeddings))) - tokens_of_golden_texts(copied_folder))
     noise = torch.randn(50, embeddings.shape[1])
     embeddings[unused_tokens[-50:]] = noise.to(embeddings.dtype)
     save_file(weights, weights_file, metadata={"format": "pt"})

@@ -77,7 +77,7 @@ def test_code_that_a_checkout_gave_other_line_ends_is_the_same(
     assert report.code is None
 
 
-@pytest.mark.parametrize("changed_line", [40, None], ids=["in the middle", "behind the end"])
+@pytest.mark.parametrize("changed_line", [40, None], ids=["in the middle", "after the end"])
 def test_changed_code_is_not_to_be_trusted_and_its_line_is_named(
     copied_folder: Path, changed_line: int | None
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from operations import documents, texts
+from operations import make_documents, make_texts
 from tiny import tiny_model
 
 from st_reba.index import Index, Reject, SearchResult
@@ -21,15 +21,15 @@ __all__ = [
     "QUIET",
     "WordSpans",
     "build",
-    "documents",
     "encoded",
     "ids_of",
     "kinds_of",
+    "make_documents",
+    "make_texts",
     "rank_by_brute_force",
     "rank_by_index",
     "run_sql",
     "scores_of",
-    "texts",
     "texts_of",
 ]
 MODEL = tiny_model()
@@ -41,7 +41,7 @@ QUIET: dict[str, Any] = {"show_progress_bar": False}
 def build(index_folder: Path, input: Any = None, **build_options: Any) -> Index:
     """An index of 40 documents, or of others."""
     if input is None:
-        input = documents(40)
+        input = make_documents(40)
     return Index.build(MODEL, input, index_folder, **QUIET, **build_options)
 
 

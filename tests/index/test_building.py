@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from indexes import MODEL, QUIET, build, documents, ids_of, texts, texts_of
+from indexes import MODEL, QUIET, build, ids_of, make_documents, make_texts, texts_of
 from kills import run_child
 from marks import slow_but
 from tiny import tiny_model
@@ -85,9 +85,9 @@ def test_vectors_that_are_too_few_for_a_factory_serve_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(ValueError, match="cannot be trained on 20"):
-        build(index_path, texts(20), factory="IVF99,Flat")
+        build(index_path, make_texts(20), factory="IVF99,Flat")
     monkeypatch.setattr("st_reba.corpus.encode_part.encode_texts", None)
-    assert len(build(index_path, texts(20))) == 20
+    assert len(build(index_path, make_texts(20))) == 20
 
 
 def test_rejects_are_listed(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_an_addition_that_fails_changes_nothing(
     reason: str,
     is_encoded: bool,
 ) -> None:
-    index = build(index_path, documents(10))
+    index = build(index_path, make_documents(10))
     facts_before = index.verify()
     building = index.path / ".building"
     with pytest.raises(ValueError, match=reason):
@@ -141,7 +141,7 @@ def test_one_writer_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("st_reba.files.WRITER_PATIENCE", 0.1)
-    index = build(index_path, documents(10))
+    index = build(index_path, make_documents(10))
     with sole_writer(index_path, "*"):
         with pytest.raises(BlockingIOError):
             index.add(["cat"], **QUIET)
@@ -174,7 +174,7 @@ def test_files_of_the_next_writer_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It may begin as soon as a change is committed, before the earlier writer has tidied up."""
-    index = build(index_path, documents(10))
+    index = build(index_path, make_documents(10))
     writing = index._store.writing
 
     @contextmanager
@@ -197,7 +197,7 @@ def test_nothing_is_written_through_links(
     target: str,
     make_change: Callable[[Index], object],
 ) -> None:
-    index = build(tmp_path / "index", documents(10))
+    index = build(tmp_path / "index", make_documents(10))
     foreign_folder = tmp_path / "mine"
     foreign_folder.mkdir()
     (foreign_folder / "a").write_text("mine", encoding="utf-8")
@@ -211,7 +211,7 @@ def test_a_full_disk_is_named_with_the_remedy(
     index_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    index = build(index_path, documents(10))
+    index = build(index_path, make_documents(10))
     index.delete(["d1"])
 
     def fail(descriptor: int) -> None:
@@ -228,8 +228,8 @@ def test_a_full_disk_is_named_with_the_remedy(
 
 EXPORT = "out.parquet"
 STEPS: dict[str, Callable[[Index], object]] = {
-    "build": lambda index: build(index.path, documents(90), overwrite=True),
-    "add": lambda index: index.add(texts(60, 1), **QUIET),
+    "build": lambda index: build(index.path, make_documents(90), overwrite=True),
+    "add": lambda index: index.add(make_texts(60, 1), **QUIET),
     "delete": lambda index: index.delete([f"d{number}" for number in range(2, 60)]),
     "compact": lambda index: index.compact(),
     "export": lambda index: index.export(index.path.with_name(EXPORT)),
@@ -245,7 +245,7 @@ def test_a_step_that_cannot_write_works_afterwards(
 ) -> None:
     """As on a full disk: the old state stays, and the same call then works."""
     original = tmp_path / "start"
-    build(original, documents(60)).delete(["d1"])
+    build(original, make_documents(60)).delete(["d1"])
     failure_count = 0
     for limit in (0, 300, 3_000, 9_000, 20_000, 40_000):
         index_folder = Path(shutil.copytree(original, tmp_path / f"at {limit}"))

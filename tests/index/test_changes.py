@@ -18,13 +18,23 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from indexes import MODEL, QUIET, build, documents, encoded, ids_of, scores_of, texts, texts_of
+from indexes import (
+    MODEL,
+    QUIET,
+    build,
+    encoded,
+    ids_of,
+    make_documents,
+    make_texts,
+    scores_of,
+    texts_of,
+)
 
 import st_reba.index.changes as changes
 from st_reba.index import Document, Index
 
 IDS = st.sampled_from([f"x{number}" for number in range(12)])
-TEXTS = st.sampled_from(texts(30, 9))
+TEXTS = st.sampled_from(make_texts(30, 9))
 METADATA = st.dictionaries(st.sampled_from("ab"), st.integers(0, 2))
 CONTENTS = st.dictionaries(IDS, st.tuples(TEXTS, METADATA), min_size=1, max_size=6)
 FACTORIES = ["Flat", "IVF2,Flat", "IVF2,SQ8"]
@@ -51,8 +61,8 @@ class Changes(RuleBasedStateMachine):
     def build(self, factory: str) -> None:
         type(self).index_count += 1
         self.path = self.folder / str(self.index_count)
-        self.index = build(self.path, documents(60), factory=factory)
-        self.expected = to_contents(documents(60))
+        self.index = build(self.path, make_documents(60), factory=factory)
+        self.expected = to_contents(make_documents(60))
 
     @rule(contents=CONTENTS)
     def upsert(self, contents: Contents) -> None:
@@ -147,11 +157,11 @@ def test_many_pending_vectors_are_written_to_the_file(
     index_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    index = build(index_path, documents(100))
+    index = build(index_path, make_documents(100))
     monkeypatch.setattr(changes, "MIN_PENDING", 5)  # fewer than the share
-    index.add(texts(10, 1), **QUIET)
+    index.add(make_texts(10, 1), **QUIET)
     assert index.info()["pending"] == 10
-    index.add(texts(1, 2), **QUIET)
+    index.add(make_texts(1, 2), **QUIET)
     assert index.info()["pending"] == 0
     assert index.verify()["vectors"] == 111
     assert len(list(index.path.glob("*.faiss"))) == 1
@@ -161,7 +171,7 @@ def test_a_change_that_fails_leaves_no_file(
     index_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    index = build(index_path, documents(20))
+    index = build(index_path, make_documents(20))
     files_before = set(index.path.iterdir())
     monkeypatch.setattr(changes, "write_state", lambda connection, state: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -177,7 +187,7 @@ def test_readers_see_whole_states(
     monkeypatch.setattr(changes, "MIN_PENDING", 3)
     pair_ids = {"p0", "q0"}
     pair = [Document("gold", "p0"), Document("king", "q0")]
-    index = build(index_path, [*documents(50), *pair])
+    index = build(index_path, [*make_documents(50), *pair])
     is_done = threading.Event()
 
     def read(reader_index: Index) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indexes import MODEL, QUIET, WordSpans, build, documents, run_sql, scores_of, texts
+from indexes import MODEL, QUIET, WordSpans, build, make_documents, make_texts, run_sql, scores_of
 from tiny import tiny_model
 
 from st_reba.corpus import Corpus, Document, encode_corpus
@@ -21,7 +21,7 @@ from st_reba.index import Index, changes
 REWRITES: dict[str, Callable[[Index], object]] = {
     "compact": lambda index: index.compact(),
     "another factory": lambda index: index.compact(factory="Flat"),
-    "a rewriting add": lambda index: index.add(texts(9, 3), **QUIET),
+    "a rewriting add": lambda index: index.add(make_texts(9, 3), **QUIET),
     "a rewriting upsert": lambda index: index.upsert([Document("gold", "d3")], **QUIET),
     "parquet": lambda index: index.export(index.path.with_name("out.parquet")),
     "faiss": lambda index: index.export(index.path.with_name("out.faiss")),
@@ -48,7 +48,7 @@ def built_index(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     path = tmp_path_factory.mktemp("built") / "index"
-    index = build(path, documents(40), factory=request.param)
+    index = build(path, make_documents(40), factory=request.param)
     index.delete(["d1"])
     index.close()
     return path
@@ -111,7 +111,7 @@ def test_a_search_refuses_keys_of_no_document(
     before, _, after = vector_file.read_bytes().rpartition(encode_key(5))
     vector_file.write_bytes(before + encode_key(wrong_key) + after)
     with pytest.raises(ValueError, match=r"vectors-1\.faiss: damaged.*keys.*restore a copy"):
-        Index.open(index_copy, MODEL).search(documents(6)[5].text, 40)
+        Index.open(index_copy, MODEL).search(make_documents(6)[5].text, 40)
 
 
 def encode_key(key: int) -> bytes:
@@ -220,7 +220,7 @@ def test_a_damaged_corpus_is_not_read_as_whole(
     tmp_path: Path,
     name: str,
 ) -> None:
-    corpus = encode_corpus(MODEL, texts(20), tmp_path / "corpus", part_size=6, **QUIET)
+    corpus = encode_corpus(MODEL, make_texts(20), tmp_path / "corpus", part_size=6, **QUIET)
     path = corpus.path / name
     file_content = path.read_bytes()
     original_rows = read_part(corpus)
@@ -244,7 +244,7 @@ def read_part(corpus: Corpus) -> list[tuple[Any, bytes]]:
 
 
 def test_a_corpus_of_another_format_is_to_be_encoded_again(tmp_path: Path) -> None:
-    corpus = encode_corpus(MODEL, texts(9), tmp_path / "corpus", **QUIET)
+    corpus = encode_corpus(MODEL, make_texts(9), tmp_path / "corpus", **QUIET)
     header_path = corpus.path / "corpus.json"
     header = header_path.read_text(encoding="utf-8")
     older_format = CORPUS_FORMAT - 1
@@ -258,4 +258,4 @@ def test_a_corpus_of_another_format_is_to_be_encoded_again(tmp_path: Path) -> No
 
 
 def encode(path: Path, **options: Any) -> Corpus:
-    return encode_corpus(MODEL, texts(9), path, **options, **QUIET)
+    return encode_corpus(MODEL, make_texts(9), path, **options, **QUIET)

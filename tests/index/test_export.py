@@ -12,7 +12,7 @@ import faiss
 import numpy as np
 import pandas as pd
 import pytest
-from indexes import QUIET, build, documents, encoded, ids_of, texts, texts_of
+from indexes import QUIET, build, encoded, ids_of, make_documents, make_texts, texts_of
 from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
 
 from st_reba.index import Index, export
@@ -24,8 +24,8 @@ def index(
     request: pytest.FixtureRequest,
     index_path: Path,
 ) -> Index:
-    index = build(index_path, documents(60), factory=request.param)
-    index.add(texts(5, 1), **QUIET)
+    index = build(index_path, make_documents(60), factory=request.param)
+    index.add(make_texts(5, 1), **QUIET)
     index.delete(["d4", "62"])
     return index
 
@@ -78,7 +78,7 @@ def test_an_export_outlives_a_compaction(
     """The compaction comes before or after the export has read the vector file that it replaces."""
     # It would wait for the transaction.
     monkeypatch.setattr(Store, "clear_log", lambda store: True)
-    index = build(tmp_path / "index", documents(20))
+    index = build(tmp_path / "index", make_documents(20))
     index.delete(["d4"])
     read_snapshot = index._snapshots.read
 
@@ -146,7 +146,7 @@ def test_after_a_full_disk_an_earlier_export_has_its_own_whitening(
 ) -> None:
     out = tmp_path / name
     whitening_path = tmp_path / f"{name}.whitening.safetensors"
-    index = build(tmp_path / "index", documents(60), whiten=True)
+    index = build(tmp_path / "index", make_documents(60), whiten=True)
     index.export(out)
     exported = out.read_bytes()
     index.compact(whiten=False)

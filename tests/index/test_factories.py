@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from indexes import build, documents
+from indexes import build, make_documents
 
 from st_reba.index import Index
 from st_reba.index.factories import try_factory
@@ -28,7 +28,7 @@ UNUSABLE = [
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    return build(tmp_path_factory.mktemp("factories") / "index", documents(12))
+    return build(tmp_path_factory.mktemp("factories") / "index", make_documents(12))
 
 
 @pytest.mark.parametrize(("factory", "parameters"), UNUSABLE)

@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indexes import MODEL, QUIET, WordSpans, build, documents, encoded, ids_of, texts, texts_of
+from indexes import (
+    MODEL,
+    QUIET,
+    WordSpans,
+    build,
+    encoded,
+    ids_of,
+    make_documents,
+    make_texts,
+    texts_of,
+)
 from ranking import all_documents, expected_hybrid_scores, expected_word_scores
 from tiny import tiny_model
 
@@ -15,7 +25,7 @@ from st_reba.index import Document, Index
 
 
 def test_word_scores_are_bm25(index_path: Path) -> None:
-    index = build(index_path, documents(40))
+    index = build(index_path, make_documents(40))
     stored_documents = all_documents(index)
     stored_texts = texts_of(stored_documents.values())
     for query in ("gold ship", "moon moon cat", "king"):
@@ -36,8 +46,8 @@ def test_hybrid_agrees_with_brute_force(
     query: str,
     is_limited: bool,
 ) -> None:
-    index = build(index_path, documents(40))
-    for row, text in enumerate(texts(9, 1)):
+    index = build(index_path, make_documents(40))
+    for row, text in enumerate(make_texts(9, 1)):
         index.add([Document(text, f"e{row}", {"n": row})], **QUIET)
     index.delete(["d3", "d7", "e2"])
     allowed_ids = set(all_documents(index))
@@ -59,7 +69,7 @@ def test_scores_of_both_sides_are_true_whichever_list_a_document_is_on(
     index_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    index = build(index_path, documents(40))
+    index = build(index_path, make_documents(40))
     index.add(["gold gold ship", "rain"], **QUIET)
     true_scores = {}
     for result in index.search("gold ship", 99, explain=True):
@@ -104,7 +114,7 @@ def test_only_explained_results_have_scores_of_sides(index_path: Path) -> None:
 
 
 def test_words_need_no_model(index_path: Path) -> None:
-    build(index_path, documents(9)).close()  # of a model that is saved nowhere
+    build(index_path, make_documents(9)).close()  # of a model that is saved nowhere
     assert Index.open(index_path).search("gold", mode="words")
 
 

@@ -18,13 +18,13 @@ from indexes import (
     MODEL,
     QUIET,
     build,
-    documents,
     ids_of,
     kinds_of,
+    make_documents,
+    make_texts,
     rank_by_brute_force,
     rank_by_index,
     scores_of,
-    texts,
 )
 from tiny import tiny_model
 
@@ -38,15 +38,15 @@ def test_results_are_those_of_brute_force(
     index_path: Path,
     query: str,
 ) -> None:
-    index = build(index_path, documents(300))
-    index.add(documents(320)[300:], **QUIET)
+    index = build(index_path, make_documents(300))
+    index.add(make_documents(320)[300:], **QUIET)
     index.upsert([Document("gold gold king", "d7", {"n": 7})], **QUIET)
     index.delete(["d3", "d301"])
     assert rank_by_index(index, query, 10) == rank_by_brute_force(index, query, 10)
 
 
 def test_conditions_limit_the_results(index_path: Path) -> None:
-    index = build(index_path, documents(300))
+    index = build(index_path, make_documents(300))
     index.delete(["d3"])
     results = index.search("gold", 400, where={"n": {"<": 9}})
     assert set(ids_of(results)) == {"d0", "d1", "d2", "d4", "d5", "d6", "d7", "d8"}
@@ -119,8 +119,8 @@ def test_queries_that_cannot_be_searched_are_refused(
 
 def test_documents_are_read_by_id(index_path: Path) -> None:
     index = build(index_path)
-    assert index.get("d3") == documents(40)[3]
-    assert index.get(["d3", "x", "\ud800"]) == [documents(40)[3], None, None]
+    assert index.get("d3") == make_documents(40)[3]
+    assert index.get(["d3", "x", "\ud800"]) == [make_documents(40)[3], None, None]
     assert "d3" in index
     assert "x" not in index
     assert 3 not in index
@@ -133,13 +133,13 @@ def test_iteration_may_go_on_in_another_thread(index_path: Path) -> None:
         iterator = iter(index)
         first_document = next(iterator)
         other_documents = pool.submit(list, iterator).result()
-    assert [first_document, *other_documents] == documents(40)
+    assert [first_document, *other_documents] == make_documents(40)
     assert len(index) == 40
 
 
 def test_an_addition_leaves_known_documents(index_path: Path) -> None:
-    index = build(index_path, documents(10))
-    change = index.add([*documents(12), {"text": "gold"}], **QUIET)
+    index = build(index_path, make_documents(10))
+    change = index.add([*make_documents(12), {"text": "gold"}], **QUIET)
     assert vars(change) == {
         "count": 13,
         "added": 3,
@@ -152,7 +152,7 @@ def test_an_addition_leaves_known_documents(index_path: Path) -> None:
 
 
 def test_an_addition_rejects_ids_with_another_text(index_path: Path) -> None:
-    index = build(index_path, documents(10))
+    index = build(index_path, make_documents(10))
     with pytest.raises(ValueError, match="upsert"):
         index.add([Document("moon", "d3")], **QUIET)
     new_documents = [Document("moon", "d3"), Document("moon", "e")]
@@ -163,8 +163,8 @@ def test_an_addition_rejects_ids_with_another_text(index_path: Path) -> None:
 
 
 def test_upsert_replaces_documents_by_id(index_path: Path) -> None:
-    index = build(index_path, documents(10))
-    change = index.upsert([Document("moon", "d3"), *documents(3)], **QUIET)
+    index = build(index_path, make_documents(10))
+    change = index.upsert([Document("moon", "d3"), *make_documents(3)], **QUIET)
     assert (change.replaced, change.unchanged, change.added) == (1, 3, 0)
     assert index.get("d3").text == "moon"
     facts = index.verify()
@@ -313,7 +313,7 @@ def test_compact_removes_deleted_texts_from_the_disk(
     index_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    index = build(index_path, [*documents(40), Document("cat xylophone", "secret")])
+    index = build(index_path, [*make_documents(40), Document("cat xylophone", "secret")])
     index.add(["gold"], **QUIET)
     index.delete(["d0", "41", "secret"])
     with index._store.writing(create=False), pytest.raises(BlockingIOError):
@@ -329,7 +329,7 @@ def test_compact_removes_deleted_texts_from_the_disk(
 
 
 def test_an_index_may_become_empty_and_be_filled_again(index_path: Path) -> None:
-    index = build(index_path, documents(9))
+    index = build(index_path, make_documents(9))
     index.delete(ids_of(index))
     assert index.search("cat") == []
     assert index.compact().count == 0
@@ -341,7 +341,7 @@ def test_an_index_may_become_empty_and_be_filled_again(index_path: Path) -> None
 
 def test_an_index_in_the_place_of_another_is_noticed(tmp_path: Path) -> None:
     """Alike in all its numbers: as many documents, changes and pending vectors."""
-    index = build(tmp_path / "index", documents(9))
+    index = build(tmp_path / "index", make_documents(9))
     shutil.copytree(index.path, tmp_path / "other")
     index.add(["gold"], **QUIET)
     Index.open(tmp_path / "other", MODEL).add(["ship"], **QUIET)
@@ -356,7 +356,7 @@ def test_compact_changes_the_factory_without_encoding(
     index_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    index = build(index_path, documents(100))
+    index = build(index_path, make_documents(100))
     monkeypatch.setattr(type(MODEL), "encode_document", None)
     for factory in ("IVF2,Flat", "IVF2,SQ8", "Flat"):
         index.compact(factory=factory)
@@ -372,7 +372,7 @@ def test_compact_refuses_factories_that_cannot_be_used(
     index_path: Path,
     options: dict[str, str],
 ) -> None:
-    index = build(index_path, documents(100))
+    index = build(index_path, make_documents(100))
     with pytest.raises(ValueError):
         index.compact(**options)
     assert index.verify()["factory"] == "Flat"
@@ -463,9 +463,9 @@ def test_other_similarities_are_refused(index_path: Path) -> None:
 def test_scores_may_be_inner_products(index_path: Path) -> None:
     model = tiny_model()
     model.similarity_fn_name = "dot"
-    index = Index.build(model, texts(30), index_path, **QUIET)
+    index = Index.build(model, make_texts(30), index_path, **QUIET)
     query_vector = model.encode_query("gold ship", show_progress_bar=False)
-    document_vectors = model.encode_document(texts(30), show_progress_bar=False)
+    document_vectors = model.encode_document(make_texts(30), show_progress_bar=False)
     products = document_vectors.astype(np.float64) @ query_vector.astype(np.float64)
     expected_scores = np.sort(products)[::-1][:5]
     results = index.search("gold ship", 5, mode="vectors")

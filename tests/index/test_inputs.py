@@ -14,9 +14,9 @@ from indexes import (
     WordSpans,
     build,
     kinds_of,
+    make_texts,
     rank_by_brute_force,
     rank_by_index,
-    texts,
     texts_of,
 )
 from pyarrow import parquet
@@ -103,7 +103,7 @@ def test_columns_of_the_build_are_those_of_an_addition(index_path: Path) -> None
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    return encode_corpus(MODEL, [*texts(20), " "], tmp_path / "corpus", part_size=7, **QUIET)
+    return encode_corpus(MODEL, [*make_texts(20), " "], tmp_path / "corpus", part_size=7, **QUIET)
 
 
 def test_an_encoded_corpus_is_indexed(
@@ -111,7 +111,7 @@ def test_an_encoded_corpus_is_indexed(
     corpus: Corpus,
 ) -> None:
     index = build(index_path, corpus.path)
-    assert texts_of(index) == texts(20)
+    assert texts_of(index) == make_texts(20)
     assert rank_by_index(index, "gold", 5) == rank_by_brute_force(index, "gold", 5)
     assert kinds_of(index.rejects()) == ["no text"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indexes import MODEL, QUIET, build, documents, run_sql, texts
+from indexes import MODEL, QUIET, build, make_documents, make_texts, run_sql
 
 from st_reba.corpus.records import INDEX_FORMAT
 from st_reba.index import Index
@@ -31,8 +31,8 @@ FLIPPED_BYTES = 60
 def built_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index with something in every table."""
     path = tmp_path_factory.mktemp("built") / "index"
-    index = build(path, documents(40), factory="IVF2,Flat")
-    index.add([*texts(9, 1), " "], strict=False, **QUIET)
+    index = build(path, make_documents(40), factory="IVF2,Flat")
+    index.add([*make_texts(9, 1), " "], strict=False, **QUIET)
     index.delete(["d1", "d2", "42"])
     index.close()  # all is in the file, and nothing in SQLite's log
     return path
@@ -272,7 +272,7 @@ def test_descriptors_are_closed(built_index: Path) -> None:
 
 def test_a_vector_file_of_another_kind_is_refused(index_path: Path) -> None:
     """Also where its digest is right."""
-    index = build(index_path, documents(3), factory="Flat")
+    index = build(index_path, make_documents(3), factory="Flat")
     dimension = int(MODEL.get_embedding_dimension() or 0)
     graph = faiss.IndexIDMap(faiss.IndexHNSWFlat(dimension, 4, faiss.METRIC_INNER_PRODUCT))
     graph.add_with_ids(np.ones((3, dimension), np.float32), np.arange(3))
@@ -286,7 +286,7 @@ def test_a_vector_file_of_another_kind_is_refused(index_path: Path) -> None:
 
 
 def test_words_of_an_unknown_language_are_refused(index_path: Path) -> None:
-    index = build(index_path, documents(3))
+    index = build(index_path, make_documents(3))
     with changing(index._store) as writer:
         writer.state.words = "klingon"
     with pytest.raises(ValueError, match="words='klingon' is not a language"):

@@ -11,7 +11,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from st_reba.index import factories, vectors
+from st_reba.index import factories
+from st_reba.index import vector_file as vector_file_module
 from st_reba.index.scoring import Segment, prepare_vectors, top_k
 from st_reba.index.state import IndexState
 from st_reba.index.vector_file import VectorFile
@@ -38,7 +39,7 @@ def write_and_open(folder: Path, factory: str, **options: Any) -> VectorFile:
 
 def save_and_open(path: Path, index: Any, *, mmap: bool = True, **state_changes: Any) -> VectorFile:
     """A file of an index; ``state_changes`` are of the state that it is opened with."""
-    size, digest = vectors.write_index(path, index)
+    size, digest = vector_file_module.write_index(path, index)
     state = IndexState(
         model={},
         metric="cosine",
@@ -71,7 +72,7 @@ def test_a_search_agrees_with_brute_force(
     share: float,
     query_count: int,
 ) -> None:
-    monkeypatch.setattr(vectors, "_BLOCK_SIZE", 30)
+    monkeypatch.setattr(vector_file_module, "_BLOCK_SIZE", 30)
     parameters = None
     if factory != "Flat":
         parameters = "nprobe=4"
@@ -218,12 +219,12 @@ def test_vectors_of_any_length_are_scaled_to_one() -> None:
 def test_a_block_that_was_not_written_is_an_error_though_there_is_room_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(vectors, "_WRITE_SIZE", 100)
+    monkeypatch.setattr(vector_file_module, "_WRITE_SIZE", 100)
     index = factories.train_index("Flat", DIMENSION, None, SEGMENTS).index
     factories.add_vectors(index, SEGMENTS)
     full_disk = OSError(errno.ENOSPC, "No space left on device")
     stream = Mock()
     stream.write.side_effect = [100, full_disk, *[100] * COUNT]
     with pytest.raises(OSError, match="No space left on device"):
-        vectors.write_index_into(stream, index)
+        vector_file_module.write_index_into(stream, index)
     assert stream.write.call_count == 2

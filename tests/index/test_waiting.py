@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from indexes import MODEL, QUIET, build, documents, texts
+from indexes import MODEL, QUIET, build, make_documents, make_texts
 
 import st_reba
 from st_reba.cli import main
@@ -33,7 +33,7 @@ CHANGES: dict[str, Callable[[Index], object]] = {
 
 @pytest.fixture
 def index(index_path: Path) -> Index:
-    return build(index_path, documents(5))
+    return build(index_path, make_documents(5))
 
 
 @pytest.fixture
@@ -72,12 +72,12 @@ def test_an_addition_that_waited_in_vain_keeps_its_vectors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with index._store.writing(create=False), pytest.raises(BlockingIOError) as raised:
-        index.add(texts(9), **QUIET)
+        index.add(make_texts(9), **QUIET)
     assert stopped_progress(index.path) == (9, 9)
     note = f"{index.path}: 9 of 9 documents are encoded; repeat the call to resume"
     assert raised.value.__notes__ == [note]
     monkeypatch.setattr("st_reba.corpus.encode_part.encode_texts", None)
-    assert index.add(texts(9), **QUIET).added
+    assert index.add(make_texts(9), **QUIET).added
     assert stopped_progress(index.path) is None
 
 
@@ -114,7 +114,7 @@ def test_a_stopped_command_reports_what_it_kept(
         return encode_part(model, corpus, part_number, progress)  # type: ignore[arg-type]
 
     monkeypatch.setattr(corpus_encode, "encode_part", stop_in_the_second_part)
-    monkeypatch.setattr(corpus_encode, "encoding_rate", lambda model: 1)  # 64 texts a part
+    monkeypatch.setattr(corpus_encode, "encoding_rate", lambda model: 1)  # 64 texts per part
     arguments = ["index", tmp_path / "texts.txt", tmp_path / "index"]
     arguments += ["--model", tmp_path / "model"]
     assert main(list(map(str, arguments))) == status
@@ -130,8 +130,8 @@ def test_documents_longer_than_the_model_reads_are_counted(
     rows = [Document("long text " * 40, f"long{number}") for number in range(3)]
     rows.append(Document("short", "short"))
     index = Index.build(model, rows, index_path, **QUIET)
-    warning = "3 of 4 documents are longer than the model reads (max_seq_length 32)"
-    assert warning in caplog.text
+    assert "3 of 4 documents are longer than the model reads" in caplog.text
+    assert "cut long documents into passages (max_seq_length 32)" in caplog.text
     assert index.info()["truncated"] == 3
     new_rows = [Document("short too", "long0"), Document("longer " * 50, "another")]
     change = index.upsert(new_rows, **QUIET)

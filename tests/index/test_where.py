@@ -135,6 +135,7 @@ def test_lone_surrogates_in_a_query_are_replaced(index_path: Path) -> None:
         ({"n": {"in": "abc"}}, "\"n\" in 'abc': use one of"),
         ({'a"b': 1}, "'a\"b' is not a name"),
         ({1: 1}, "where: 1 is not a name"),
+        ({"a\0b": 1}, "'a\\x00b' is not a name"),
         ({"n": {">": True}}, '"n" > True: use one of'),
         (["n"], "where=['n'] must be a dict"),
         ({"n": {"exists": "false"}}, "\"n\" exists 'false': give True"),

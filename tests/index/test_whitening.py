@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from indexes import QUIET, ids_of, run_sql, scores_of, texts_of
 from numpy.typing import NDArray
-from operations import documents, texts
+from operations import make_documents, make_texts
 from oracle import unit_rows
 from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
 from sentence_transformers import SentenceTransformer
@@ -37,7 +37,7 @@ QUERIES = ["cat ship", "gold", "moon rain king"]
 
 def whitened(path: Path, input: Any = None, **options: Any) -> Index:
     """An index of 300 documents, or of others."""
-    given_input = documents(300) if input is None else input
+    given_input = make_documents(300) if input is None else input
     return Index.build(MODEL, given_input, path, whiten=True, **QUIET, **options)
 
 
@@ -93,16 +93,16 @@ def export_vectors(index: Index) -> Array:
 
 
 def test_vectors_are_those_of_a_float64_reference(index_path: Path) -> None:
-    reference = WhiteningInFloat64(texts_of(documents(300)))
+    reference = WhiteningInFloat64(texts_of(make_documents(300)))
     index = whitened(index_path)
     check_searches(index, reference)
     assert str(index.info()["whitening"]).startswith("whiten:power=0.25,texts=")
 
 
 def test_what_is_added_is_whitened_alike(index_path: Path) -> None:
-    reference = WhiteningInFloat64(texts_of(documents(300)))
+    reference = WhiteningInFloat64(texts_of(make_documents(300)))
     index = whitened(index_path)
-    index.add(texts(30, 7), **QUIET)
+    index.add(make_texts(30, 7), **QUIET)
     index.upsert([Document("gold gold king", "d7")], **QUIET)
     index.delete(["d3"])
     check_searches(index, reference)
@@ -158,7 +158,7 @@ def test_few_texts_allow_less(
     extent: str | None,
 ) -> None:
     caplog.set_level(logging.WARNING)  # it was asked for
-    distinct_texts = list(dict.fromkeys(texts(400)))[:count]
+    distinct_texts = list(dict.fromkeys(make_texts(400)))[:count]
     index = whitened(index_path, distinct_texts)
     assert str(index.info()["whitening"]).startswith(str(extent))
     assert ("too few different texts" in caplog.text) == (count < 100)
@@ -180,7 +180,7 @@ def changed_index(
     """An index without most of the documents that it was fitted on, and its tolerance."""
     factory, parameters, tolerance = request.param
     index = whitened(index_path, factory=factory, parameters=parameters)
-    index.add(texts(30, 7), **QUIET)
+    index.add(make_texts(30, 7), **QUIET)
     index.delete([f"d{number}" for number in range(100)])
     return index, tolerance
 
@@ -213,14 +213,14 @@ def test_compact_gives_the_raw_vectors_back(changed_index: tuple[Index, float]) 
 def test_inner_products_are_whitened(index_path: Path) -> None:
     model = tiny_model()
     model.similarity_fn_name = "dot"
-    index = Index.build(model, documents(300), index_path, whiten=True, **QUIET)
+    index = Index.build(model, make_documents(300), index_path, whiten=True, **QUIET)
     index.compact(whiten=False)
     raw_vectors = model.encode_document(texts_of(index), show_progress_bar=False)
     assert np.abs(export_vectors(index) - raw_vectors).max() < 1e-5
 
 
 def test_hybrid_and_conditions_use_whitened_vectors(index_path: Path) -> None:
-    reference = WhiteningInFloat64(texts_of(documents(300)))
+    reference = WhiteningInFloat64(texts_of(make_documents(300)))
     index = whitened(index_path)
     results = index.search("cat ship", 30, where={"n": {"<": 40}}, explain=True)
     (query_vector,) = reference.queries(["cat ship"])
@@ -236,7 +236,7 @@ def test_passages_are_whitened(
     tmp_path: Path,
     mini: SentenceTransformer,
 ) -> None:
-    long_texts = [" ".join(texts(6, seed)) + "." for seed in range(60)]
+    long_texts = [" ".join(make_texts(6, seed)) + "." for seed in range(60)]
     index = Index.build(mini, long_texts, tmp_path / "index", passages="12:2", **QUIET)
     vectors = export_vectors(index)
     table = pd.read_parquet(tmp_path / "vectors.parquet")
@@ -253,9 +253,9 @@ def test_passages_are_whitened(
 
 
 def test_a_corpus_is_whitened(tmp_path: Path) -> None:
-    encode_corpus(MODEL, documents(300), tmp_path / "corpus", part_size=70, **QUIET)
+    encode_corpus(MODEL, make_documents(300), tmp_path / "corpus", part_size=70, **QUIET)
     index = whitened(tmp_path / "index", tmp_path / "corpus")
-    check_searches(index, WhiteningInFloat64(texts_of(documents(300))))
+    check_searches(index, WhiteningInFloat64(texts_of(make_documents(300))))
 
 
 def test_exports_say_what_was_done(tmp_path: Path) -> None:
@@ -311,16 +311,18 @@ def test_a_damaged_whitening_is_not_used(
 
 
 def test_an_index_without_a_whitening_gets_one(index_path: Path) -> None:
-    index = Index.build(MODEL, documents(300), index_path, **QUIET)
+    index = Index.build(MODEL, make_documents(300), index_path, **QUIET)
     assert index.info()["whitening"] is None
     index.compact(whiten=True)
-    check_searches(index, WhiteningInFloat64(texts_of(documents(300))))
+    check_searches(index, WhiteningInFloat64(texts_of(make_documents(300))))
     index.verify()
 
 
 def test_a_replaced_index_has_no_whitening_of_the_one_before(index_path: Path) -> None:
     whitened(index_path).close()
-    index = Index.build(MODEL, documents(300), index_path, whiten=False, overwrite=True, **QUIET)
+    index = Index.build(
+        MODEL, make_documents(300), index_path, whiten=False, overwrite=True, **QUIET
+    )
     assert index.info()["whitening"] is None
     index.verify()
 
@@ -349,10 +351,10 @@ def test_another_models_index_is_not_whitened_by_this_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also not one that takes its place while the call waits for its turn."""
-    index = Index.build(MODEL, documents(120), index_path, **QUIET)
+    index = Index.build(MODEL, make_documents(120), index_path, **QUIET)
 
     def replace_and_change(store: Store) -> AbstractContextManager[IndexWriter]:
-        Index.build(tiny_model(1), documents(110), index_path, overwrite=True, **QUIET)
+        Index.build(tiny_model(1), make_documents(110), index_path, overwrite=True, **QUIET)
         return changing(store)
 
     with monkeypatch.context() as patch, pytest.raises(OtherModelError):

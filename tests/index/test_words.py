@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from indexes import QUIET, build, documents, ids_of, run_sql
+from indexes import QUIET, build, ids_of, make_documents, run_sql
 from ranking import all_documents, word_occurrences, words_in
 
 from st_reba.evaluation.word_scores import word_scores
@@ -41,7 +41,7 @@ def test_hostile_queries_find_no_more_than_their_words(
     seed: int,
 ) -> None:
     lookalikes = [Document("rain catalogue", "long"), Document("rain text", "text")]
-    index = build(index_path, [*documents(40), *lookalikes])
+    index = build(index_path, [*make_documents(40), *lookalikes])
     stored_documents = all_documents(index)
     query_vector = np.ones(16, np.float32)
     random = np.random.default_rng(seed)
@@ -99,12 +99,37 @@ def test_english_is_stemmed_and_accents_do_not_count(index_path: Path) -> None:
         ("שָׁלוֹם", "שלום"),
         ("Łódź", "lodz"),
         ("Straße", "STRASSE"),
+        ("Đà Nẵng", "da nang"),
+        ("IŞIK", "ışık"),
+        ("აბ", "ᲐᲑ"),
+        ("Donau\u00addampf\u2060schiff", "donaudampfschiff"),
+        ("葛\U000e0100城", "葛城"),
+        ("क्\u200dष", "क्ष"),
+        ("a\u0305b", "ab"),
     ],
 )
 def test_accents_of_other_scripts_do_not_count(index_path: Path, text: str, query: str) -> None:
     index = build(index_path, [f"cat {text}", f"cat {query}", "dog"])
     for either_spelling in (text, query):
         assert sorted(ids_of(index.search(either_spelling, mode="words"))) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("⚠️Warning", "warning"),
+        ("great🤔", "great"),
+        ("👍🏽ok", "ok"),
+        ("500₽", "500"),
+        ("₺750", "750"),
+        ("1️⃣ first", "1"),
+    ],
+)
+def test_symbols_are_no_part_of_words(index_path: Path, text: str, query: str) -> None:
+    """Also those that are newer than SQLite's table of characters."""
+    index = build(index_path, [f"cat {text} ❤️ step", "dog ✂️ scissors"])
+    assert ids_of(index.search(query, mode="words")) == ["0"]
+    assert not index.search("❤️", mode="words")
 
 
 def test_letters_of_their_own_stay(index_path: Path) -> None:
@@ -147,7 +172,7 @@ def test_few_weights_of_words_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_words_follow_every_change(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", documents(20))
+    index = build(tmp_path / "index", make_documents(20))
     index.add([Document("gold xylophone", "x"), Document("moon", "y")], **QUIET)
     assert ids_of(index.search("xylophone", mode="words")) == ["x"]
     index.upsert([Document("gold trombone", "x")], **QUIET)
@@ -160,7 +185,7 @@ def test_words_follow_every_change(tmp_path: Path) -> None:
 
 
 def test_words_of_deleted_documents_leave_the_disk_at_compact(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", documents(20))
+    index = build(tmp_path / "index", make_documents(20))
     index.add([Document("gold xylophone", "x")], **QUIET)
     index.delete(["x"])
     index.compact()
@@ -178,7 +203,7 @@ def test_an_index_without_documents_has_no_words(tmp_path: Path) -> None:
 
 
 def test_an_index_in_the_place_of_another_has_its_own_words(index_path: Path) -> None:
-    index = build(index_path, documents(20))
+    index = build(index_path, make_documents(20))
     build(index_path, ["king trombone"], overwrite=True)
     assert index.search("gold", mode="words") == []
     assert ids_of(index.search("trombone", mode="words")) == ["0"]

@@ -25,6 +25,7 @@ from st_reba.modules.mask_check import (
 )
 from st_reba.modules.masks import MASKS, declare_mask
 from st_reba.modules.nosink import LayerMasks, NoSinkTransformer, apply_mask
+from st_reba.modules.passes import LayerMask
 from st_reba.modules.second import RepeatedLayers
 from st_reba.modules.settings import SETTINGS, LayerPlan, plan_layers
 
@@ -425,7 +426,7 @@ def test_the_check_runs_tokens_enough_to_tell_a_declared_mask_from_others(
 
     def forget_the_window(self: Any, module: Any, native_mask: Any, is_causal: bool) -> Any:
         MASK_FOR_LAYER(self, module, native_mask, is_causal)
-        return native_mask, is_causal, False
+        return LayerMask(native_mask, is_causal, False)
 
     monkeypatch.setattr(LayerMasks, "mask_for_layer", forget_the_window)
     with pytest.raises(ValueError, match="running as window-6: its token 6 sees token 0"):
@@ -446,7 +447,7 @@ def test_m_is_an_option_where_a_mask_hides_the_sink(
 def mask_of_lower_layers(self: Any, module: Any, native_mask: Any, is_causal: bool) -> Any:
     """As if the topmost layer asked for no mask."""
     if module.layer_idx == 5:
-        return native_mask, is_causal, False
+        return LayerMask(native_mask, is_causal, False)
     return MASK_FOR_LAYER(self, module, native_mask, is_causal)
 
 

@@ -47,7 +47,7 @@ def test_outputs_are_the_mean_over_layers(
     first_layer: int,
     last_layer: int,
 ) -> None:
-    """The layers above the highest are cut off; Gemma's outputs pass a norm, and count before and behind it."""
+    """The layers above the highest are cut off; Gemma's outputs pass a norm, and count before and after it."""
     path = base(base_name)
     model: Any = build(path, "prompteol", read="attention", layer=read_layers)
     watch_attention(model[0].model)  # which is watched already

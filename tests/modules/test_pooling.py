@@ -41,7 +41,7 @@ CASES: list[tuple[tuple[str, str], dict[str, Any], Pieces, dict[str, bool]]] = [
         (None, None, " 又"),
         SPECIAL,
     ),
-    # Windows alone, sinks, hooks in place of the attention interface, the embedded model.
+    # Windows alone, sinks, hooks in place of the attention interface, the bundled model.
     (("gemma3_text", "bos"), {}, TWO_COPIES, {}),
     (("gpt_oss", "bos"), {}, TWO_COPIES, {}),
     (("bloom", "bos"), {}, TWO_COPIES, {}),

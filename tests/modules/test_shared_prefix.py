@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -103,7 +103,7 @@ QUICK = [
 
 
 @pytest.fixture(autouse=True)
-def _no_stage_is_too_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+def _stages_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(shared_prefix.STAGE_COST, "cpu", 1)
 
 
@@ -156,7 +156,7 @@ def test_a_prefix_may_be_of_any_length(base: Base, base_name: str, prefix_length
 
 
 def test_what_is_shared_is_computed_once(base: Base) -> None:
-    """The prefix once a batch, each text once behind it, and every question behind texts of one length."""
+    """The prefix once per batch, each text once after it, and every question after texts of one length."""
     model: Any = build(base("llama"), "prompteol", template=QUESTIONS[:2])
     row_layouts = model[0].row_layouts()
     token_lists = model[0].tokenize_content(TEXTS)["input_ids"]
@@ -200,17 +200,30 @@ def replace_data(weight: torch.nn.Parameter) -> None:
     weight.data = weight.data + 0.1
 
 
+def add_to_data(weight: torch.nn.Parameter) -> None:
+    """Without a trace in the weight."""
+    weight.data.add_(0.1)
+
+
 @pytest.mark.parametrize("template", [QUESTION, QUESTIONS])
-@pytest.mark.parametrize("change_weight", [add_in_place, replace_data])
+@pytest.mark.parametrize(
+    ("change_weight", "without_gradients"),
+    [
+        (add_in_place, torch.inference_mode),
+        (replace_data, torch.inference_mode),
+        (add_to_data, torch.no_grad),
+    ],
+)
 def test_a_prefix_runs_again_where_weights_have_changed(
     base: Base,
     change_weight: Callable[[torch.nn.Parameter], None],
+    without_gradients: Callable[[], AbstractContextManager[None]],
     template: Any,
 ) -> None:
     """Without a change of mode between two batches."""
     model: Any = build(base("llama"), "prompteol", template=template).eval()
     features = dict(model[0].preprocess(TEXTS))
-    with torch.no_grad():
+    with without_gradients():
         original_states = model[0](features)["token_embeddings"]
         change_weight(model[0].model.layers[0].self_attn.k_proj.weight)
         changed_states = model[0](features)["token_embeddings"]
@@ -227,10 +240,10 @@ def test_positions_are_counted_as_they_are_computed(base: Base, template: Any) -
     model: Any = build(base("llama"), "prompteol", template=template)
     with counted_positions(model) as passes:
         encode_texts(model, texts)
-    _, *passes_behind_prefix = passes
-    assert sum(computed_positions(model[0], texts, {})) == sum(passes_behind_prefix)
+    _, *passes_after_prefix = passes
+    assert sum(computed_positions(model[0], texts, {})) == sum(passes_after_prefix)
     assert sum(input_lengths(model[0], texts, {}, is_batched=True).positions) > sum(
-        passes_behind_prefix
+        passes_after_prefix
     )
     with whole_rows(), counted_positions(model) as passes:
         encode_texts(model, texts)
@@ -259,7 +272,7 @@ def random_texts(random_state: Random) -> list[str]:
 
 
 @pytest.mark.parametrize("template_index", range(len(TEMPLATES)))
-def test_passes_see_what_is_counted_a_prefix_a_batch_and_bounded_padding(
+def test_passes_see_what_is_counted_a_prefix_per_batch_and_bounded_padding(
     base: Base, template_index: int
 ) -> None:
     template = TEMPLATES[template_index]
@@ -268,10 +281,8 @@ def test_passes_see_what_is_counted_a_prefix_a_batch_and_bounded_padding(
     row_layouts = model[0].row_layouts()
     prefixes = {prefix_of(row_layout) for row_layout in row_layouts}
     prefix_lengths = [len(prefix) for prefix in prefixes]
-    lengths_behind = [
-        row_layout.overhead - len(prefix_of(row_layout)) for row_layout in row_layouts
-    ]
-    question_padding = len(lengths_behind) * max(lengths_behind) - sum(lengths_behind)
+    later_lengths = [row_layout.overhead - len(prefix_of(row_layout)) for row_layout in row_layouts]
+    question_padding = len(later_lengths) * max(later_lengths) - sum(later_lengths)
     random_state = Random(template_index)
     for _ in range(3):
         texts = random_texts(random_state)
@@ -427,6 +438,12 @@ def test_one_text_shares_with_its_own_questions(
     with counted_positions(model) as passes:
         encoded(model, TEXTS[3:])
     assert len(passes) == 2
+
+
+def test_questions_that_end_with_the_text_share_it(base: Base) -> None:
+    """All rows are equal, and no text is longer: one row of the batch is another whole."""
+    model = build(base("llama"), "prompteol", template=["Topic of: {text}", "Topic of: {reversed}"])
+    assert_close(encoded(model, ["a"] * 80), encoded(model, ["a"])[[0] * 80], TOLERANCE)
 
 
 @pytest.mark.parametrize("base_name", ["llama", "gemma3_text"])

@@ -105,7 +105,7 @@ def test_an_empty_text_is_a_special_token() -> None:
     [(False, 33), (True, 61), (False, 5), (True, 8)],
 )
 def test_long_texts_keep_every_copy(base: Base, compute_matched: bool, limit: int) -> None:
-    """Cut to ⌊(M − s) / k⌋ tokens a copy, compute-matched to half of them."""
+    """Cut to ⌊(M − s) / k⌋ tokens per copy, compute-matched to half of them."""
     path = base("llama", "bos_eos")
     text = "The river runs past the old mill and under the bridge. " * 3
     model: Any = build(
@@ -174,7 +174,7 @@ def test_the_cut_is_reported_once(base: Base, caplog: pytest.LogCaptureFixture) 
     assert "was cut to" not in caplog.text
     for _ in range(2):
         token_ids = features_of(model, ["x", long_text])["input_ids"][1]
-        assert caplog.text.count("was cut to 7 a copy") == 1
+        assert caplog.text.count("was cut to 7 per copy") == 1
     assert token_ids[-1] == model[0].tokenize_content([long_text])["input_ids"][0][0]
 
 
@@ -262,7 +262,7 @@ MAX_LINES_OF_REBA = 1500
 MAX_LINES_WITH_MASKS = 1850
 SECTIONS_OF_ALL = ["layout", "extensions", "passes", "transformer"]
 REBA_SECTIONS = "attention blocks capture pooling"
-# The sections of that file behind those of all files.
+# The sections of that file after those of all files.
 SECTIONS: dict[tuple[str, str], str] = {
     ("llama", "reba mean"): REBA_SECTIONS,
     ("llama", "reba template"): f"templates {REBA_SECTIONS}",

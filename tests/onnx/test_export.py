@@ -75,7 +75,7 @@ def load_graph(folder: Path, name: str, **options: Any) -> Any:
 
 @pytest.fixture(scope="module", params=slow_but(["echo", "reba"], "echo"))
 def exported_model(request: Any, base: Base, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """Three copies, one layer (tracing takes its time), with a dense layer behind the pooling."""
+    """Three copies, one layer (tracing takes its time), with a dense layer after the pooling."""
     model = build(
         base("gpt2"),
         request.param,

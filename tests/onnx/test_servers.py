@@ -1,4 +1,4 @@
-"""An exported graph as OpenSearch and Vespa run it: one text a call, their inputs, and each of their poolings."""
+"""An exported graph as OpenSearch and Vespa run it: one text per call, their inputs, and each of their poolings."""
 
 from __future__ import annotations
 

@@ -98,6 +98,7 @@ def test_nan_is_no_answer() -> None:
     ("body", "status", "field"),
     [
         ({"input": 1}, 400, "input"),
+        ({"input": [True]}, 400, "input"),
         ({"input": "a", "dimensions": 193}, 400, "dimensions"),
         (b"", 400, None),
         ({"input": "a " * 90}, 422, "input"),

@@ -125,11 +125,11 @@ def test_token_ids_name_the_remedy() -> None:
             "output_dimension": 64,
             "encoding_format": "float",
         },
-        {
+        {  # LangChain's, LiteLLM's
             "encoding_format": "base64",
             "dimensions": None,
             "user": "u",
-        },  # LangChain's, LiteLLM's
+        },
     ],
 )
 def test_fields_of_widely_used_clients_pass(fields: dict[str, Any]) -> None:

@@ -137,7 +137,7 @@ class NER(TaskKind):
         return text_spans
 
     def evidence(self, task: Task, vectors: Vectors) -> Evidence:
-        """Entities of each sentence that are right, predicted and expected; vectors are a row a word."""
+        """Entities of each sentence that are right, predicted and expected; vectors have one row per word."""
         get_entities = required("seqeval.metrics.sequence_labeling", "evaluation").get_entities
         ends = np.cumsum(list(map(len, _words_of_texts(task))))
         rows_of_text = np.split(vectors, ends[:-1])
