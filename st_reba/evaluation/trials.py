@@ -184,10 +184,10 @@ class Trials:
                 last_layer = method.read_layers(self.depth)[1]
                 cost = positions * last_layer / (self.plain_positions * self.depth)
                 for filter_kind in self.filter_kinds:
-                    evidence = self.items.score(
+                    item_scores = self.items.score(
                         vectors_by_role, filter_kind, self.base_model.device
                     )
-                    candidates.append(Candidate(method, filter_kind, cost, evidence))
+                    candidates.append(Candidate(method, filter_kind, cost, item_scores))
         return candidates
 
     def pass_key(self, methods: Sequence[Method]) -> str:
