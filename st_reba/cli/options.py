@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,3 +38,24 @@ TextColumn = Annotated[
     str | None, Option(metavar="NAME", help="Column of the text. [default: text, content, …]")
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="Folder of the index.")]
+MovedModel = Annotated[
+    str | None, Option(metavar="MODEL", help="Saved model, if it is no longer where it was.")
+]
+TextEncoding = Annotated[
+    str | None,
+    Option(
+        "--encoding", metavar="NAME", help="Encoding of text files and of stdin. [default: UTF-8]"
+    ),
+]
+WithoutTokens = Annotated[
+    bool, Option("--no-tokens", help="Leave tokens out of whitened vectors, which saves space.")
+]
+
+
+def refuse_options(output_name: str, refused_options: Mapping[str, object]) -> None:
+    """Refuse options that were given, by name and value, because they do not go with an output."""
+    for option, value in refused_options.items():
+        if value:
+            given = option if value is True else f"{option} {value}"
+            raise ValueError(f"{given} does not go with {output_name}")

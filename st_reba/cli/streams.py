@@ -17,6 +17,7 @@ from .. import progress
 CLOSED_PIPE = 141
 # The step in which a command imports torch and its other packages.
 STARTING = "Starting"
+STANDARD_INPUT = "standard input"
 
 
 class ClosedOutput(io.TextIOBase):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import st_reba
 from st_reba.cli import app, main
-from st_reba.cli.vectors import parse_where
+from st_reba.cli.search import parse_where
 from st_reba.corpus import Corpus
 
 RECORDS = [
@@ -64,7 +64,10 @@ def bread_file(tmp_path: Path) -> Path:
 
 def invoke(*arguments: object, input: str = "") -> Result:
     stream = io.BufferedReader(io.BytesIO(input.encode()))  # type: ignore[arg-type]
-    with patch("st_reba.cli.vectors.standard_input", return_value=stream):
+    with (
+        patch("st_reba.cli.vectors.standard_input", return_value=stream),
+        patch("st_reba.cli.search.standard_input", return_value=stream),
+    ):
         return CliRunner().invoke(app, list(map(str, arguments)), standalone_mode=False)
 
 
