@@ -75,7 +75,7 @@ def _reasons_against(
     model: SentenceTransformer, transformer: RepeatTransformer, task: GraphTask
 ) -> Iterator[str]:
     base = transformer.model
-    if transformer.rows > 1:
+    if transformer.template_count > 1:
         yield "runs several templates for a text, and a graph holds one. Give one template"
     if any(map(reverses_text, transformer.templates[0].values())):
         yield "reverses a text's words before they are tokenized, which no graph can. Give a template with {text}"

@@ -26,9 +26,9 @@ MutableOptions: TypeAlias = dict[str, Any]
 METHODS = {
     "reba": "Backward attention over a repeated text (ReBA, section 3).",
     "echo": "The last copy of a repeated text (Echo, section 3).",
-    "classical": "The text once (the baseline of all three papers).",
+    "classical": "The text is read once (the baseline of all three papers).",
     "prompteol": "The very last position of a prompt that asks for one word (Echo, section 4.2 and appendix D).",
-    "nosink": "The text once, through layers whose masks are changed (NoSink, section 3).",
+    "nosink": "The text is read once, with changed attention masks (NoSink, section 3).",
 }
 # The default: on real bases, the best of the methods that need neither texts nor numbers
 # (docs/results).

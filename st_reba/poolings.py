@@ -194,13 +194,12 @@ class BackwardAttentionSpec(PoolingSpec):
             return [*lines, f"{weighted_mean}, a_t = {self.authors_weights}"]
         summed = "all positions" if options.include_special else "the content positions"
         if options.chunk is None:
-            lines.append(
-                f"e_i   = Σ_t A^new[p, t] · v_t over {summed} t ≥ p of all copies, p that of token i in copy 1"
-            )
+            lines.append(f"e_i   = Σ_t A^new[p_i, t] · v_t over {summed} t ≥ p_i,")
+            lines.append("        p_i the position of token i in copy 1")
         else:
-            token_sum = f"A^new[p, p] · v_i + Σ_t A^new[p, t] · v'_t over {summed} t > p"
+            token_sum = f"A^new[p_i, p_i] · v_i + Σ_t A^new[p_i, t] · v'_t over {summed} t > p_i"
             lines.append(f"e_i   = {token_sum} of the piece's own run,")
-            lines.append("        v' its hidden states, p the place of token i in its copy 1")
+            lines.append("        v' its hidden states, p_i the position of token i in its copy 1")
         if options.normalize_weights:
             lines.append("        the weights of each e_i divided by their sum")
         return [*lines, self.formula]

@@ -184,8 +184,10 @@ def _transformer_for_words(model: SentenceTransformer) -> RepeatTransformer:
         raise ValueError(
             "The model keeps its base's own input. Build it with st_reba.build(…, pooling=…)."
         )
-    if transformer.rows > 1:
-        raise ValueError(f"The model makes {transformer.rows} rows of a text. Use one template.")
+    if transformer.template_count > 1:
+        raise ValueError(
+            f"The model makes {transformer.template_count} rows of a text. Use one template."
+        )
     if any(map(reverses_text, transformer.templates[0].values())):
         raise ValueError(
             "The model reads a text with its words reversed. Use a template with {text}."

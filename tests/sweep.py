@@ -45,7 +45,7 @@ REFUSALS = {
     "looks both ways": "looks both ways",
     "is an encoder-decoder": "is an encoder-decoder",
     "attends to more keys than tokens": "attends to more keys than tokens|mask of shape .* cannot be changed",
-    "selects keys in a way of its own": "passes an unknown|chooses? (its|their) keys by an indexer",
+    "selects keys in a way of its own": "which is not supported|chooses? (its|their) keys by an indexer",
     "is not a single stack of layers": "not a single stack of layers",
     "sees padding": "when a text is padded",
     "cannot run with a mask of another shape": "cannot run it: ",

@@ -89,7 +89,7 @@ def test_a_pass_reads_once_and_stays_on_its_device(
     first_layer = layers_of(model[0].model)[0]
     with torch.inference_mode(), ReadCounter(first_layer) as counter:
         vectors = model(dict(features))["sentence_embedding"]
-    assert len(counter.operators) in expected_read_counts(name, model[0].rows), (
+    assert len(counter.operators) in expected_read_counts(name, model[0].template_count), (
         "the host waited inside the pass"
     )
     assert set(counter.operators) <= {"is_nonzero"}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..encode import saved_prompt
 from ..modules.attention import install_attention
-from ..modules.blocks import ScoreTerms, attend
+from ..modules.blocks import ScoreTerms, attend_in_blocks
 from ..modules.masks import MASKS
 from ..modules.nosink import LayerMasks
 from ..modules.passes import ForwardPass
@@ -89,8 +89,8 @@ def attention_maps(
         raise ValueError(
             f"Attention maps need a model from st_reba.build, not {type(transformer).__name__}."
         )
-    if transformer.rows > 1:
-        raise ValueError(f"Each text is in {transformer.rows} templates. Build with one.")
+    if transformer.template_count > 1:
+        raise ValueError(f"Each text is in {transformer.template_count} templates. Build with one.")
     if prompt is None:
         prompt = saved_prompt(model)
     features = transformer.preprocess([text], prompt=prompt, **kwargs)
@@ -109,7 +109,7 @@ def attention_maps(
 
 
 class AttentionRecorder:
-    """A hook and attention reader that keeps the attention of each layer, mean over heads.
+    """A hook and attention observer that keeps the attention of each layer, mean over heads.
 
     Args:
         length: Number of tokens T.
@@ -131,7 +131,7 @@ class AttentionRecorder:
             raise ValueError(f"{type(forward_pass.model).__name__} shows no attention.")
         if isinstance(forward_pass.masks, LayerMasks):
             self.masks = forward_pass.masks
-        forward_pass.attention_reader = self
+        forward_pass.observer = self
 
     def after_layers(self, forward_pass: ForwardPass, hidden_states: Tensor) -> Tensor:
         """Leave the hidden states as they are."""
@@ -163,7 +163,7 @@ class AttentionRecorder:
             block = probabilities[0].mean(dim=0, dtype=torch.float32).cpu()
             matrix[start : start + block.shape[0], : block.shape[1]] = block
 
-        output = attend(query, key, value, terms, keep_block)
+        output = attend_in_blocks(query, key, value, terms, keep_block)
         layer_matrix = matrix[: self.length, : self.length].numpy()
         former_runs = [layer_map.layer for layer_map in self.layer_maps].count(layer_index)
         self.layer_maps.append(LayerMap(layer_index, mask_name, layer_matrix, former_runs + 1))

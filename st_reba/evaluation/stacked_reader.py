@@ -63,8 +63,8 @@ class StackedReader:
             layer = index + 1
             if layer in self.layers:
                 layer_states.append(hidden_states)
-                if isinstance(forward_pass.attention_reader, BackwardAttention):
-                    self.keep_backward(layer, forward_pass.attention_reader)
+                if isinstance(forward_pass.observer, BackwardAttention):
+                    self.keep_backward(layer, forward_pass.observer)
             if layer == self.depth and layer_states:
                 # All of them pass the final norm, which follows the layers, as rows of one batch.
                 return torch.cat(layer_states)

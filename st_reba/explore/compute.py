@@ -119,7 +119,7 @@ class Inside:
 
 def can_look(model: SentenceTransformer) -> bool:
     """Whether :func:`look` can show a model: it reads texts by one template of ours."""
-    return isinstance(model[0], RepeatTransformer) and model[0].rows == 1
+    return isinstance(model[0], RepeatTransformer) and model[0].template_count == 1
 
 
 def copies_of(model: SentenceTransformer) -> tuple[int, bool]:

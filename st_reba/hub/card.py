@@ -25,7 +25,10 @@ from .card_base import (
     Licence,
     describe_base,
     find_licence,
+    is_cut,
+    saved_prompts,
     training_section,
+    whole_dimension,
 )
 from .card_files import FolderDescription, describe_folder
 from .card_method import (
@@ -33,9 +36,6 @@ from .card_method import (
     MethodDescription,
     describe_input,
     describe_method,
-    is_cut,
-    saved_prompts,
-    whole_dimension,
 )
 
 TEMPLATE = Path(__file__).with_name("template.md")

@@ -141,6 +141,22 @@ def loading_record(transformer: RepeatTransformer) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
+def saved_prompts(model: SentenceTransformer) -> dict[str, str]:
+    """The prompts of a model that are not empty."""
+    return {name: prompt for name, prompt in model.prompts.items() if prompt}
+
+
+def whole_dimension(model: SentenceTransformer) -> int:
+    """The dimension of the vectors before `truncate_dim` cuts them."""
+    with model.truncate_embeddings(None):
+        return int(model.get_embedding_dimension() or 0)
+
+
+def is_cut(model: SentenceTransformer) -> bool:
+    """Whether `truncate_dim` cuts dimensions off."""
+    return model.truncate_dim is not None and model.truncate_dim < whole_dimension(model)
+
+
 def _plain(name: object) -> str:
     """A name in one line of a code span: a stranger's may hold anything."""
     return " ".join(str(name).replace("`", "'").split())
@@ -255,6 +271,7 @@ def training_section(model: SentenceTransformer) -> str | None:
     else:
         card_text = model._model_card_text or ""
     found_section = _TRAINING_SECTION.search(card_text)
-    if found_section is None:
+    # sentence-transformers lists versions of models that were never trained, too.
+    if found_section is None or found_section[1].startswith("### Framework Versions"):
         return None
     return found_section[1]

@@ -7,40 +7,36 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from shlex import quote
 from typing import Any, TypeAlias, cast
 
-import yaml
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 from ..encode import prompt_name_of, saved_prompt, transformer_of
 from ..methods import (
     METHODS,
-    OPTIONS,
     Method,
-    MutableOptions,
     method_of,
     open_fields,
-    write_value,
 )
 from ..modules import (
+    AuthorsReBAPooling,
     ChunkedReBAPooling,
     PromptEnsemble,
     QueryShift,
     TokenPart,
 )
-from ..modules.layout import TASKS, empty_text_token, special_tokens
+from ..modules.layout import TASKS, empty_text_token, reverses_text, special_tokens
 from ..modules.masks import MASKS
 from ..modules.nosink import NoSinkTransformer
 from ..modules.transformer import RepeatTransformer
-from ..named_base import KWARGS_OPTIONS
 from ..poolings import POSITIONS
-from .card_base import BaseDescription, loading_record
+from .card_base import BaseDescription, is_cut, saved_prompts
+from .card_recipe import describe_options, python_options_of, settings_of, written_recipe
 
 # Of a field that gets its value with the text.
 _ANY_VALUE = "…"
-_IN_FRONT = "before all else but the special tokens"
 _TASK_WORDS = {
     "document": "a document",
     "query": "a query",
@@ -48,6 +44,14 @@ _TASK_WORDS = {
 }
 
 Templates: TypeAlias = "dict[str, list[str]]"
+
+# Where each method comes from.
+_SOURCES = {
+    "reba": "section 3 of the ReBA paper",
+    "echo": "section 3 of the Echo paper",
+    "prompteol": "the PromptEOL paper",
+    "nosink": "section 3 of the NoSink paper",
+}
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,13 @@ class InputDescription:
 
     Args:
         copy_count: Copies of a text, or of each of its pieces.
-        row_count: Inputs that a text makes: one for each template.
+        template_count: Templates that each text is put into, one input each.
         chunk_length: The most tokens of a piece; None: the text is not cut into pieces.
+        repeats_last_chunk_only: Only the last piece of a text is read again.
+        is_of_base: The base's own sentence-transformers model makes the input.
         templates: The templates of each task, with ``{names}`` where something is put in.
         is_bare: No template stands around the text.
+        tokenization: How a text becomes its copies, in sentences; empty: as the base has it.
         layout_lines: What stands before, between and after the copies, in sentences.
         document_arguments, query_arguments: What ``encode_document`` and ``encode_query`` need for
             fields, as code.
@@ -85,10 +92,13 @@ class InputDescription:
     """
 
     copy_count: int
-    row_count: int
+    template_count: int
     chunk_length: int | None
+    repeats_last_chunk_only: bool
+    is_of_base: bool
     templates: Templates
     is_bare: bool
+    tokenization: str
     layout_lines: list[str]
     document_arguments: str
     query_arguments: str
@@ -108,9 +118,11 @@ class MethodDescription:
 
     Args:
         method: As it was built; None: its modules were put together by hand.
-        summary: The method in one sentence.
+        summary: The method in a few words.
+        source: The paper that it comes from, or a part of it; None: it has no paper of its own.
         states: What v_t is.
         uses_attention: The formula names the attention A.
+        uses_content_positions: The formula names content positions.
         formula: Lines, from v_t to the vector.
         masks: The masks of the layers, in runs.
         mask_descriptions: What a token sees, by the mask's name.
@@ -125,8 +137,10 @@ class MethodDescription:
 
     method: Method | None
     summary: str
+    source: str | None
     states: str
     uses_attention: bool
+    uses_content_positions: bool
     formula: list[str]
     masks: str
     mask_descriptions: Mapping[str, str]
@@ -158,11 +172,6 @@ def written_templates(transformer: RepeatTransformer) -> Templates:
     return templates
 
 
-def saved_prompts(model: SentenceTransformer) -> dict[str, str]:
-    """The prompts of a model that are not empty."""
-    return {name: prompt for name, prompt in model.prompts.items() if prompt}
-
-
 def fields_given_with_texts(model: SentenceTransformer, task: str) -> list[str]:
     """The fields of a task's templates that get their values with each text.
 
@@ -182,17 +191,6 @@ def filled_fields(model: SentenceTransformer, task: str) -> dict[str, str]:
     return values
 
 
-def whole_dimension(model: SentenceTransformer) -> int:
-    """The dimension of the vectors before `truncate_dim` cuts them."""
-    with model.truncate_embeddings(None):
-        return int(model.get_embedding_dimension() or 0)
-
-
-def is_cut(model: SentenceTransformer) -> bool:
-    """Whether `truncate_dim` cuts dimensions off."""
-    return model.truncate_dim is not None and model.truncate_dim < whole_dimension(model)
-
-
 def describe_input(model: SentenceTransformer) -> InputDescription:
     """Describe where a text stands in the input of a model of this package."""
     transformer = transformer_of(model)
@@ -201,16 +199,21 @@ def describe_input(model: SentenceTransformer) -> InputDescription:
     is_bare = all(template == bare_template for template in templates.values())
     copy_count = transformer.copies
     chunk_length = None
+    repeats_last_chunk_only = False
     for module in model:
         if isinstance(module, ChunkedReBAPooling):
             copy_count = module.repeats
             chunk_length = module.chunk
+            repeats_last_chunk_only = module.pooling == "last"
     return InputDescription(
         copy_count=copy_count,
-        row_count=transformer.rows,
+        template_count=transformer.template_count,
         chunk_length=chunk_length,
+        repeats_last_chunk_only=repeats_last_chunk_only,
+        is_of_base=transformer.own_input,
         templates=templates,
         is_bare=is_bare,
+        tokenization=_describe_tokenization(transformer, is_bare=is_bare),
         layout_lines=list(_layout_lines(model, templates, is_bare=is_bare)),
         document_arguments=_written_arguments(model, "document"),
         query_arguments=_written_arguments(model, "query"),
@@ -232,6 +235,44 @@ def _written_arguments(model: SentenceTransformer, task: str) -> str:
     return written_arguments
 
 
+def _describe_tokenization(transformer: RepeatTransformer, *, is_bare: bool) -> str:
+    """How a text becomes its copies; with the whole row, where no template stands around them."""
+    if transformer.own_input:
+        return ""
+    tokens_before, tokens_after = special_tokens(transformer.text_tokenizer)
+    has_rows = transformer.template_count > 1
+    parts = [] if is_bare else ["the templates" if has_rows else "the template"]
+    parts.append("any prompt")
+    if tokens_before or tokens_after:
+        parts.append("the special tokens")
+    apart = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
+    copy_count = transformer.copies
+    times = {1: "once", 2: "twice"}.get(copy_count, f"{copy_count} times")
+    subject = "It stands" if _has_reversed_text(transformer) else "Its token ids stand"
+    place = f"{times} in each input" if has_rows else f"{times} in the input"
+    sentence = f"A text of n tokens is tokenized separately from {apart}. {subject} {place}"
+    if not is_bare:
+        return f"{sentence}."
+    row = ["the text"]
+    if copy_count > 1:
+        row = [f"copy {number}" for number in range(1, copy_count + 1)]
+    if copy_count > 3:
+        row[2:-1] = ["…"]
+    if tokens_before:
+        row.insert(0, _token_list(transformer, tokens_before))
+    if tokens_after:
+        row.append(_token_list(transformer, tokens_after))
+    return f"{sentence}{': ' + ', '.join(row) if len(row) > 1 else ''}."
+
+
+def _has_reversed_text(transformer: RepeatTransformer) -> bool:
+    return any(
+        reverses_text(template)
+        for row_templates in transformer.templates
+        for template in row_templates.values()
+    )
+
+
 def _layout_lines(
     model: SentenceTransformer, templates: Templates, *, is_bare: bool
 ) -> Iterator[str]:
@@ -242,15 +283,38 @@ def _layout_lines(
     yield _special_token_line(transformer)
     if not is_bare:
         yield from _template_lines(templates)
+    if _has_reversed_text(transformer):
+        yield "`{reversed}` is the text with its words (in Chinese, its characters) in reverse order."
     encoder = _encoder_with_prompt_in_front(transformer)
-    if encoder is not None and transformer.pooled != "all":
-        sentence = f"A prompt that is given to `{encoder}` stands {_IN_FRONT}"
-        yield f"{sentence}; it is seen, and not pooled."
+    if encoder is not None:
+        yield f"A prompt given to `{encoder}` comes {_place_in_front(transformer)}{_pooling_of_prompt(model)}."
     for prompt_name, prompt in saved_prompts(model).items():
         prompt_position = _prompt_position(transformer, _tasks_of_prompt(model, prompt_name))
         is_default = prompt_name == model.default_prompt_name
         by_default = ", the default" if is_default else ""
         yield f"Prompt `{prompt_name}`{by_default}, {prompt_position}: `{quoted(prompt)}`."
+
+
+def _place_in_front(transformer: RepeatTransformer) -> str:
+    """Where a prompt stands for which the template has no place."""
+    tokens_before, _ = special_tokens(transformer.text_tokenizer)
+    if tokens_before:
+        return f"right after {_token_list(transformer, tokens_before)}"
+    return "at the very start of the input"
+
+
+def _pooling_of_prompt(model: SentenceTransformer) -> str:
+    """What the pooling does with a prompt in front of the input, to follow its place."""
+    modules = list(model)
+    if any(isinstance(module, AuthorsReBAPooling) for module in modules):
+        return ", and is pooled as all positions are"
+    if transformer_of(model).pooled == "all":
+        return ""
+    sentence = ". It is part of the input, but it is not pooled"
+    for index, module in enumerate(modules):
+        if isinstance(module, Pooling):
+            return f"{sentence}; `include_prompt` in {index}_Pooling/config.json has no effect"
+    return sentence
 
 
 def _encoder_with_prompt_in_front(transformer: RepeatTransformer) -> str | None:
@@ -278,9 +342,10 @@ def _prompt_position(transformer: RepeatTransformer, tasks: Sequence[str]) -> st
     have_field = ["instruction" in transformer.fields(task) for task in tasks]
     if all(have_field):
         return "where the template has `{instruction}`"
+    place_in_front = _place_in_front(transformer)
     if any(have_field):
-        return f"where a template has `{{instruction}}`, and else {_IN_FRONT}"
-    return _IN_FRONT
+        return f"where a template has `{{instruction}}`, otherwise {place_in_front}"
+    return place_in_front
 
 
 def _special_token_line(transformer: RepeatTransformer) -> str:
@@ -289,7 +354,11 @@ def _special_token_line(transformer: RepeatTransformer) -> str:
         return "The tokenizer adds no special tokens."
     names_before = _token_list(transformer, tokens_before)
     names_after = _token_list(transformer, tokens_after)
-    return f"The tokenizer puts {names_before} before the input, and {names_after} after it."
+    if not tokens_after:
+        return f"The tokenizer starts the input with {names_before} and adds nothing at its end."
+    if not tokens_before:
+        return f"The tokenizer ends the input with {names_after} and adds nothing at its start."
+    return f"The tokenizer starts the input with {names_before} and ends it with {names_after}."
 
 
 def _template_lines(templates: Templates) -> Iterator[str]:
@@ -325,8 +394,6 @@ def _limits_of(model: SentenceTransformer, task: str, subject: str) -> TaskLimit
 
 def _token_list(transformer: RepeatTransformer, token_ids: Sequence[int]) -> str:
     names = transformer.text_tokenizer.convert_ids_to_tokens(list(token_ids))
-    if not names:
-        return "nothing"
     # A stranger's tokenizer may hold anything.
     written_names = ["".join(name.replace("`", "'").split()) for name in names]
     return f"`{'`, `'.join(written_names)}`"
@@ -345,91 +412,28 @@ def describe_method(model: SentenceTransformer, base: BaseDescription) -> Method
     transformer = transformer_of(model)
     method = method_of(model)
     mask_names = _mask_names(transformer)
+    formula = _formula(model, method)
     return MethodDescription(
         method=method,
-        summary=METHODS[method.name] if method else "modules put together by hand",
+        # Without the place in a paper, which comes in parentheses.
+        summary=METHODS[method.name].split(" (")[0] if method else "modules put together by hand",
+        source=_SOURCES.get(method.name) if method else None,
         states=_describe_states(model),
         uses_attention=method is not None and method.name == "reba",
-        formula=_formula(model, method),
+        uses_content_positions=any("content positions" in line for line in formula),
+        formula=formula,
         masks=_describe_masks(transformer),
         mask_descriptions={
             name: MASKS[name].description.format(m=transformer.m) for name in mask_names
         },
         looks_ahead=not all(MASKS[name].is_causal for name in mask_names),
         sink=_describe_sink(model, mask_names),
-        options=_option_help(model, method),
-        recipe=_recipe(model, base, method),
-        settings=_settings(model),
-        python_options=_python_options(transformer),
+        options=describe_options(model, method),
+        recipe=written_recipe(model, base, method),
+        settings=settings_of(model),
+        python_options=python_options_of(transformer),
         citations=_citations(method, mask_names),
     )
-
-
-def _recipe_options(model: SentenceTransformer, method: Method) -> MutableOptions:
-    """The name and the options of a method that a recipe can hold.
-
-    ``filter`` is dropped: in a model with a filter, it describes the fit and does not name a file.
-    """
-    options = method.to_dict()
-    options.pop("filter", None)
-    transformer = transformer_of(model)
-    if _has_another_length(transformer) and not transformer.own_input:
-        options["max_seq_length"] = transformer.max_seq_length
-    return options
-
-
-def _has_another_length(transformer: RepeatTransformer) -> bool:
-    """Whether ``max_seq_length`` is not what the base and the method make it."""
-    record = loading_record(transformer)
-    return bool(record) and record.get("max_seq_length") != transformer.max_seq_length
-
-
-def _settings(model: SentenceTransformer) -> list[str]:
-    settings: dict[str, object] = {}
-    if is_cut(model):
-        settings["truncate_dim"] = model.truncate_dim
-    if model.default_prompt_name in saved_prompts(model):
-        settings["default_prompt_name"] = model.default_prompt_name
-    if model.similarity_fn_name != "cosine":
-        settings["similarity_fn_name"] = str(model.similarity_fn_name)
-    return [quote(f"{name}={write_value(value)}") for name, value in settings.items()]
-
-
-def _python_options(transformer: RepeatTransformer) -> list[str]:
-    recorded_options = loading_record(transformer).get("python_options") or ()
-    python_options = [name for name in KWARGS_OPTIONS if name in recorded_options]
-    if _has_another_length(transformer) and transformer.own_input:
-        python_options.append("max_seq_length")
-    return python_options
-
-
-def _option_help(model: SentenceTransformer, method: Method | None) -> dict[str, str]:
-    if method is None:
-        return {}
-    option_help: dict[str, str] = {}
-    for option_name in _recipe_options(model, method):
-        if option_name in OPTIONS:
-            # The other choices follow a colon or semicolon.
-            option_help[option_name] = re.split("[:;]", OPTIONS[option_name])[0]
-    return option_help
-
-
-def _recipe(model: SentenceTransformer, base: BaseDescription, method: Method | None) -> str:
-    if method is None:
-        return ""
-    options = _recipe_options(model, method)
-    values = {
-        "base": base.recipe_name,
-        "revision": base.base_revision,
-        "tokenizer": base.tokenizer,
-        "quantization": base.recipe_quantization,
-        "method": options.pop("name"),
-        **options,
-        "gguf_file": base.gguf_file,
-        "prompts": saved_prompts(model),
-    }
-    stated = {name: value for name, value in values.items() if value not in (None, {})}
-    return str(yaml.safe_dump(stated, sort_keys=False, allow_unicode=True, width=120))
 
 
 def _citations(method: Method | None, mask_names: Sequence[str]) -> list[str]:
@@ -445,7 +449,7 @@ def _describe_states(model: SentenceTransformer) -> str:
     transformer = transformer_of(model)
     reading = transformer.reading
     if reading is None:
-        return "the model's last hidden state"
+        return "the model's last hidden state (after the final norm, if it has one)"
     lowest, highest = reading["first"], reading["last"]
     if reading["of"] == "attention":
         mean = f"the mean of the attention outputs of layers {lowest} to {highest}"
@@ -473,11 +477,21 @@ def _formula(model: SentenceTransformer, method: Method | None) -> list[str]:
     transformer = transformer_of(model)
     *lines, pooled = _pooling_formula(transformer, method)
     steps = [pooled, *_later_steps(model)]
-    for number, step in enumerate(steps, start=1):
-        is_last = number == len(steps)
-        symbol = "text" if is_last else "s"
-        lines.append(f"{symbol:<5} = {step}")
-    return lines
+    lines += [f"s = {step}" for step in steps[:-1]]
+    lines.append(f"vector = {steps[-1]}")
+    return _aligned(lines)
+
+
+def _aligned(lines: Sequence[str]) -> list[str]:
+    """Lines ``symbol = value`` with their first equals signs below one another, and what continues a line after it."""
+    equations = [re.match(r"(\S+) += (.*)", line) for line in lines]
+    width = max(len(equation[1]) for equation in equations if equation is not None)
+    return [
+        f"{equation[1]:<{width}} = {equation[2]}"
+        if equation is not None
+        else f"{'':<{width}}   {line.strip()}"
+        for line, equation in zip(lines, equations, strict=True)
+    ]
 
 
 def _pooling_formula(transformer: RepeatTransformer, method: Method) -> list[str]:
@@ -495,19 +509,19 @@ def _later_steps(model: SentenceTransformer) -> Iterator[str]:
     for module in model:
         if isinstance(module, PromptEnsemble):
             weights = ", ".join(f"{weight:.4g}" for weight in module.weights)
-            vectors = "s_p / |s_p|" if module.equal_norms else "s_p"
+            vectors = "s_p / ‖s_p‖₂" if module.equal_norms else "s_p"
             yield f"Σ_p w_p · {vectors}, s_p the s of template p, w = ({weights})"
         elif isinstance(module, Dense):
             yield "W s, the linear map of the filter"
         elif isinstance(module, QueryShift):
-            yield "s + q for a query, s for all else; q is a fixed vector"
+            yield "s + c for a query, s for all else; c is a fixed vector"
         elif isinstance(module, TokenPart):
             yield (
-                f"(s, √{module.share:g} · t) / √{1 + module.share:g}, t of length 1, "
+                f"(s, √{module.share:g} · u) / √{1 + module.share:g}, u of length 1, "
                 "from the mean embedding of the text's tokens"
             )
         elif isinstance(module, Normalize):
-            yield "s / |s|"
+            yield "s / ‖s‖₂"
     if is_cut(model):
         yield f"the first {model.truncate_dim} dimensions of s"
 

@@ -1,7 +1,6 @@
 """The attention function that transformers calls in every layer, registered under a name of ours.
 
-It computes what the model's own attention does, by SDPA where that can, with the masks of the
-running pass.
+It computes what the model's own attention does, by SDPA where it can, with the running pass's masks.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from .extensions import extensions
 from .layout import IS_INSTALLED, decoder_of
 from .passes import current_pass
 
-# A copy of this code, in a repository, has a name of its own: each knows its own forward passes
-# only.
+# A repository's copy of this code has a name of its own: each knows only its own forward passes.
 ATTENTION_NAME = "st_reba" if IS_INSTALLED else __name__.replace(".", "_")
 _SDPA: Any = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
 
@@ -67,11 +65,11 @@ def attention(
     for name in ("block_indices", "sinks"):
         if kwargs.get(name) is not None:
             raise ValueError(
-                f"{type(module).__name__} passes an unknown {name!r} to its attention. Use Echo."
+                f"{type(module).__name__} passes {name!r} to its attention, which is not supported. Use method 'echo'."
             )
     forward_pass = current_pass()
     masks = None if forward_pass is None else forward_pass.masks
-    reader = None if forward_pass is None else forward_pass.attention_reader
+    observer = None if forward_pass is None else forward_pass.observer
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     looks_ahead = not causal
     mask = _native_mask(attention_mask, key.shape[2])
@@ -85,26 +83,28 @@ def attention(
         layer_mask = masks.mask_for_layer(module, mask, causal)
         mask, causal = layer_mask.mask, layer_mask.is_causal
         looks_ahead = layer_mask.looks_ahead
-    causal = causal and mask is None
-    if reader is None and softcap is None and s_aux is None and position_bias is None:
+    hide_later = causal and mask is None  # a mask says itself what is hidden
+    if observer is None and softcap is None and s_aux is None and position_bias is None:
         output = _SDPA(
-            module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal
+            module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=hide_later
         )
         return output[0], None
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
-    terms = extensions.score_terms(mask, causal, scaling, softcap, s_aux, position_bias, dropout)
-    if reader is None:
+    terms = extensions.score_terms(
+        mask, hide_later, scaling, softcap, s_aux, position_bias, dropout
+    )
+    if observer is None:
         return extensions.attend_in_blocks(query, key, value, terms), None
     if looks_ahead and masks is None:
         raise ValueError(
-            f"{type(module).__name__} looks both ways: ReBA needs a causal decoder. Use 'classical'."
+            f"{type(module).__name__} looks both ways: ReBA needs a causal decoder. Use method 'classical'."
         )
     if query.shape[2] != key.shape[2]:
         raise ValueError(
             f"{type(module).__name__} attends to more keys than tokens (a cache or a learned prefix)."
         )
-    return reader.attend(query, key, value, terms, looks_ahead), None
+    return observer.attend(query, key, value, terms, looks_ahead), None
 
 
 def _native_mask(attention_mask: Tensor | None, key_count: int) -> Tensor | None:

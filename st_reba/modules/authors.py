@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .capture import Capture
 from .layout import Features, Span, published
-from .pooling import ReBAPooling, normalize_weights, weighted_sums
+from .pooling import ReBAPooling, divide_by_sum, weighted_sums
 
 
 class AuthorsCapture(Capture):
@@ -66,7 +66,7 @@ class AuthorsReBAPooling(ReBAPooling):
     def forward(self, features: Features, **kwargs: object) -> Features:
         """Pool what RepeatTransformer gives: ``features`` with ``sentence_embedding`` [B, d]."""
         self._check(features)
-        weights = normalize_weights(self._weights(features, False).sum(dim=1, keepdim=True))
+        weights = divide_by_sum(self._weights(features, False).sum(dim=1, keepdim=True))
         return {**features, "sentence_embedding": weighted_sums(weights, features)[:, 0]}
 
     def token_vectors(self, features: Features, normalize: bool = False) -> Tensor:

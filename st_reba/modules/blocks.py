@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .extensions import extensions
 
-# Probabilities that stay in a processor's cache; a GPU takes 16 times as many at once.
+# Probabilities of a block: this many fit a CPU's cache; a GPU takes 16 times as many.
 BLOCK_SIZE = 1 << 20
 
 
@@ -40,14 +40,14 @@ def _slice_term(term: Tensor | None, texts: slice, queries: slice, key_count: in
     return (term if len(term) == 1 else term[texts])[:, :, queries, :key_count]
 
 
-def attend(
+def attend_in_blocks(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     terms: ScoreTerms,
     observe: Callable[[Tensor, slice, int], object] | None = None,
 ) -> Tensor:
-    """Attention of one layer, [B, T, H, D'].
+    """Attention of one layer, [B, T, H, D'], computed block by block.
 
     ``observe`` gets the probabilities [b, H, Q, S] of each block, whose texts they are, and the
     first of its queries. With gradients, which keep all probabilities anyway, a layer is one block.
@@ -55,12 +55,12 @@ def attend(
     batch, heads, length, _ = query.shape
     groups, key_count = key.shape[1:3]
     text_count = batch
-    block_size = length * key_count  # probabilities of a text and head in a block
+    block_size = length * key_count  # probabilities of one text and head in a block
     if not torch.is_grad_enabled():
-        block_size = BLOCK_SIZE * (1 if query.device.type == "cpu" else 16) // heads
-        # So few long texts that a block holds 32 queries of each.
-        text_count = min(batch, max(1, block_size // key_count // 32))
-        block_size //= text_count
+        room = BLOCK_SIZE * (1 if query.device.type == "cpu" else 16) // heads
+        # No more texts than leave room for 32 queries of each.
+        text_count = min(batch, max(1, room // key_count // 32))
+        block_size = room // text_count
     bounds = query_bounds(length, key_count, block_size, terms.causal)
     causal_bias: Tensor | None = None
     if terms.causal:
@@ -79,7 +79,8 @@ def attend(
             block_values = text_values[:, :, :visible_count]
             scores = scores_of(query[texts, :, start:end], block_keys, block_terms, causal_bias)
             reused_memory = None if torch.is_grad_enabled() else scores
-            probabilities = torch.softmax(scores, dim=-1, out=reused_memory)[..., :visible_count]
+            probabilities = torch.softmax(scores, dim=-1, out=reused_memory)
+            probabilities = probabilities[..., :visible_count]  # without the sinks' column
             if observe is not None:
                 observe(probabilities, texts, start)
             weights = nn.functional.dropout(
@@ -92,12 +93,13 @@ def attend(
 
 
 def query_bounds(length: int, key_count: int, block_size: int, is_causal: bool) -> list[int]:
-    """Where queries are cut into blocks of at most ``block_size`` probabilities, or of 16 queries; 0 to ``length``."""
+    """Bounds of blocks, from 0 to ``length``; a block has at most ``block_size`` probabilities, or else 16 queries."""
     bounds = [0]
     while bounds[-1] < length:
         query_count = block_size // key_count
         if is_causal:
-            # A causal block needs no key after its last query: the first blocks have more queries.
+            # A causal block needs no key after its last query, so it takes the most queries with
+            # query_count · (keys_before + query_count) ≤ block_size.
             keys_before = key_count - length + bounds[-1]
             query_count = (isqrt(keys_before**2 + 4 * block_size) - keys_before) // 2
         bounds.append(min(bounds[-1] + max(16, query_count), length))
@@ -110,7 +112,7 @@ def scores_of(
     terms: ScoreTerms,
     causal_bias: Tensor | None = None,
 ) -> Tensor:
-    """Scores [B, H, Q, K] of a block, K + 1 with sinks, in float32 or better; if causal, queries are the last keys."""
+    """Scores [B, H, Q, S], S + 1 with sinks, in float32 or better; if causal, queries are at the last keys."""
     batch, heads, query_count, width = query.shape
     groups, key_count = key.shape[1:3]
     # The heads of a group share its key.
@@ -127,7 +129,7 @@ def scores_of(
         scores = scores + terms.mask
     elif terms.causal:
         assert causal_bias is not None
-        # Only among a block's own positions is there a later one.
+        # A later key exists only among the block's own positions.
         scores[..., key_count - query_count :].add_(causal_bias[:query_count, :query_count])
     if terms.sinks is not None:
         sink = terms.sinks.to(scores.dtype)[None, :, None, None].expand(batch, -1, query_count, 1)
@@ -136,4 +138,4 @@ def scores_of(
 
 
 extensions.score_terms = ScoreTerms
-extensions.attend_in_blocks = attend
+extensions.attend_in_blocks = attend_in_blocks

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .blocks import ScoreTerms, attend
+from .blocks import ScoreTerms, attend_in_blocks
 from .capture import BackwardAttention
 from .extensions import extensions
 
@@ -38,7 +38,7 @@ def attend_both_ways(
     value: Tensor,
     terms: ScoreTerms,
 ) -> Tensor:
-    """Attention of one layer, [B, T, H, D'], whose sums of rows and columns raise the maxima.
+    """Attention of one layer, [B, T, H, D'], whose sums of rows and columns update the maxima.
 
     Few heads run at a time, as both are taken within one head; heads of one group share a key.
     """
@@ -59,7 +59,9 @@ def attend_both_ways(
         head_queries = query[:, some_heads]
         head_keys, head_values = key[:, some_groups], value[:, some_groups]
         keep_block = partial(_keep_block, probabilities)
-        outputs.append(attend(head_queries, head_keys, head_values, head_terms, keep_block))
+        outputs.append(
+            attend_in_blocks(head_queries, head_keys, head_values, head_terms, keep_block)
+        )
         backward.update_maxima(sum_rows_and_columns(backward, probabilities))
     return torch.cat(outputs, dim=2)
 

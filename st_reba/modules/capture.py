@@ -1,10 +1,9 @@
 """Backward attention: rows of A^new, the maximum over layers and heads of (A + Aᵀ) / 2.
 
-A[q, t] is the attention of one layer and head: the weight that position q gives to position t. In a
-causal layer A[q, t] is 0 for t > q, so that row i of A^new, from i on, comes from column i of A
-alone: it is ½ · max A[t, i] for t > i, and max A[i, i] at i itself. So a layer shows columns of A,
-and the factor ½ is applied at the end. (In a layer that looks both ways, row i of A counts
-too.)
+A[q, t], of one layer and head, is the weight that position q gives to position t. In a causal layer
+it is 0 for t > q. So A^new[i, t] is ½ · max A[t, i] for t > i, and A^new[i, i] is max A[i, i]:
+column i of A is all that is needed. The maxima are collected first, and halved in `rows`. (In a
+layer that looks both ways, row i of A counts too.)
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .attention import install_attention
-from .blocks import ScoreTerms, attend
+from .blocks import ScoreTerms, attend_in_blocks
 from .extensions import extensions
 from .layout import Span
 from .passes import ForwardPass
@@ -36,8 +35,7 @@ class Capture:
             or ``"copy"``, every content token of copy 1.
         earlier_columns: Keep the columns t < i too.
         special_columns: Keep those of template and special positions too.
-        chunk_plan: A ChunkPlan; where given, the rows are those of chunks of the text, each repeated by
-            itself.
+        chunk_plan: A ChunkPlan; where given, the rows are those of chunks, each repeated by itself.
     """
 
     anchors: str
@@ -48,7 +46,7 @@ class Capture:
     zeroes_nonfinite_texts: ClassVar[bool] = False
 
     def before_layers(self, forward_pass: ForwardPass) -> None:
-        """Keep the rows while the layers of a pass run."""
+        """Install `attention` where that is possible, and let a BackwardAttention observe the layers of this pass."""
         if not install_attention(forward_pass.model):
             forward_pass.model_arguments["output_attentions"] = True
         kept_columns = (
@@ -57,17 +55,17 @@ class Capture:
         backward = BackwardAttention(
             list(map(self.anchor_range, forward_pass.spans)), kept_columns, self.earlier_columns
         )
-        forward_pass.hook_data[self] = forward_pass.attention_reader = backward
+        forward_pass.hook_data[self] = forward_pass.observer = backward
 
     def after_layers(self, forward_pass: ForwardPass, hidden_states: Tensor) -> Tensor:
         """Hand the rows over as ``backward_attention`` [B, R, T]; an error where a layer's attention was not seen."""
         backward: BackwardAttention = forward_pass.hook_data[self]
         layer_count = count_attention_layers(forward_pass.model.config.get_text_config())
         second_count = 0 if forward_pass.masks is None else len(forward_pass.masks.second)
-        if backward.layer_count < layer_count + second_count:
-            problem = f"but {backward.layer_count} showed theirs"
+        if backward.observed_layers < layer_count + second_count:
+            problem = f"but {backward.observed_layers} showed theirs"
             raise ValueError(
-                f"ReBA needs the attention of {layer_count} layers, {problem}. Use Echo."
+                f"ReBA needs the attention of {layer_count} layers, {problem}. Use method 'echo'."
             )
         forward_pass.pooling_features["backward_attention"] = backward.rows()
         return hidden_states
@@ -92,7 +90,7 @@ def count_attention_layers(config: PretrainedConfig) -> int:
 
 
 class BackwardAttention:
-    """Rows of A^new at R anchors per text, raised by every layer of a pass.
+    """Rows of A^new at R anchors per text: running maxima over the layers of a pass.
 
     Args:
         anchor_ranges: First anchor and number of anchors of each text; R is the largest number.
@@ -115,7 +113,7 @@ class BackwardAttention:
         offset = torch.arange(max_count, device=kept_columns.device)
         self.anchors = (first + offset).clamp(max=kept_columns.shape[1] - 1)  # [B, R]
         self.valid = offset < count  # [B, R]
-        self.layer_count = 0
+        self.observed_layers = 0
         # [B, R, T] each; more than one only while gradients are wanted.
         self.maxima: list[Tensor] = []
         self._rows: Tensor | None = None
@@ -128,14 +126,14 @@ class BackwardAttention:
         terms: ScoreTerms,
         looks_ahead: bool,
     ) -> Tensor:
-        """Attention of one layer, [B, T, H, D'], which raises the maxima."""
-        self.layer_count += 1
+        """Compute a layer's attention, [B, T, H, D'], and update the maxima by its probabilities."""
+        self.observed_layers += 1
         if looks_ahead or self.earlier_columns:
             return extensions.attend_both_ways(self, query, key, value, terms)
-        return attend(query, key, value, terms, self.observe)
+        return attend_in_blocks(query, key, value, terms, self.observe)
 
     def observe(self, probabilities: Tensor, texts: slice = slice(None), start: int = 0) -> None:
-        """Raise the maxima by the columns of a block [b, H, Q, K] of a causal layer, from query ``start`` on."""
+        """Update the maxima by the columns of a block [b, H, Q, S] of a causal layer, from query ``start`` on."""
         self.update_maxima(self.anchor_columns(probabilities, texts), texts, start)
 
     def anchor_columns(self, probabilities: Tensor, texts: slice = slice(None)) -> Tensor:
@@ -155,7 +153,7 @@ class BackwardAttention:
         return largest.masked_fill(anchors[:, None] >= key_count, 0.0).mT
 
     def update_maxima(self, layer_rows: Tensor, texts: slice = slice(None), start: int = 0) -> None:
-        """Raise the maxima by those of some heads of a layer, [b, r, Q], from position ``start`` on."""
+        """Update the maxima by those of some heads of a layer, [b, r, Q], from position ``start`` on."""
         if self._rows is not None:
             return  # gradient checkpointing runs a layer once more
         if layer_rows.requires_grad:
@@ -173,6 +171,7 @@ class BackwardAttention:
             return self._rows
         anchors = self.anchors[:, None]
         largest = reduce(torch.maximum, self.maxima).mT  # [B, T, R], as it lies in memory
+        # (A + Aᵀ) / 2 halves all but A[i, i], which counts twice in the sum.
         at_anchors = largest.gather(1, anchors)
         halves = largest * 0.5 if largest.requires_grad else largest.mul_(0.5)
         rows = halves.scatter_(1, anchors, at_anchors)

@@ -150,7 +150,7 @@ class ChunkedReBAPooling(ReBAPooling):
     def on_model_ready(self, model: Any) -> None:
         """Check that the text runs once."""
         super().on_model_ready(model)
-        if model[0].copies != 1 or model[0].rows != 1:
+        if model[0].copies != 1 or model[0].template_count != 1:
             raise ValueError(
                 f"chunk={self.chunk}: the text itself runs once. Give RepeatTransformer repeats=1."
             )
@@ -159,7 +159,7 @@ class ChunkedReBAPooling(ReBAPooling):
         """The e_i of every token, [B, n, d]; or of the last, [B, 1, d], if only last chunks ran."""
         text_states: Tensor = features["token_embeddings"]
         spans: list[Span] = features["spans"]
-        last_only = features["captured"].chunk_plan.last_only
+        last_only = features["capture"].chunk_plan.last_only
         longest = 1 if last_only else max(span.text_length for span in spans)
         vectors = text_states.new_zeros(len(text_states), longest, text_states.shape[2])
         precision = torch.promote_types(text_states.dtype, torch.float32)

@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from graphlib import TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,7 +59,7 @@ OPTIONAL_SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
     "reader": lambda transformer: _reads(transformer, "states"),
     "outputs": lambda transformer: _reads(transformer, "attention"),
     "shared_prefix": lambda transformer: transformer.shares_prefix,
-    "questions": lambda transformer: transformer.shares_prefix and transformer.rows > 1,
+    "questions": lambda transformer: transformer.shares_prefix and transformer.template_count > 1,
     "templates": lambda transformer: transformer.template is not None,
     "reversal": _reverses_text,
     "attention": _computes_attention,
@@ -72,6 +72,19 @@ OPTIONAL_SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
 _EXAMPLE = re.compile(r"\n    Example:\n(?:        .*\n)+")
 # The parameters of a function, one line each.
 _PARAMETERS = re.compile(r"^( *def \w+\()\n((?: +[^\n#]+,\n)+) *(\).*)$", re.MULTILINE)
+_NO_BREAK_SPACE = "\u00a0"
+# What letters mean in the shapes of tensors, in all sections alike.
+_SHAPE_LETTERS = {
+    "B": "rows of the batch",
+    "T": "positions",
+    "H": "heads",
+    "G": "heads of the keys",
+    "Q": "queries",
+    "S": "keys",
+    "R": "anchors, the rows of A^new that are kept",
+    "D": "dimension of a head",
+    "d": "dimension of the hidden states",
+}
 # Arguments of a model's own attention that SDPA does not take.
 _SCORE_TERMS = ("softcap", "s_aux", "position_bias")
 
@@ -130,8 +143,11 @@ class SectionSource:
         self.name = section.rpartition(".")[2]
         self.docstring = str(ast.get_docstring(tree)).splitlines()
         self.imports: list[ast.stmt] = []
+        self.hooks: list[str] = []  # the classes whose objects take part in a pass
         header_end = 0
         for statement in tree.body:
+            if isinstance(statement, ast.ClassDef) and _is_hook(statement):
+                self.hooks.append(statement.name)
             if isinstance(statement, (ast.Import, ast.ImportFrom)):
                 self.imports.append(statement)
             elif not _is_for_types(statement):
@@ -156,47 +172,88 @@ class SectionSource:
 
 def _fold_parameters(match: re.Match[str]) -> str:
     """A function's head on one line, or its parameters on lines of their own where that is too long."""
-    parameters = " ".join(match[2].split()).removesuffix(",")
-    line = match[1] + parameters + match[3]
-    if len(line) <= 120:
-        return line
-    indent = match[1].partition("def")[0]
-    folded = textwrap.fill(
-        parameters, 120, initial_indent=indent + "    ", subsequent_indent=indent + "    "
+    parameters = [line.strip().replace(" ", _NO_BREAK_SPACE) for line in match[2].splitlines()]
+    folded = " ".join(parameters).removesuffix(",")
+    if len(match[1] + folded + match[3]) > 120:
+        indent = match[1].partition("def")[0]
+        margin = indent + "    "
+        folded = _fill(folded, margin, margin)
+        folded = f"\n{folded}\n{indent}"
+    return match[1] + folded.replace(_NO_BREAK_SPACE, " ") + match[3]
+
+
+def _fill(text: str, first_indent: str, indent: str) -> str:
+    return textwrap.fill(
+        text,
+        120,
+        initial_indent=first_indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
-    return f"{match[1]}\n{folded}\n{indent}{match[3]}"
 
 
 def _is_for_types(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
 
 
+def _is_hook(statement: ast.ClassDef) -> bool:
+    methods = {part.name for part in statement.body if isinstance(part, ast.FunctionDef)}
+    return {"before_layers", "after_layers"} <= methods
+
+
 def join_sections(sections: Sequence[str]) -> str:
     """Sections as one file."""
     sources = list(map(SectionSource, sections))
-    heading = f"The code of this model, joined from sections of st_reba {__version__}, as Python needs them:"
-    contents: list[str] = []
     import_statements: list[ast.stmt] = []
-    section_texts: list[str] = []
     for source in sources:
-        contents.append(f"- {source.name}: {source.docstring[0]}")
         import_statements += source.imports
-        section_texts.append(source.text())
+    body = "\n\n\n".join(source.text() for source in sources) + "\n"
+    # Code for types, which does not travel, may be all that needs an import.
+    used_names = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
     header_lines = [
-        f'"""{heading}',
-        "",
-        *contents,
-        '"""',
+        f'"""{_describe_file(sources, body)}\n"""',
         "",
         "from __future__ import annotations",
         "",
+        *merged_imports(import_statements, used_names),
     ]
-    header = "\n".join(header_lines + merged_imports(import_statements))
-    return header + "\n\n" + "\n\n\n".join(section_texts) + "\n"
+    return "\n".join(header_lines) + "\n\n" + body
 
 
-def merged_imports(statements: Iterable[ast.stmt]) -> list[str]:
-    """The imports from other packages, each once, one line per module."""
+def _describe_file(sources: Sequence[SectionSource], body: str) -> str:
+    """The docstring of a file: its sections, how it makes a vector, and what its text takes for granted."""
+    names = [source.name for source in sources]
+    run = "`_run`, which calls `run_pass`"
+    if "shared_prefix" in names:
+        run += " (by way of `run_shared`, where rows share a prefix)"
+    layers = "the decoder"
+    if "attention" in names:
+        layers += ", whose layers call `attention` once `install_attention` has run"
+    hooks = [hook for source in sources for hook in source.hooks]
+    if hooks:
+        layers = (
+            f"`before_layers` of each hook ({', '.join(hooks)}); {layers}; `after_layers` of each"
+        )
+    letters = [
+        f"{letter} {meaning}"
+        for letter, meaning in _SHAPE_LETTERS.items()
+        if re.search(rf"\[[^][\n]*\b{letter}\b[^][\n]*\]", body)
+    ]
+    paragraphs = [
+        f"Sections: {', '.join(names)}.",
+        f"How a vector is made: in RepeatTransformer, `preprocess` makes token ids; `forward` calls {run}: {layers}. "
+        "The other modules of modules.json follow.",
+        f"Shapes of tensors: {'; '.join(letters)}.",
+        "Not in this file: types that only annotations name, and those parts of `extensions` that no section sets.",
+    ]
+    notes = [_fill(paragraph, "- ", "  ") for paragraph in paragraphs]
+    heading = f"The code of this model: sections of st_reba {__version__}, in the order in which Python needs them."
+    return "\n".join([heading, "", *notes])
+
+
+def merged_imports(statements: Iterable[ast.stmt], used_names: Set[str]) -> list[str]:
+    """The imports of ``used_names`` from other packages, each once, one line per module."""
     plain_imports: set[str] = set()
     names_by_module: dict[str, set[str]] = {}
     for statement in statements:
@@ -204,11 +261,14 @@ def merged_imports(statements: Iterable[ast.stmt]) -> list[str]:
             plain_imports.add(ast.unparse(statement))
         elif isinstance(statement, ast.ImportFrom) and imported_section(statement) is None:
             names = names_by_module.setdefault(str(statement.module), set())
-            names.update(map(ast.unparse, statement.names))
+            for alias in statement.names:
+                if (alias.asname or alias.name) in used_names:
+                    names.add(ast.unparse(alias))
     names_by_module.pop("__future__", None)
     import_lines = sorted(plain_imports)
     for module_name, names in sorted(names_by_module.items()):
-        import_lines.append(f"from {module_name} import {', '.join(sorted(names))}")
+        if names:
+            import_lines.append(f"from {module_name} import {', '.join(sorted(names))}")
     return import_lines
 
 

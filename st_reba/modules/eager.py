@@ -37,7 +37,7 @@ def observe_output(module: nn.Module, arguments: tuple[object, ...], output: obj
     forward_pass = current_pass()
     if forward_pass is None or not isinstance(output, (tuple, list)):
         return output
-    backward = forward_pass.attention_reader
+    backward = forward_pass.observer
     if not isinstance(backward, BackwardAttention):
         return output
     batch, length = forward_pass.real_tokens.shape
@@ -55,8 +55,8 @@ def observe_output(module: nn.Module, arguments: tuple[object, ...], output: obj
 
 
 def add_probabilities(backward: BackwardAttention, probabilities: Tensor) -> None:
-    """Raise the maxima by the attention [B, H, T, T] of a layer."""
-    backward.layer_count += 1
+    """Update the maxima by the attention [B, H, T, T] of a layer."""
+    backward.observed_layers += 1
     if not backward.earlier_columns:
         backward.observe(probabilities)
         return

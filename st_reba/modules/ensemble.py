@@ -49,10 +49,10 @@ class PromptEnsemble(Module):
 
     def on_model_ready(self, model: Any) -> None:
         """Check that there is a weight for each template."""
-        rows = getattr(model[0], "rows", 1)
-        if rows != len(self.weights):
+        template_count = getattr(model[0], "template_count", 1)
+        if template_count != len(self.weights):
             raise ValueError(
-                f"weights={self.weights} do not fit the {rows} templates of {type(model[0]).__name__}."
+                f"weights={self.weights} do not fit the {template_count} templates of {type(model[0]).__name__}."
             )
 
     def forward(self, features: Features, **kwargs: object) -> Features:

@@ -45,7 +45,7 @@ class MissingSectionError(ValueError, AttributeError):
 
 
 class Extensions:
-    """What sections have set; the installed package loads all of them when something is not set yet."""
+    """What sections have registered, by name; in the installed package, a missing name makes all sections load."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or not self.has(name):

@@ -79,8 +79,8 @@ class AfterLayer:
                 f"{layer_name} hands on {hidden_states.ndim}-dimensional states. Use its last layer."
             )
         layer_call = ModuleCall(layer, arguments, keywords)
-        for observer in forward_pass.after_layer:
-            hidden_states = observer(self.layer_index, layer_call, hidden_states)
+        for callback in forward_pass.after_layer:
+            hidden_states = callback(self.layer_index, layer_call, hidden_states)
         return (
             (hidden_states, *layer_output[1:]) if isinstance(layer_output, tuple) else hidden_states
         )

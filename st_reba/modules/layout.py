@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# False in the file of a published repository, which holds copies of these sections.
+# Always False in the file of a published repository: what runs only where it is True is unused there.
 IS_INSTALLED = __name__.startswith("st_reba.")
 TASKS = ("query", "document")
 # The optional third part of a template: for texts that `encode` takes, neither query nor document.
@@ -37,10 +37,10 @@ def published(module_class: Any) -> Any:
     """Class decorator: report the class as ``st_reba.X``, as modules.json stores it; pickle it by its real module."""
     home = "st_reba.modules" if IS_INSTALLED else module_class.__module__
 
-    def reduce(module: Any) -> tuple[Any, ...]:
+    def pickle_parts(module: Any) -> tuple[Any, ...]:
         return (_new, (home, type(module).__name__), *object.__reduce_ex__(module, 4)[2:])
 
-    copyreg.pickle(module_class, reduce)
+    copyreg.pickle(module_class, pickle_parts)
     module_class.__module__ = "st_reba"
     return module_class
 
@@ -134,8 +134,8 @@ def pooled_positions(
 ) -> Tensor:
     """The positions that a pooling sees, [B, T] bool; ``pooled`` is one of ``POOLED``, of k copies.
 
-    ``real_tokens`` [B, T] are True at ``row_lengths`` [B, 1] tokens, of which ``special_suffix_length``
-    special ones end a row.
+    ``real_tokens`` [B, T] mark the first ``row_lengths`` [B, 1] tokens; the last
+    ``special_suffix_length`` of them are special.
     """
     if pooled == "all":
         return real_tokens
@@ -151,7 +151,7 @@ def pooled_positions(
 
 
 def pad(rows: Sequence[tuple[list[int], list[int], Span]]) -> Features:
-    """Features of rows, padded on the right with each row's own first token; attention_mask is 0 there."""
+    """Features of rows, padded on the right with their first token (any would do); attention_mask is 0 there."""
     spans = [span for _, _, span in rows]
     longest = max((span.row_length for span in spans), default=0)
     padded_ids = [

@@ -1,8 +1,4 @@
-"""The masks that a layer may have in place of its own: each is declared once, here, without torch.
-
-All that depends on a mask follows from its declaration: settings, options, self-check, the card,
-the ONNX graph.
-"""
+"""The masks that a layer may have in place of its own."""
 
 from __future__ import annotations
 

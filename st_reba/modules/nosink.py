@@ -77,7 +77,7 @@ class LayerMasks:
             return LayerMask(None, False, True)
         real_tokens = self.real_tokens if self.is_padded else None
         mask = apply_mask(mask_name, self.boolean_mask(native_mask, is_causal), real_tokens, self.m)
-        return LayerMask(mask, is_causal, looks_ahead)
+        return LayerMask(mask, False, looks_ahead)
 
     def boolean_mask(self, native_mask: Tensor | None, is_causal: bool) -> Tensor:
         """A layer's native mask, [B or 1, 1, T, T] bool."""
@@ -99,7 +99,7 @@ def apply_mask(
     real_tokens: Tensor | None = None,
     m: int = 1,
 ) -> Tensor:
-    """What a layer sees, [B or 1, 1, T, T] bool. Padding attends to itself; a fully masked row would give NaN.
+    """What a layer sees, [B or 1, 1, T, T] bool.
 
     Args:
         mask_name: One of ``MASKS``.
@@ -121,7 +121,9 @@ def apply_mask(
     if real_tokens is None:
         return visible_tokens
     real_keys = real_tokens.to(native_mask.device)[:, None, None, :]
-    return visible_tokens & real_keys | (positions[:, None] == positions)
+    # Each token sees itself, so that no row, not even of padding, is empty: that would give NaN.
+    is_own = positions[:, None] == positions
+    return (visible_tokens & real_keys) | is_own
 
 
 @published
@@ -149,10 +151,8 @@ class NoSinkTransformer(RepeatTransformer):
         ['nosink-bidirectional', 'nosink-bidirectional']
     """
 
-    config_keys = [
-        *RepeatTransformer.config_keys,
-        *("layer_masks", "second", "architecture", "m", "implementation", "own_input"),
-    ]
+    config_keys = [*RepeatTransformer.config_keys, "layer_masks", "second", "architecture", "m"]
+    config_keys += ["implementation", "own_input"]
 
     def __init__(
         self,
@@ -180,12 +180,13 @@ class NoSinkTransformer(RepeatTransformer):
         are_in_range = all(0 <= layer < self.depth for layer, _ in self.second)
         if len(self.layer_masks) != self.depth or m < 0 or not are_in_range:
             raise ValueError(
-                f"layer_masks={len(self.layer_masks)} names, second={second}: {self.depth} layers; m={m}."
+                f"layer_masks={len(self.layer_masks)} names, second={second}, m={m}: name a mask for each of the "
+                f"{self.depth} layers, repeat only these, and give an m of 0 or more."
             )
         max_runs = max(self.depth, MAX_REPEATS)
         if len(self.second) > max_runs:
             raise ValueError(
-                f"second: {len(self.second)} second runs of layers, at most {max_runs}. Lower k."
+                f"second: {len(self.second)} second runs of layers, at most {max_runs}. Give fewer."
             )
         self.repeated_layers: PassHook | None = (
             extensions.repeated_layers(self) if self.second else None

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         ) -> LayerMask:
             """The mask of the layer whose attention module runs."""
 
-    class AttentionReader(Protocol):
+    class AttentionObserver(Protocol):
         """Computes the attention of layers, and keeps some of it."""
 
         def attend(
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
 
 
 class LayerMask(NamedTuple):
-    """What a layer sees: a mask, or whether it is causal; whether a token may see a later one."""
+    """What a layer sees."""
 
     mask: Tensor | None
-    is_causal: bool
-    looks_ahead: bool
+    is_causal: bool  # where mask is None: whether later tokens are hidden
+    looks_ahead: bool  # whether any token sees a later one
 
 
 class ForwardPass:
@@ -77,9 +77,8 @@ class ForwardPass:
         # Arguments of the decoder besides ids and mask.
         self.model_arguments: dict[str, object] = {}
         self.masks: MaskSource | None = None
-        self.attention_reader: AttentionReader | None = None
-        # Called after every layer: its index, its call, the states that it hands on; returns these,
-        # changed or not.
+        self.observer: AttentionObserver | None = None
+        # After every layer: called with its index, call and states; returns these, changed or not.
         self.after_layer: list[Callable[[int, Any, Tensor], Tensor]] = []
         # Called after every layer's attention: its index, its output.
         self.after_attention: list[Callable[[int, Tensor], object]] = []

@@ -1,4 +1,4 @@
-"""ReBAPooling: e_i, the hidden states at token i and later ones, weighted by row i of A^new."""
+"""ReBAPooling: e_i, the sum of the hidden states from token i on, weighted by its row of A^new."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from .transformer import RepeatTransformer
 
 @published
 class ReBAPooling(Module):
-    """Backward-attention pooling: e_i = Σ_t A^new[i, t] · v_t over the content positions t from i on.
+    """Backward-attention pooling: e_i = Σ_t A^new[p_i, t] · v_t over the content positions t ≥ p_i.
+
+    p_i is the position of token i in copy 1.
 
     Args:
         embedding_dimension: Dimension d of the hidden states v_t.
@@ -34,7 +36,7 @@ class ReBAPooling(Module):
     """
 
     config_keys = ["embedding_dimension", "pooling", "include_special", "normalize_weights"]
-    has_row_sums = False
+    has_row_sums = False  # whether `row_sums` tells how much each token counts in a word
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class ReBAPooling(Module):
         return Capture("copy", special_columns=self.include_special)
 
     def on_model_ready(self, model: Any) -> None:
-        """Ask the first module for the rows."""
+        """Ask the first module for rows of A^new."""
         if not isinstance(model[0], RepeatTransformer):
             raise ValueError(
                 f"ReBAPooling follows a st_reba.RepeatTransformer, not a {type(model[0]).__name__}."
@@ -99,15 +101,13 @@ class ReBAPooling(Module):
     def _weights(self, features: Features, normalize: bool) -> Tensor:
         """The captured rows, [B, R, T]."""
         rows: Tensor = features["backward_attention"]
-        if normalize or self.normalize_weights:
-            return normalize_weights(rows)
-        return rows
+        return divide_by_sum(rows) if normalize or self.normalize_weights else rows
 
     def _check(self, features: Features) -> None:
         """Refuse rows that were not asked for, for example because two pipelines share a transformer."""
-        if features.get("captured") != self.capture:
+        if features.get("capture") != self.capture:
             raise ValueError(
-                "ReBAPooling did not get its rows. Give each pipeline a RepeatTransformer of its own."
+                "The captured attention is not this pooling's. Give each pipeline a RepeatTransformer of its own."
             )
 
     def get_embedding_dimension(self) -> int:
@@ -121,7 +121,7 @@ class ReBAPooling(Module):
         self.save_config(output_path)
 
 
-def normalize_weights(weights: Tensor) -> Tensor:
+def divide_by_sum(weights: Tensor) -> Tensor:
     """Weights divided by their sum over the last dimension; rows of zeros stay zero."""
     return weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 

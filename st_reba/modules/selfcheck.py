@@ -59,7 +59,7 @@ def check_capture(transformer: RepeatTransformer, plain_states: Tensor) -> None:
         tolerance = 1e-3 * float(plain_states.abs().max())
         if not torch.allclose(states_before_end, captured_states[:, :-1], atol=tolerance, rtol=0):
             raise ValueError(
-                f"{model_name} looks both ways: ReBA needs a causal decoder. Use 'classical'."
+                f"{model_name} looks both ways: ReBA needs a causal decoder. Use method 'classical'."
             )
     difference = relative_difference(captured_states, plain_states, transformer.model.dtype)
     if not difference <= (1e-3 if is_exact(transformer.model) else 1e-2):

@@ -163,7 +163,7 @@ def run_shared(transformer: Any, features: Features, hooks: Sequence[object]) ->
         return None
     if torch.compiler.is_compiling() or not transformer.can_share(hooks):
         return None
-    if transformer.rows > 1:
+    if transformer.template_count > 1:
         hidden_states: Tensor | None = extensions.question_batch(transformer, features, hooks).run()
         return hidden_states
     token_ids = features["input_ids"]

@@ -53,14 +53,12 @@ TEXT_ONLY: dict[str, Any] = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": "token_embeddings",
 }
-# What stands between them in a card describes the folder that it was published in, not copies of
-# the model.
+# They enclose the model card's section on the published folder, which copies must not have.
 CARD_MARKS = ("<!-- st_reba: this folder -->", "<!-- st_reba: end of this folder -->")
 REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
 # Modules that make no vector of a text's tokens.
-_NO_POOLING = {
-    *("Dense", "Dropout", "LayerNorm", "Normalize", "PromptEnsemble", "QueryShift", "TokenPart")
-}
+_NO_POOLING = {"Dense", "Dropout", "LayerNorm", "Normalize"}
+_NO_POOLING |= {"PromptEnsemble", "QueryShift", "TokenPart"}
 
 
 @published
@@ -80,9 +78,9 @@ class RepeatTransformer(Transformer):
             row of the batch each (see PromptEnsemble). None: the bare text.
         repeats: Number of copies where there is no template.
         instruction: Value of the template's ``{instruction}`` where no prompt is given.
-        pooled: Positions that a following ``Pooling`` sees: the content of the last copy, of copies
-            2 to k (``"repeats"``), of the last copy and the special tokens after it, the very last
-            (``"end"``), or all.
+        pooled: Positions that a following ``Pooling`` sees (ReBAPooling takes its own): the content
+            of the last copy, of copies 2 to k (``"repeats"``), of the last copy and the special
+            tokens after it, the very last position (``"end"``), or all.
         compute_matched: Halve the budget, so that two copies cost what one did.
         reading: What is read in place of the last layer's states: ``of`` (``"states"`` or
             ``"attention"``), and the arguments of LayerReader or OutputReader. None: the last
@@ -118,7 +116,7 @@ class RepeatTransformer(Transformer):
         "base_model",
         "base_revision",
     ]
-    # The rows of A^new that the pooling module asks for; None if it needs none.
+    # The rows of A^new to keep, set by ReBAPooling.on_model_ready; None: none.
     requested_capture: Capture | None = None
     adds_content_ids = False  # whether a module of the pipeline reads the tokens of whole texts
     own_input = False  # whether the input of a sentence-transformers model is kept as it is
@@ -126,9 +124,8 @@ class RepeatTransformer(Transformer):
     layer_masks: Sequence[str] = ()  # the mask of each layer, if any may be another than its own
     second: Sequence[tuple[int, str]] = ()  # layers that run twice, with their masks
     m = 1  # sink tokens that masks hide
-    mode_changes = 0  # how often training or inference was set
-    # The number type that the weights are stored in, and transformers' report of missing and
-    # unexpected keys.
+    mode_changes = 0  # calls of `train`; read by shared_prefix, a section of some files
+    # The number type of the stored weights, and transformers' report of keys that do not fit.
     stored_dtype: torch.dtype | None = None
     loading_report: Mapping[str, Any] = {}
 
@@ -174,12 +171,12 @@ class RepeatTransformer(Transformer):
         ]
         if template is not None:
             self.templates = extensions.parse_templates(template)
-        # Rows that a text makes, and copies in each of them.
-        self.rows = len(self.templates)
+        # Each template makes a row of a text, with this many copies.
+        self.template_count = len(self.templates)
         self.copies = copies_of(self.templates[0]["document"])
-        if max(self.rows, self.copies) > MAX_REPEATS:
+        if max(self.template_count, self.copies) > MAX_REPEATS:
             raise ValueError(
-                f"template: {self.rows} templates with {self.copies} slots for the text: "
+                f"template: {self.template_count} templates with {self.copies} slots for the text: "
                 f"at most {MAX_REPEATS} of each. Remove some."
             )
         if self.tokenizer is None:
@@ -214,7 +211,7 @@ class RepeatTransformer(Transformer):
 
     @property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, without which there is no RepeatTransformer."""
+        """The tokenizer, which __init__ made sure is not None."""
         return self.tokenizer  # type: ignore[return-value]
 
     @property
@@ -276,7 +273,7 @@ class RepeatTransformer(Transformer):
                 raise ValueError(
                     f"The template's {{{name}}} needs one text: encode(…, {name}='…')."
                 )
-        # Made anew each time, as parts of a tokenizer can be replaced without a sign of it.
+        # Computed anew each time: parts of a tokenizer can be replaced unnoticed.
         special = special_tokens(self.text_tokenizer)
         templates = [by_task[task] for by_task in self.templates]
         return tuple(
@@ -291,6 +288,13 @@ class RepeatTransformer(Transformer):
         **fields: str,
     ) -> int | None:
         """Content tokens that a copy holds, ⌊(max_seq_length − overhead) / k⌋; None: no limit. See `row_layouts`."""
+        limit = self._position_limit()
+        if limit is None:
+            return None
+        return self._room(limit, self.row_layouts(prompt, task, **fields))
+
+    def _position_limit(self) -> float | None:
+        """The most positions that a row may have; None: no limit."""
         limit: Any = self.text_tokenizer.model_max_length
         if not isinstance(limit, (int, float)):
             raise ValueError(f"max_seq_length={limit!r} is not a number of positions.")
@@ -300,7 +304,9 @@ class RepeatTransformer(Transformer):
             raise ValueError(
                 f"max_seq_length={limit} is more than the model's {self.position_count} positions. Lower it."
             )
-        layouts = self.row_layouts(prompt, task, **fields)
+        return limit
+
+    def _room(self, limit: float, layouts: Sequence[RowLayout]) -> int:
         room = int(min((limit - layout.overhead) // layout.copies for layout in layouts))
         if room < 1:
             taken = max(layout.overhead for layout in layouts)
@@ -333,8 +339,9 @@ class RepeatTransformer(Transformer):
             Where a module needs them, ``content_ids`` [B, C] int64: all tokens of each text.
         """
         fields = {name: value for name, value in fields.items() if value is not None}
-        budget = self.budget(prompt, task, **fields)
+        limit = self._position_limit()  # first, as a tokenizer may fail at a wrong one
         layouts = self.row_layouts(prompt, task, **fields)
+        budget = None if limit is None else self._room(limit, layouts)
         contents = self.tokenize_content(inputs)["input_ids"]
         reversed_contents = contents
         if any(layout.is_reversed for layout in layouts):
@@ -377,8 +384,8 @@ class RepeatTransformer(Transformer):
 
         Returns:
             The features with ``token_embeddings`` [B, T, d], zero at padding; ``attention_mask``,
-            the positions that are pooled; and ``backward_attention`` [B, R, T] if rows are
-            captured.
+            now the positions that ``Pooling`` sees; and ``backward_attention`` [B, R, T] if rows of
+            A^new are captured.
         """
         capture = capture or self.requested_capture
         if len(features.get("spans") or ()) != len(features["attention_mask"]):
@@ -389,15 +396,15 @@ class RepeatTransformer(Transformer):
         chunk_outputs = []
         for chunks, chunk_features in capture.chunk_plan.batches(features, self.position_count):
             chunk_outputs.append((chunks, self._run(chunk_features, capture)))
-        return {**self._run(features, None), "captured": capture, "chunk_outputs": chunk_outputs}
+        return {**self._run(features, None), "capture": capture, "chunk_outputs": chunk_outputs}
 
     def train(self, mode: bool = True) -> RepeatTransformer:
-        """Change between training and inference, as `encode` does before the first batch."""
+        """Change between training and inference, as `encode` does before the first batch; changes are counted."""
         self.mode_changes += 1
         return super().train(mode)
 
     def pass_hooks(self, capture: Capture | None) -> list[PassHook]:
-        """The hooks of a pass, in the order in which they run before the layers; after the layers it is reversed."""
+        """The hooks of a pass: their before_layers run in this order, their after_layers in reverse."""
         return [hook for hook in (capture, self.reader) if hook is not None]
 
     def can_share(self, hooks: Sequence[PassHook] | None = None) -> bool:
@@ -419,7 +426,7 @@ class RepeatTransformer(Transformer):
             hook.before_layers(forward_pass)
         mask = features["attention_mask"]
         # In a causal model, padding after a text affects no real token, and attention without a
-        # mask is fastest.
+        # mask is fastest. (The masks of a NoSinkTransformer hide padding themselves.)
         inputs: Features = {
             "input_ids": features["input_ids"],
             "attention_mask": torch.ones_like(mask) if self.causal else mask,
@@ -447,7 +454,7 @@ class RepeatTransformer(Transformer):
         attention_mask = features["attention_mask"]
         if any(span.row_length < attention_mask.shape[1] for span in features["spans"]):
             hidden_states = hidden_states.masked_fill(attention_mask[:, :, None] == 0, 0.0)
-        result["captured"] = capture
+        result["capture"] = capture
         result["token_embeddings"] = hidden_states
         result["attention_mask"] = self._pooled_positions(features).to(attention_mask.dtype)
         precision = torch.promote_types(hidden_states.dtype, torch.float32)
@@ -455,7 +462,7 @@ class RepeatTransformer(Transformer):
         if capture is not None and capture.zeroes_nonfinite_texts:
             for name in ("token_embeddings", "backward_attention"):
                 result[name] = result[name].masked_fill(~is_finite[:, None, None], 0.0)
-        elif not bool(is_finite.all()):  # the one place where this code waits for the device
+        elif not bool(is_finite.all()):  # bool() waits for the device, as little else does
             self._check_finite(hidden_states, features)
         return result
 
@@ -483,14 +490,11 @@ class RepeatTransformer(Transformer):
         )
 
     def get_embedding_dimension(self) -> int:
-        """Dimension d of the hidden states; of joined layers that of all."""
+        """Dimension d of the hidden states; for joined layers, of all together."""
         return int(super().get_embedding_dimension()) * getattr(self.reader, "width_factor", 1)
 
     def on_model_ready(self, model: Any) -> None:
-        """Note what the pipeline's modules need, and refuse a pipeline that makes no vector of a text.
-
-        What the card says of the folder that it was published in is dropped.
-        """
+        """Note what the pipeline's modules need, and refuse a pipeline that makes no vector of a text."""
         super().on_model_ready(model)
         class_names = [type(module).__name__ for module in model]
         self._pipeline = [module for module in model.modules() if hasattr(module, "on_model_ready")]
@@ -502,9 +506,9 @@ class RepeatTransformer(Transformer):
             raise ValueError(
                 f"modules.json: no pooling follows {first_name}. Copy all files of the model, or add one."
             )
-        if self.rows > 1 and "PromptEnsemble" not in class_names:
+        if self.template_count > 1 and "PromptEnsemble" not in class_names:
             raise ValueError(
-                f"A text has {self.rows} templates, so PromptEnsemble must follow the pooling."
+                f"A text has {self.template_count} templates, so PromptEnsemble must follow the pooling."
             )
         _drop_folder_section(model)
 

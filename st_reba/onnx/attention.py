@@ -85,7 +85,7 @@ class GraphCapture(BackwardAttention):
         offsets = torch.arange(max_count, device=rows.copy_ids.device)
         self.anchors = first_anchors + offsets
         self.valid = offsets < anchor_counts
-        self.layer_count = 0
+        self.observed_layers = 0
         self.maxima = []
         self._rows = None
         # Two different values stand for any: in a graph, texts may begin anywhere, so their anchors
@@ -93,12 +93,12 @@ class GraphCapture(BackwardAttention):
         self.first_anchors = [0, 1]
 
     def take(self, probabilities: Tensor, *, looks_ahead: bool) -> None:
-        """Raise the maxima by one layer's probabilities [B, H, T, T]."""
+        """Update the maxima by one layer's probabilities [B, H, T, T]."""
         if looks_ahead or self.earlier_columns:
             layer_rows = sum_rows_and_columns(self, probabilities)
         else:
             layer_rows = self.anchor_columns(probabilities)
-        self.layer_count += 1
+        self.observed_layers += 1
         if self.maxima:
             layer_rows = torch.maximum(self.maxima[0], layer_rows)
         self.maxima = [layer_rows]
@@ -148,8 +148,8 @@ def attend(
         layer_mask.mask, scaling=scaling, softcap=terms.get("softcap"), sinks=terms.get("s_aux")
     )
     probabilities = scores_of(query, key, score_terms).softmax(dim=-1)[..., :key_count]
-    if state.attention_reader is not None:
-        state.attention_reader.take(probabilities, looks_ahead=layer_mask.looks_ahead)
+    if state.observer is not None:
+        state.observer.take(probabilities, looks_ahead=layer_mask.looks_ahead)
     grouped_probabilities = probabilities.reshape(batch_size, group_count, -1, key_count)
     outputs = torch.matmul(grouped_probabilities, value)
     outputs = outputs.reshape(batch_size, head_count, length, -1)

@@ -170,8 +170,8 @@ class EmbeddingGraph(nn.Module):
         for hook in hooks:
             hook.before_layers(state)
         if self.capture is not None:
-            state.attention_reader = GraphCapture(self.capture, rows)
-            state.hook_data[self.capture] = state.attention_reader
+            state.observer = GraphCapture(self.capture, rows)
+            state.hook_data[self.capture] = state.observer
         with running(state):
             hidden_states: Tensor = self.model(**model_inputs).last_hidden_state
         for hook in reversed(hooks):
@@ -203,7 +203,7 @@ class EmbeddingGraph(nn.Module):
     ) -> Tensor:
         features = {
             "backward_attention": attention_rows,
-            "captured": self.capture,
+            "capture": self.capture,
             "token_embeddings": hidden_states,
         }
         pooling: Any = self.pooling

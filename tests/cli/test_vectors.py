@@ -239,6 +239,7 @@ def test_commands_refuse_options_that_do_not_fit(
         ("index FILE INDEX --add --no-tokens", "--no-tokens"),
         ("prune INDEX --compact --no-tokens", "--no-tokens"),
         ("index FILE INDEX --add --passages 256:32", "--passages"),
+        ("search INDEX a --encoding utf-16", "--encoding utf-16 does not go with queries"),
     ],
 )
 def test_refusals_name_the_option(

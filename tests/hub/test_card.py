@@ -37,28 +37,48 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"method": None},
         [
             """- A query is laid out, in JSON's notation, as `"Query: """,
-            "s     = v_T, T the last position of the input\ntext  = s / |s|\n",
-            "tokens of a document, a query ",
-            ", a text given to `encode` ",
+            "s      = v_T, T the last position of the input\nvector = s / ‖s‖₂\n",
+            " tokens for a document, ",
+            " for a query, ",
+            " for a text given to `encode`; the input",
+            "- A document of more than ",
+            "(the PromptEOL paper, cited below)",
+            "- `template`: the words around the text, ",
+            "is tokenized separately from the template, any prompt and the special tokens.",
         ],
     ),
     "reba": (
         {"pooling": "mean", "prompts": {"query": "问："}},
         [
-            '- Prompt `query`, before all else but the special tokens: `"问："`',
+            '- Prompt `query`, right after `<s>`: `"问："`',
             "\n  query: 问：\n",
+            "(section 3 of the ReBA paper, cited below)",
+            "Its token ids stand twice in the input: `<s>`, copy 1, copy 2.\n",
+            "It is part of the input, but it is not pooled.\n",
+            "- `pooled` in sentence_bert_config.json has no effect here: `ReBAPooling` takes",
+            "- `pooling`: how the formula pools the positions; the other choice is `last`.",
+            "- A text of more than 511 tokens is cut to its first 511.\n",
+            "Content positions are those of the text's tokens, in any copy, ",
         ],
     ),
-    "authors": ({"implementation": "authors"}, ["A^new[T, t]"]),
+    "authors": (
+        {"implementation": "authors"},
+        ["A^new[T, t]", "comes right after `<s>`, and is pooled as all positions are."],
+    ),
     "chunk": (
         {"chunk": 20},
         [
-            "pieces of nearly equal length",
-            "content positions t > p",
+            "pieces of nearly equal\nlength, and the model reads the last piece by itself, 2 times in a row.",
+            "content positions t > p_i",
+            "takes n + 1 positions once, and its last piece about 2·n/P + 1.",
             "v' its hidden states",
         ],
     ),
-    "special": ({"include_special": True}, ["over all positions t ≥ p of"]),
+    "chunk mean": (
+        {"chunk": 20, "pooling": "mean"},
+        ["reads each piece by itself", "and each of its pieces about 2·n/P + 1."],
+    ),
+    "special": ({"include_special": True}, ["over all positions t ≥ p_i,"]),
     "weights": (
         {"normalize_weights": True},
         ["the weights of each e_i divided by their sum"],
@@ -77,7 +97,24 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "nosink": (
         {"method": "nosink", "setting": "mask0&bidir", "k": 4, "k0": 1},
-        ["; 3-5 bidirectional; 6 nosink-"],
+        [
+            "; 3-5 bidirectional; 6 nosink-",
+            "`<s>`, the text.\n",
+            "it is not pooled; `include_prompt` in 1_Pooling/config.json has no effect.",
+            "- `k`: how many layers, counted from the top, are converted.",
+            "- `k0`: how many of the converted layers, counted from the top, hide the sink.",
+        ],
+    ),
+    "one mask": (
+        {"method": "nosink", "setting": "mask0-bidir", "k": [-1, 2]},
+        [
+            "- `setting`: the mask of the converted layers; `mask0-bidir` means nosink-bidirectional.",
+            "- `k`: the converted layers; 0 is the lowest, -1 the topmost.",
+        ],
+    ),
+    "extend": (
+        {"method": "nosink", "setting": "extend-bidir", "k": 2},
+        ["- `k`: how many times more the topmost layer runs."],
     ),
     "inter": (
         {"method": "nosink", "setting": "inter-bidir", "k": 2},
@@ -86,10 +123,16 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "ensemble": (
         {"method": "prompteol", "template": "contrastive"},
         [
-            "n + 25 positions, in each of 2 templates",
-            "s     = Σ_p w_p · s_p / |s_p|",
-            "w = (1, -0.25)\ntext  = s / |s|",
+            "A text is put into each of 2 templates, and each makes an input of its own.",
+            "Its token ids stand once in each input.",
+            "takes up to n + 25 positions, in each of 2 templates",
+            "s      = Σ_p w_p · s_p / ‖s_p‖₂",
+            "w = (1, -0.25)\nvector = s / ‖s‖₂",
         ],
+    ),
+    "reversed": (
+        {"method": "prompteol", "template": "reverseol"},
+        ["It stands once in each input.", "`{reversed}` is the text with its words "],
     ),
     "layers": (
         {"layer": [2, 4]},
@@ -112,7 +155,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "unnormalized": (
         {"method": "echo", "normalize": False},
-        ["\ntext  = v_t at the last of"],
+        ["\nvector = v_t at the last of", "| dimensions | 192, not normalized |"],
     ),
 }
 CITATIONS = {
@@ -170,7 +213,9 @@ def test_the_layout_of_the_input_is_told_with_the_method(
     card = saved_card(build_case("default"), tmp_path / "model")
     before_method, method_section = card.split("## Method")
     assert "laid out" not in before_method
-    assert "The tokenizer puts `<s>` before the input, and nothing after it." in method_section
+    assert (
+        "The tokenizer starts the input with `<s>` and adds nothing at its end." in method_section
+    )
     for prefix in (
         "A query",
         "A document",

@@ -15,6 +15,7 @@ import yaml
 from marks import Base
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from tokenizers.processors import TemplateProcessing
 
 import st_reba
 from st_reba.bases import BUNDLED, resolve_bundled
@@ -23,9 +24,15 @@ from st_reba.hub import save
 from st_reba.hub.card import card_values
 from st_reba.hub.card_base import describe_base
 from st_reba.hub.card_method import describe_input, describe_method
+from st_reba.hub.card_recipe import OPTION_HELP
+from st_reba.methods import OPTIONS as OPTIONS_OF_METHODS
 
 TEXTS = [f"{name} sells {number} books." for name in ("Ann", "王芳", "Tom") for number in range(40)]
 INSTRUCTION_OF_QUERIES = {"query": "Find it", "document": "Doc: "}
+IN_FRONT = (
+    "comes right after `<s>`. It is part of the input, but it is not pooled; `include_prompt` in 1_Pooling/config.json "
+    "has no effect."
+)
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +90,8 @@ def test_a_card_of_cut_vectors_does_not_claim_their_length(
     cut_model: SentenceTransformer, tmp_path: Path
 ) -> None:
     card = card_of(cut_model, tmp_path / "model")
-    assert "| dimensions | 64, the first of 192, length not scaled |" in card
-    assert "s     = s / |s|\ntext  = the first 64 dimensions of s\n" in card
+    assert "| dimensions | 64, the first of 192, not normalized |" in card
+    assert "s      = s / ‖s‖₂\nvector = the first 64 dimensions of s\n" in card
     vector = cut_model.encode("猫在睡觉")
     assert vector.shape == (64,)
     assert np.linalg.norm(vector) < 0.99
@@ -121,7 +128,7 @@ def test_vectors_that_are_not_cut_have_length_1(
         values = card_values(cut_model, tmp_path / "model")
     assert values.is_normalized
     assert values.whole_dimension is None
-    assert values.method.formula[-1] == "text  = s / |s|"
+    assert values.method.formula[-1] == "vector = s / ‖s‖₂"
 
 
 @pytest.mark.parametrize(
@@ -132,10 +139,9 @@ def test_vectors_that_are_not_cut_have_length_1(
             INSTRUCTION_OF_QUERIES,
             None,
             [
-                "A prompt that is given to `encode_document` stands before all else but the special tokens; it is "
-                "seen, and not pooled.",
+                f"A prompt given to `encode_document` {IN_FRONT}",
                 'Prompt `query`, where the template has `{instruction}`: `"Find it"`.',
-                'Prompt `document`, before all else but the special tokens: `"Doc: "`.',
+                'Prompt `document`, right after `<s>`: `"Doc: "`.',
             ],
         ),
         (
@@ -152,8 +158,7 @@ def test_vectors_that_are_not_cut_have_length_1(
             {"other": "Find it"},
             None,
             [
-                "A prompt that is given to `encode_document` stands before all else but the special tokens; it is "
-                "seen, and not pooled.",
+                f"A prompt given to `encode_document` {IN_FRONT}",
                 'Prompt `other`, where the template has `{instruction}`: `"Find it"`.',
             ],
         ),
@@ -162,10 +167,9 @@ def test_vectors_that_are_not_cut_have_length_1(
             {"other": "Find it"},
             "other",
             [
-                "A prompt that is given to `encode_query` stands before all else but the special tokens; it is "
-                "seen, and not pooled.",
-                "Prompt `other`, the default, where a template has `{instruction}`, and else before all else but the "
-                'special tokens: `"Find it"`.',
+                f"A prompt given to `encode_query` {IN_FRONT}",
+                "Prompt `other`, the default, where a template has `{instruction}`, otherwise right after "
+                '`<s>`: `"Find it"`.',
             ],
         ),
         (
@@ -173,10 +177,9 @@ def test_vectors_that_are_not_cut_have_length_1(
             INSTRUCTION_OF_QUERIES,
             None,
             [
-                "A prompt that is given to `encode` stands before all else but the special tokens; it is seen, and "
-                "not pooled.",
-                'Prompt `query`, before all else but the special tokens: `"Find it"`.',
-                'Prompt `document`, before all else but the special tokens: `"Doc: "`.',
+                f"A prompt given to `encode` {IN_FRONT}",
+                'Prompt `query`, right after `<s>`: `"Find it"`.',
+                'Prompt `document`, right after `<s>`: `"Doc: "`.',
             ],
         ),
     ],
@@ -338,8 +341,8 @@ def test_the_command_of_a_card_sets_what_no_recipe_holds(
     assert_rebuilt(model, tmp_path)
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert "--set 'default_prompt_name=of all' --set similarity_fn_name=dot`:" in card
-    assert "- Prompt `of all`, the default, before all else" in card
-    assert "- Prompt `7`, before all else" in card
+    assert "- Prompt `of all`, the default, right after" in card
+    assert "- Prompt `7`, right after" in card
     model.default_prompt_name = "7"
     shutil.rmtree(tmp_path / "my_model")
     rebuilt_model = rebuilt(card_of(model, tmp_path / "seven"), tmp_path)
@@ -357,7 +360,11 @@ def test_no_recipe_holds_the_length_of_an_embedder(tmp_path: Path) -> None:
     modules = [Transformer(resolve_bundled("mini")), Pooling(192, "mean")]
     SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path / "base"))
     model = st_reba.build(tmp_path / "base", "nosink:setting=mask0-bidir,k=2", device="cpu")
-    assert "given in Python" not in card_of(model, tmp_path / "model")
+    card = card_of(model, tmp_path / "model")
+    assert "given in Python" not in card
+    # The base makes the input, and may have been trained, though not here.
+    for words in ("is tokenized", "fine-tuned", "## Training", "Nothing was trained"):
+        assert words not in card
     model.max_seq_length = 24
     card = card_of(model, tmp_path / "shorter")
     assert "`, without the `max_seq_length` given in Python. If the base is a folder" in card
@@ -373,3 +380,38 @@ def test_a_strangers_record_of_loading_stays_text(tmp_path: Path) -> None:
     assert "given in Python" not in card
     model[0].recipe = {"name": "echo", "loading": 3}
     assert parse_recipe(card_of(model, tmp_path / "other"))["method"] == "echo"
+
+
+def test_special_tokens_on_either_side_are_told() -> None:
+    model = build_mean()
+    tokenizer = model.tokenizer
+    processors = {
+        "$A </s>": [
+            "The tokenizer ends the input with `</s>` and adds nothing at its start.",
+            "comes at the very start of the input. ",
+            ": copy 1, copy 2, `</s>`.",
+        ],
+        "<s> $A </s>": [
+            "The tokenizer starts the input with `<s>` and ends it with `</s>`.",
+            "comes right after `<s>`. ",
+            ": `<s>`, copy 1, copy 2, `</s>`.",
+        ],
+    }
+    for template, expected_words in processors.items():
+        special_tokens = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<s>", "</s>")]
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=template, special_tokens=special_tokens
+        )
+        description = describe_input(model)
+        text = "\n".join([description.tokenization, *description.layout_lines])
+        for words in expected_words:
+            assert words in text
+
+
+def test_a_row_of_many_copies_is_shortened() -> None:
+    words = "Its token ids stand 5 times in the input: `<s>`, copy 1, copy 2, …, copy 5."
+    assert describe_input(build_mean(repeats=5)).tokenization.endswith(words)
+
+
+def test_options_that_a_card_explains_exist() -> None:
+    assert set(OPTION_HELP) <= set(OPTIONS_OF_METHODS)

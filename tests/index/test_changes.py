@@ -89,6 +89,7 @@ class Changes(RuleBasedStateMachine):
         for document_id in deleted_ids:
             self.expected.pop(document_id, None)
         assert change.deleted == count_before - len(self.expected)
+        assert (change.added, change.replaced, change.unchanged) == (0, 0, 0)
 
     @rule()
     def compact(self) -> None:

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from st_reba.modules import RepeatTransformer, blocks
 from st_reba.modules.attention import attention
-from st_reba.modules.blocks import ScoreTerms, attend
+from st_reba.modules.blocks import ScoreTerms, attend_in_blocks
 from st_reba.modules.capture import BackwardAttention
 from st_reba.modules.eager import mask_of_chosen_keys
 from st_reba.modules.nosink import LayerMasks
@@ -119,9 +119,9 @@ def test_blocks_have_the_output_and_the_probabilities_of_the_whole(
 
     for head_tensor in heads:
         head_tensor.requires_grad_()
-    torch.testing.assert_close(attend(*heads, terms, check_block), expected_output)
+    torch.testing.assert_close(attend_in_blocks(*heads, terms, check_block), expected_output)
     with torch.no_grad():
-        torch.testing.assert_close(attend(*heads, terms, check_block), expected_output)
+        torch.testing.assert_close(attend_in_blocks(*heads, terms, check_block), expected_output)
     whole_size, *small_sizes = block_sizes
     assert whole_size > blocks.BLOCK_SIZE >= max(small_sizes)
     assert len(block_sizes) == (11 if terms.causal else 15)
@@ -134,7 +134,7 @@ def test_blocks_have_the_gradients_of_the_whole(
     monkeypatch.setattr(blocks, "BLOCK_SIZE", 32 * 4 * LENGTH)
     heads = [numbers.requires_grad_() for numbers in random_heads(value_size=5)]
     expected_output, _ = whole_attention(*heads, terms)
-    output = attend(*heads, terms, lambda block, texts, start: None)
+    output = attend_in_blocks(*heads, terms, lambda block, texts, start: None)
     random_weights = torch.randn_like(expected_output)
     gradients_of_blocks = torch.autograd.grad((output * random_weights).sum(), heads)
     expected_gradients = torch.autograd.grad((expected_output * random_weights).sum(), heads)
@@ -196,14 +196,14 @@ def test_a_layer_whose_hook_is_lost_is_missed(base: Base) -> None:
 def test_there_may_be_more_keys_than_queries() -> None:
     query, key, value = random_heads()
     terms = ScoreTerms(causal=True)
-    last_queries = attend(query[:, :, 2:], key, value, terms)
-    torch.testing.assert_close(last_queries, attend(query, key, value, terms)[:, 2:])
+    last_queries = attend_in_blocks(query[:, :, 2:], key, value, terms)
+    torch.testing.assert_close(last_queries, attend_in_blocks(query, key, value, terms)[:, 2:])
 
 
 def test_dropout_of_16_bits_is_shown_in_32() -> None:
     shown_blocks: list[Tensor] = []
     terms = ScoreTerms(causal=True, dropout=1.0)
-    output = attend(
+    output = attend_in_blocks(
         *random_heads(torch.bfloat16),
         terms,
         lambda block, *_: shown_blocks.append(block),
@@ -260,7 +260,7 @@ def test_arguments_that_attention_cannot_read_are_refused(
         {"spans": [], "attention_mask": torch.ones(2, 4), "copy_ids": None},
     )
     LayerMasks(build_pipeline(base("llama"), "mask0")[0]).before_layers(state)
-    state.attention_reader = object()
+    state.observer = object()
     module: Any = SimpleNamespace(layer_idx=layer_index)
     query = torch.zeros(2, 2, 4, 8)
     key = torch.zeros(2, 2, key_count, 8)

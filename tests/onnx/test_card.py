@@ -14,7 +14,7 @@ from st_reba.hub import save
 from st_reba.onnx.card import write_graph_card
 from st_reba.onnx.graph import EmbeddingGraph
 
-WARNING = "(t above) are made of the 240 tokens that are read, with special\n  tokens."
+WARNING = "(u above) are made of the 240 tokens that are read, with special\n  tokens."
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
