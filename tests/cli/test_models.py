@@ -71,7 +71,11 @@ def test_info_refuses_a_missing_model(tmp_path: Path) -> None:
 
 def test_verify_accepts_a_saved_model(saved_folder: Path, capsys: Capture) -> None:
     assert main(["verify", str(saved_folder), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["ok"] is True
+    printed_report = capsys.readouterr()
+    assert json.loads(printed_report.out)["ok"] is True
+    assert "Encoding" not in printed_report.err
+    assert main(["verify", str(saved_folder)]) == 0
+    assert "Encoding 20 texts" in capsys.readouterr().err
 
 
 def test_verify_and_push_refuse_other_code(

@@ -454,6 +454,7 @@ def test_passages_hold_every_character() -> None:
     token_spans = [(0, 1), (0, 1), (1, 3), (4, 5), (5, 6), (6, 7), (8, 9)]
     assert PassageSize(3, 1).find_spans(token_spans, 9) == [0, 4, 1, 6, 5, 9]
     assert PassageSize(1).find_spans(token_spans[:3], 3) == [0, 1, 0, 1, 1, 3]
+    assert PassageSize(1).find_spans([(0, 2), (3, 5)], 5) == [0, 3, 3, 5]
 
 
 @pytest.mark.parametrize("header", ["", "[]", "{}", '{"model": 1, "settings": 2}'])

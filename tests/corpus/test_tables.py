@@ -84,6 +84,13 @@ def test_unreadable_rows_of_csv_cost_their_lines(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("header", "columns"), [("text", "1 column"), ("text,n", "2 columns")])
+def test_rows_with_too_many_fields_say_how_many(header: str, columns: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"{header}\na,b,c\n", encoding="utf-8")
+    ((_, reason),) = read_rows(tmp_path / "a.csv", name="a")
+    assert f"3 fields, but {columns} in the first line" in str(reason)
+
+
 def test_unreadable_rows_of_jsonl_cost_their_lines(tmp_path: Path) -> None:
     content = '{"text": "a"}\n\n{"text": \n[1]\n"b"\n' + "[" * 10**5
     assert rows(tmp_path / "a.jsonl", content) == [
