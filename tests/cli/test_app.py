@@ -288,7 +288,7 @@ def test_defaults_are_those_of_python(command: str, functions: list[Any]) -> Non
         ("models", "info a/b"),
         ("models", "verify a/b"),
         ("models", "push a b/c"),
-        ("vectors", "search a b"),
+        ("search", "search a b"),
         ("vectors", "encode a/b a.txt --batch-tokens 1"),
         ("vectors", "index a.txt out --model a/b --workers 1"),
         ("evaluate", "compare mini a.tsv echo --limit 1"),
