@@ -35,8 +35,8 @@ _INVISIBLE_CODES = (
 class _CharacterTable(dict[int, str]):
     """What stands for each character, by its code; filled as characters are met.
 
-    SQLite knows the characters of Unicode 6.1 alone. It takes all newer ones for letters, emoji
-    too, and knows no small letter of them.
+    SQLite knows only the characters of Unicode 6.1. It takes all newer ones for letters, even
+    emoji, and does not know which of them are capitals.
     """
 
     def __missing__(self, code: int) -> str:
