@@ -66,7 +66,7 @@ def build(
         ImportError: The base needs an extra that is not installed.
 
     Source:
-        ReBA, Echo and NoSink; ``st_reba.methods.METHODS`` names the sections.
+        ReBA, Echo and NoSink; ``st_reba.methods.METHOD_SOURCES`` names the sections.
 
     Example:
         >>> import st_reba

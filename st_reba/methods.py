@@ -24,11 +24,18 @@ Options: TypeAlias = Mapping[str, Any]
 MutableOptions: TypeAlias = dict[str, Any]
 
 METHODS = {
-    "reba": "Backward attention over a repeated text (ReBA, section 3).",
-    "echo": "The last copy of a repeated text (Echo, section 3).",
-    "classical": "The text is read once (the baseline of all three papers).",
-    "prompteol": "The very last position of a prompt that asks for one word (Echo, section 4.2 and appendix D).",
-    "nosink": "The text is read once, with changed attention masks (NoSink, section 3).",
+    "reba": "Backward attention over a repeated text",
+    "echo": "The last copy of a repeated text",
+    "classical": "The text is read once",
+    "prompteol": "The very last position of a prompt that asks for one word",
+    "nosink": "The text is read once, with changed attention masks",
+}
+# Where they are described; classical is the baseline of all three papers.
+METHOD_SOURCES = {
+    "reba": "section 3 of the ReBA paper",
+    "echo": "section 3 of the Echo paper",
+    "prompteol": "the PromptEOL paper",
+    "nosink": "section 3 of the NoSink paper",
 }
 # The default: on real bases, the best of the methods that need neither texts nor numbers
 # (docs/results).
@@ -96,13 +103,15 @@ class Method:
         None, "copies of the text; default: 2, or the template's {text} slots"
     )
     template: Template | None = _option(
-        None, "text with one {text} for each copy, a name, a mapping by task, or a list"
+        None,
+        "the words around the text, written out or by their name; with one {text} for each copy; "
+        "a mapping by task; or a list",
     )
     weights: tuple[float, ...] | None = _option(
-        None, "one for each template of a list; default: their average"
+        None, "the weights of the templates; one for each of a list; default: their average"
     )
     equal_norms: bool = _option(
-        True, "of several templates: divide each vector by its length first"
+        True, "whether each template's vector is divided by its length first"
     )
     instruction: str = _option("", "value of the template's {instruction} where no prompt is given")
     pooled: str | None = _option(
@@ -111,7 +120,9 @@ class Method:
     compute_matched: bool = _option(
         False, "halve the tokens that a copy may hold, so that two cost what one did"
     )
-    max_seq_length: int | None = _option(None, "positions of a sequence, all copies together")
+    max_seq_length: int | None = _option(
+        None, "the most positions of an input, all copies together"
+    )
     normalize: bool = _option(True, "scale vectors to length 1")
     implementation: str = _option(
         "paper", "the paper's formulas (paper), or what its authors' code computes (authors)"
@@ -127,15 +138,18 @@ class Method:
         "converted layers from the top: a number, all, or a list of layers, -1 being the topmost",
     )
     k0: int | None = _option(None, "the topmost of the converted layers that hide the sink")
-    m: int = _option(1, "sink tokens that are hidden")
+    m: int = _option(1, "how many tokens at the start of the input are the sink")
     layer: Any = _option(
-        None, "layer to read, 0 (embeddings) to L or -1 (L) downwards; or first and last of several"
+        None,
+        "the layer that is read, or the first and the last of several (0 is the embeddings, -1 the "
+        "topmost layer)",
     )
     read: str = _option(
         "states",
-        "states, or attention: mean of attention outputs, by default of the upper half of layers",
+        "what is read, hidden states (states), or the mean of attention outputs (attention); by "
+        "default those of the upper half of layers",
     )
-    join: str = _option("mean", "of several layers' states: mean, or concat")
+    join: str = _option("mean", "how the states of several layers are joined, mean or concat")
     final_norm: bool = _option(True, "read states after the model's final norm")
     filter: str | None = _option(None, "file of a fitted filter")
 

@@ -176,11 +176,10 @@ def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
 def _with_copies(model: SentenceTransformer, repeats: int) -> SentenceTransformer:
     """A model of the same base that reads a text ``repeats`` times."""
     transformer = transformer_of(model)
-    options: dict[str, Any] = {}
-    for option_name in set(transformer.config_keys) - set(Transformer.config_keys):
-        options[option_name] = getattr(transformer, option_name)
-    options |= {"repeats": repeats}
-    options.pop("own_input", None)  # of a model that keeps the input of its base
+    own_options = set(transformer.config_keys) - set(Transformer.config_keys)
+    own_options.discard("own_input")  # of a model that keeps the input of its base
+    options = {option_name: getattr(transformer, option_name) for option_name in own_options}
+    options["repeats"] = repeats
     changed_transformer = type(transformer)(transformer, **options)
     pooling = Pooling(changed_transformer.get_embedding_dimension())
     return SentenceTransformer(modules=[changed_transformer, pooling], device=str(model.device))

@@ -15,6 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from ..encode import prompt_name_of, saved_prompt, transformer_of
 from ..methods import (
+    METHOD_SOURCES,
     METHODS,
     Method,
     method_of,
@@ -44,14 +45,6 @@ _TASK_WORDS = {
 }
 
 Templates: TypeAlias = "dict[str, list[str]]"
-
-# Where each method comes from.
-_SOURCES = {
-    "reba": "section 3 of the ReBA paper",
-    "echo": "section 3 of the Echo paper",
-    "prompteol": "the PromptEOL paper",
-    "nosink": "section 3 of the NoSink paper",
-}
 
 
 @dataclass(frozen=True)
@@ -415,9 +408,8 @@ def describe_method(model: SentenceTransformer, base: BaseDescription) -> Method
     formula = _formula(model, method)
     return MethodDescription(
         method=method,
-        # Without the place in a paper, which comes in parentheses.
-        summary=METHODS[method.name].split(" (")[0] if method else "modules put together by hand",
-        source=_SOURCES.get(method.name) if method else None,
+        summary=METHODS[method.name] if method else "modules put together by hand",
+        source=METHOD_SOURCES.get(method.name) if method else None,
         states=_describe_states(model),
         uses_attention=method is not None and method.name == "reba",
         uses_content_positions=any("content positions" in line for line in formula),

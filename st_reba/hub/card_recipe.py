@@ -16,19 +16,6 @@ from ..named_base import KWARGS_OPTIONS
 from ..poolings import poolings_of
 from .card_base import BaseDescription, is_cut, loading_record, saved_prompts
 
-# Of options whose help on the command line is not enough beside a recipe. Those of `pooling`,
-# `setting`, `k` and `k0` depend on their values.
-OPTION_HELP = {
-    "template": "the words around the text, written out or by their name",
-    "weights": "the weights of the templates",
-    "equal_norms": "whether each template's vector is divided by its length first",
-    "max_seq_length": "the most positions of an input, all copies together",
-    "m": "how many tokens at the start of the input are the sink",
-    "layer": "the layer that is read, or the first and the last of several; 0 is the embeddings, -1 the topmost layer",
-    "read": "what is read: hidden states (states), or the mean of attention outputs (attention)",
-    "join": "how the states of several layers are joined: mean, or concat",
-}
-
 
 def _recipe_options(model: SentenceTransformer, method: Method) -> MutableOptions:
     """The name and the options of a method that a recipe can hold.
@@ -79,8 +66,6 @@ def describe_options(model: SentenceTransformer, method: Method | None) -> dict[
     for option_name in _recipe_options(model, method):
         if option_name in help_by_value:
             option_help[option_name] = help_by_value[option_name]
-        elif option_name in OPTION_HELP:
-            option_help[option_name] = OPTION_HELP[option_name]
         elif option_name in OPTIONS:
             # The other choices follow a colon or semicolon.
             option_help[option_name] = re.split("[:;]", OPTIONS[option_name])[0]

@@ -137,7 +137,7 @@ class QuestionBatch:
         self.fill_states(leading_rows, start, max(text_ends), text_cache)
         assert self.hidden_states is not None
         for text_rows, text_end in zip(texts, text_ends, strict=True):
-            # A copy, as torch refuses to write a tensor into others of the same memory.
+            # Cloned, because torch refuses to write into memory that the source overlaps.
             text_states = self.hidden_states[text_rows[0], start:text_end].clone()
             self.hidden_states[text_rows[1:], start:text_end] = text_states
         # After texts of one length, questions have no padding before them.

@@ -24,8 +24,6 @@ from st_reba.hub import save
 from st_reba.hub.card import card_values
 from st_reba.hub.card_base import describe_base
 from st_reba.hub.card_method import describe_input, describe_method
-from st_reba.hub.card_recipe import OPTION_HELP
-from st_reba.methods import OPTIONS as OPTIONS_OF_METHODS
 
 TEXTS = [f"{name} sells {number} books." for name in ("Ann", "王芳", "Tom") for number in range(40)]
 INSTRUCTION_OF_QUERIES = {"query": "Find it", "document": "Doc: "}
@@ -411,7 +409,3 @@ def test_special_tokens_on_either_side_are_told() -> None:
 def test_a_row_of_many_copies_is_shortened() -> None:
     words = "Its token ids stand 5 times in the input: `<s>`, copy 1, copy 2, …, copy 5."
     assert describe_input(build_mean(repeats=5)).tokenization.endswith(words)
-
-
-def test_options_that_a_card_explains_exist() -> None:
-    assert set(OPTION_HELP) <= set(OPTIONS_OF_METHODS)
