@@ -79,6 +79,18 @@ def test_a_mask_that_is_declared_elsewhere_works_and_travels(
     assert code.MASKS is not MASKS and code.MASKS["toy-window"].is_causal
 
 
+@pytest.mark.parametrize("section", ["__main__", "a_module_that_is_gone"])
+def test_a_mask_without_a_file_is_not_saved(
+    section: str, toy_files: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a notebook; the tests themselves run in a ``__main__`` that has a file."""
+    importlib.import_module("toy_mask")
+    model = build("mini", "nosink", setting="toy-window", k=3)
+    monkeypatch.setattr(MASKS["toy-window"].visible_tokens, "__module__", section)
+    with pytest.raises(ValueError, match=f"{section!r} cannot be imported as a file"):
+        save_and_load(model, tmp_path / "saved")
+
+
 def test_a_pooling_that_is_declared_elsewhere_works_and_travels(
     toy_files: None, tmp_path: Path
 ) -> None:

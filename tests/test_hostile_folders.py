@@ -253,11 +253,18 @@ def test_a_stored_setting_is_refused(folder: Path, name: str, value: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["processor_class", "image_processor_type", "feature_extractor_type"]
+    ("name", "value"),
+    [
+        ("processor_class", "LlamaModel"),
+        # It would load two tokenizers that a folder names.
+        ("processor_class", "RagTokenizer"),
+        ("image_processor_type", "LlamaModel"),
+        ("feature_extractor_type", "LlamaModel"),
+    ],
 )
-def test_a_model_named_as_a_processor_is_refused(folder: Path, name: str) -> None:
-    write_json(folder / "preprocessor_config.json", **{name: "LlamaModel"})
-    assert_refused(folder, "LlamaModel")
+def test_what_is_no_processor_is_refused(folder: Path, name: str, value: str) -> None:
+    write_json(folder / "preprocessor_config.json", **{name: value})
+    assert_refused(folder, value)
 
 
 def test_a_model_named_as_an_audio_tokenizer_is_refused(folder: Path) -> None:

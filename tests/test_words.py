@@ -275,6 +275,11 @@ def build_reversed(base: Base, folder: Path) -> SentenceTransformer:
     return st_reba.build("mini", "prompteol", template="{reversed}:")
 
 
+def build_partly_reversed(base: Base, folder: Path) -> SentenceTransformer:
+    template = {"query": "{text}?", "document": "{reversed}:"}
+    return st_reba.build("mini", "prompteol", template=template)
+
+
 @pytest.mark.parametrize(
     ("build_model", "reason"),
     [
@@ -282,6 +287,7 @@ def build_reversed(base: Base, folder: Path) -> SentenceTransformer:
         (build_with_own_input, "own input"),
         (build_ensemble, "2 rows"),
         (build_reversed, "reversed"),
+        (build_partly_reversed, "reversed"),
     ],
 )
 def test_models_without_vectors_of_words_are_refused_with_advice(

@@ -133,10 +133,13 @@ class SectionSource:
     """The source of a section, in parts: its docstring, its imports, and the rest."""
 
     def __init__(self, section: str) -> None:
-        module_spec = find_spec(section)
+        module_spec = None
+        if section != "__main__":  # a notebook, or a program with statements of its own
+            module_spec = find_spec(section)
         if module_spec is None or module_spec.origin is None:
             raise ValueError(
-                f"The source of {section!r}, which the model needs, is not there. Put it on Python's path."
+                f"A saved model carries the source of what it needs, but {section!r} cannot be imported as a file. "
+                "Put what it declares into a .py file of its own on Python's path, and import that."
             )
         text = Path(module_spec.origin).read_text(encoding="utf-8")
         tree = ast.parse(text)

@@ -268,9 +268,6 @@ def is_processor_name(class_name: str) -> bool:
             continue
         if not isinstance(named_class, type) or not issubclass(named_class, _processor_classes()):
             return False
-        # A RAG tokenizer loads a whole repository of parts.
-        if named_class.__name__.startswith("Rag"):
-            return False
     return True
 
 

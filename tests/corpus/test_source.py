@@ -465,6 +465,11 @@ def test_metadata_are_converted_to_json() -> None:
     }
 
 
+def test_keys_of_metadata_are_strings() -> None:
+    with pytest.raises(ValueError, match="the key 1 is a int, not a string"):
+        to_json_value({"pages": {1: "title"}})
+
+
 @pytest.mark.parametrize("arrow_column", [pa.array(["a", "b"]), pa.chunked_array([["a"], ["b"]])])
 def test_columns_of_arrow_are_texts(arrow_column: Any) -> None:
     assert read(arrow_column) == [Document("a"), Document("b")]

@@ -30,11 +30,12 @@ def rows(path: Path, content: str | bytes, **options: str) -> list[object]:
 
 
 def test_quotes_of_csv_enclose_fields(tmp_path: Path) -> None:
-    content = '\ufefftext,n\n"a ""b"", c",1\n"two\nlines",2\n\nplain,3\r\n'
+    content = '\ufefftext,n\n"a ""b"", c",1\n"two\nlines",2\n\nplain,3\r\n"He,it\nruns",yes\n'
     assert rows(tmp_path / "a.csv", content) == [
         {"text": 'a "b", c', "n": "1"},
         {"text": "two\nlines", "n": "2"},
         {"text": "plain", "n": "3"},
+        {"text": "He,it\nruns", "n": "yes"},
     ]
 
 

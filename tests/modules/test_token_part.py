@@ -15,6 +15,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from tiny import WORDS
+from torch import Tensor
 
 import st_reba
 from st_reba import TokenPart
@@ -110,9 +111,16 @@ def test_a_model_without_it_computes_no_tokens() -> None:
     assert "content_ids" not in features
 
 
-def test_tokens_that_are_missing_are_refused() -> None:
+@pytest.mark.parametrize("features", [{}, {"content_ids": torch.tensor([[1, -1]])}])
+def test_a_module_without_embeddings_is_refused(features: dict[str, Tensor]) -> None:
     with pytest.raises(ValueError, match="no tokens of the texts are there"):
-        TokenPart(2, 5, 3, 2, share=0.4)({"sentence_embedding": torch.ones(1, 2)})
+        TokenPart(2, 5, 3, 2, share=0.4)({"sentence_embedding": torch.ones(1, 2), **features})
+
+
+def test_tokens_that_are_missing_are_refused() -> None:
+    token_part: Any = fit(st_reba.build("mini", "classical", device="cpu"))[-1]
+    with pytest.raises(ValueError, match="no tokens of the texts are there"):
+        token_part({"sentence_embedding": torch.ones(1, 192)})
 
 
 CHANGES = {

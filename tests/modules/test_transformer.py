@@ -224,6 +224,7 @@ def test_checkpointing_that_would_be_wrong_is_refused(
     with torch.no_grad():
         model(features_of(model))
     model.eval()(features_of(model))
+    assert model[0].train().model.training
 
 
 def loaded_with_missing_keys(
