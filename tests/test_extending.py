@@ -46,12 +46,12 @@ def toy_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         (folder / name).write_text(example, encoding="utf-8")
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(poolings, "POOLINGS", [*poolings.POOLINGS])
+    declarations: list[dict[str, Any]] = [MASKS, MODULES, KINDS, COLUMNS]
+    declared_before = [dict(declared) for declared in declarations]
     yield
-    MASKS.pop("toy-window", None)
-    MODULES.pop("ToyPooling", None)
-    for kind_name, role in (("Margins", "margin"), ("Nearness", "nearness"), ("Stars", "stars")):
-        KINDS.pop(kind_name, None)
-        COLUMNS.pop(role, None)
+    for declared, before in zip(declarations, declared_before, strict=True):
+        declared.clear()
+        declared.update(before)
     for name in ("published_toy", *FILES):
         sys.modules.pop(Path(name).stem, None)
 
@@ -139,7 +139,7 @@ def test_a_kind_of_task_that_is_declared_elsewhere_is_read_and_scored(
 
 def test_pairs_with_a_number_have_a_reader_and_a_metric_of_their_own(toy_files: None) -> None:
     importlib.import_module("toy_pairs")
-    pairs = PAIRS.drop(columns=["least", "score"]).assign(stars=["1", "5", "3"])
+    pairs = PAIRS.drop(columns=["least", "score"]).assign(toy_stars=["1", "5", "3"])
     pairs = pairs.loc[[0, 1, 2] * 4]
     model = build("mini", "echo", pooling="mean")
     vectors = model.encode(TEXTS)
@@ -148,9 +148,9 @@ def test_pairs_with_a_number_have_a_reader_and_a_metric_of_their_own(toy_files: 
     distances = abs(cosine), 0, abs(cosine - 0.5)
     assert result.score == pytest.approx(1 - sum(distances) / 3, abs=1e-5)
     with pytest.raises(
-        ValueError, match=r"row 1, column 'stars': '1.5' is not a whole number from 1 to 5"
+        ValueError, match=r"row 1, column 'toy_stars': '1.5' is not a whole number from 1 to 5"
     ):
-        read_task(pairs.assign(stars="1.5"))
+        read_task(pairs.assign(toy_stars="1.5"))
 
 
 def test_a_role_is_the_name_of_its_column(toy_files: None) -> None:

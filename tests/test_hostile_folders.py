@@ -280,6 +280,11 @@ def test_a_truncate_dim_that_is_no_size_is_refused(folder: Path, size: Any) -> N
     assert_refused(folder, "truncate_dim")
 
 
+def test_one_dimension_is_a_size(folder: Path) -> None:
+    write_json(folder / MODEL_SETTINGS, truncate_dim=1)
+    assert st_reba.load(folder, device="cpu").encode("a").shape == (1,)
+
+
 def rename_number_types(file: Path, number_type: str) -> None:
     """Say in a header that all numbers of two bytes are of another type."""
     content = file.read_bytes()

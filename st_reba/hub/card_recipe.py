@@ -85,7 +85,9 @@ def _help_by_value(model: SentenceTransformer, method: Method) -> dict[str, str]
     masks_of_settings = {mask.inplace_setting: mask.name for mask in MASKS.values()}
     if method.setting in masks_of_settings:
         mask_name = masks_of_settings[method.setting]
-        setting_help = f"the mask of the converted layers; `{method.setting}` means {mask_name}"
+        setting_help = "the mask of the converted layers"
+        if mask_name != method.setting:
+            setting_help += f"; `{method.setting}` means {mask_name}"
     else:
         setting_help = "which masks the layers have, and whether some run again; the table at the top shows the result"
     if method.plan_layers(None).architecture == "extend":

@@ -99,7 +99,10 @@ def test_refused_input_is_answered_in_the_pages_words(
     look = answers().or_problem(answers().look)
     too_many = WORDS["too_many"].format(count=2, most=1)
     assert too_many in look("echo", "a\nb", 1, "last", "", 0)
-    assert compare([], "a\nb") == draw.draw_problem(WORDS["problem"], WORDS["no_model"])
+    no_model = draw.draw_problem(WORDS["problem"], WORDS["no_model"])
+    assert compare([], "a\nb") == no_model
+    search = answers().or_problem(answers().search)
+    assert search([], "pasted", "hybrid", "a cat", "The cat sleeps.") == no_model
     assert "300" in compare(["echo"], f"a\n{'b' * 301}")
     assert not caplog.records
 
