@@ -73,6 +73,17 @@ def test_quotes_of_tsv_that_join_whole_rows_are_text(tmp_path: Path) -> None:
     assert len(rows(tmp_path / "a.tsv", content)) == 3
 
 
+def test_a_quote_that_joins_rows_is_told_with_their_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id,text\nd1,a\nd2,"b\nd3,c\nd4,d"\n', encoding="utf-8")
+    rows_read = list(read_rows(tmp_path / "a.csv", name="a"))
+    reason = str(rows_read[1][1])
+    assert "it would swallow lines 4 to 5, which are rows by themselves" in reason
+    assert [cells for _, cells in rows_read[2:]] == [
+        {"id": "d3", "text": "c"},
+        {"id": "d4", "text": 'd"'},
+    ]
+
+
 def test_unreadable_rows_of_csv_cost_their_lines(tmp_path: Path) -> None:
     content = 'text,n\n"two\nlines",1\na,b,c\n"x"y,2\nok,3\n"open,4\nmore,5\n'
     assert rows(tmp_path / "a.csv", content) == [

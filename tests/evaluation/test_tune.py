@@ -556,7 +556,10 @@ def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plan_by_labels(views_of(TEXTS), TEXTS, 1000, 0), "30 or more items of"),
+        (
+            lambda: plan_by_labels(views_of(TEXTS), TEXTS, 1000, 0),
+            "30 or more items of Classification, PairClassification, Reranking, STS, without train",
+        ),
         (lambda: tune.tune("mini"), "texts"),
         (lambda: st_reba.build("mini", "auto", texts=TEXTS[:20]), "give 50 at least"),
         (lambda: st_reba.build("mini", "auto", texts=TEXTS, quantization="int3"), "quantization"),

@@ -105,6 +105,7 @@ def test_english_is_stemmed_and_accents_do_not_count(index_path: Path) -> None:
         ("Donau\u00addampf\u2060schiff", "donaudampfschiff"),
         ("葛\U000e0100城", "葛城"),
         ("क्\u200dष", "क्ष"),
+        ("ᠠ\u180bᠨ", "ᠠᠨ"),
         ("a\u0305b", "ab"),
     ],
 )

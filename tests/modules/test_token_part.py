@@ -111,6 +111,18 @@ def test_a_model_without_it_computes_no_tokens() -> None:
     assert "content_ids" not in features
 
 
+def test_the_first_token_of_the_vocabulary_counts() -> None:
+    model = fit(st_reba.build("mini", "classical", device="cpu"))
+    token_part: Any = model[-1]
+    vectors = torch.ones(3, 192)
+    # -1 stands after a text's tokens.
+    content_ids = torch.tensor([[0, 5], [5, -1], [5, 5]])
+    joined: Any = token_part({"sentence_embedding": vectors, "content_ids": content_ids})
+    first, second, third = joined["sentence_embedding"]
+    assert torch.equal(second, third)
+    assert not torch.equal(first, second)
+
+
 @pytest.mark.parametrize("features", [{}, {"content_ids": torch.tensor([[1, -1]])}])
 def test_a_module_without_embeddings_is_refused(features: dict[str, Tensor]) -> None:
     with pytest.raises(ValueError, match="no tokens of the texts are there"):

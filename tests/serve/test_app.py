@@ -119,20 +119,20 @@ def test_wrong_and_large_bodies_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("request_parts", "status"),
+    ("request_parts", "status", "message"),
     [
-        (("/v1/nowhere", None), 404),
-        ((PATH, None), 405),
-        ((PATH, {"input": "a"}, {"Content-Type": "text/plain"}), 415),
-        (("/v1/search", {"query": "a"}), 404),
+        (("/v1/nowhere", None), 404, "There is no '/v1/nowhere' here"),
+        ((PATH, None), 405, "Method Not Allowed"),
+        ((PATH, {"input": "a"}, {"Content-Type": "text/plain"}), 415, "Send Content-Type"),
+        (("/v1/search", {"query": "a"}), 404, "There is no '/v1/search' here"),
     ],
 )
 def test_other_paths_methods_and_types_are_refused(
-    request_parts: tuple[Any, ...], status: int, ask_server: Any
+    request_parts: tuple[Any, ...], status: int, message: str, ask_server: Any
 ) -> None:
     (answer,) = ask_server(request_parts)
     assert answer.status_code == status
-    error_of(answer)
+    assert error_of(answer)["message"].startswith(message)
 
 
 @pytest.mark.parametrize(
