@@ -377,9 +377,12 @@ class Judge:
         ]
 
     def _tests_of_line(self, fault: Fault) -> list[str]:
-        """The tests that run the line; for a line that runs only at import, the tests of the whole file."""
+        """The tests that run the line; for one that runs only at import, of its function, or of the file."""
         contexts_by_line = self.coverage.contexts_by_lineno(str(ROOT / fault.file))
         contexts = set(contexts_by_line.get(fault.line, ())) - {""}
+        if not contexts:
+            for line in lines_of_function(ROOT / fault.file, fault.line):
+                contexts |= set(contexts_by_line.get(line, ())) - {""}
         if not contexts:
             contexts = set().union(*contexts_by_line.values())
         test_ids: list[str] = []
@@ -388,6 +391,17 @@ class Judge:
             if test in self.test_seconds:
                 test_ids.append(test)
         return test_ids
+
+
+def lines_of_function(file: Path, line: int) -> range:
+    """The lines of the innermost function that has a line in its head or body."""
+    lines = range(0)
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if node.lineno <= line <= (node.end_lineno or 0):  # inner functions come later
+            lines = range(node.lineno, (node.end_lineno or 0) + 1)
+    return lines
 
 
 def number_cases(test_ids: list[str]) -> dict[str, int]:
