@@ -49,18 +49,26 @@ def _find_problem(model: PreTrainedModel) -> str | None:
     return None
 
 
-def most_equal_positions(config: PretrainedConfig) -> int | None:
-    """Positions up to which a text's vector does not depend on its batch; None: there is no limit.
+def most_positions(model: PreTrainedModel) -> int | None:
+    """Positions up to which a text can be read and its vector depends on nothing else; None: no limit but the model's.
 
-    With "longrope", one text of more positions gives other rotary factors to the whole batch.
+    With "longrope", one text of more positions gives other rotary factors to its whole batch.
+    Reformer draws its hashes at random where a text exceeds a chunk. RoBERTa and its relatives count
+    positions from one after the padding's.
     """
-    text_config: Any = config.get_text_config()
+    text_config: Any = model.config.get_text_config()
     rope_parameters = getattr(text_config, "rope_parameters", None) or {}
     # Some models have several, by the type of a layer.
     for rope in (rope_parameters, *rope_parameters.values()):
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
             limit = rope.get("original_max_position_embeddings")
             return limit or getattr(text_config, "original_max_position_embeddings", None)
+    if "lsh" in getattr(text_config, "attn_layers", ()):
+        return int(text_config.lsh_attn_chunk_length)
+    for name, module in model.named_modules():
+        is_table = name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
+        if is_table and module.padding_idx is not None:
+            return int(module.num_embeddings) - int(module.padding_idx) - 1
     return None
 
 

@@ -112,6 +112,8 @@ def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> BaseLo
         raise ValueError(
             f"base={base_path!r} is a file. Name the folder that holds the model, or a .gguf file."
         )
+    if os.path.isabs(base_path) and not os.path.exists(base_path):
+        raise FileNotFoundError(f"base={base_path!r}: there is no such folder.")
     is_folder = os.path.isdir(base_path)
     if is_folder and gguf_file is None:
         gguf_file = _only_gguf_file(base_path)

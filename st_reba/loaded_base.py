@@ -50,13 +50,20 @@ class LoadedBase:
 
     def load(self) -> RepeatTransformer:
         """A RepeatTransformer around the same weights; its tokenizer is a copy, with settings of its own."""
+        class_name = type(self.model).__name__
+        if not hasattr(self.model, "base_model"):
+            raise ValueError(
+                f"base={class_name} is neither a name nor a loaded model of transformers."
+            )
+        if any(".base_layer." in name for name, _ in self.model.named_parameters()):
+            # These names would be saved without the adapter's configuration.
+            raise ValueError(
+                f"base={class_name} holds an adapter of PEFT that is not merged into its weights. "
+                "Give peft_model.merge_and_unload()."
+            )
         if self.tokenizer is None or isinstance(self.tokenizer, (str, os.PathLike)):
             raise ValueError(
                 "A loaded model needs its tokenizer: build(llm, tokenizer=tokenizer, …)."
-            )
-        if not hasattr(self.model, "base_model"):
-            raise ValueError(
-                f"base={type(self.model).__name__} is neither a name nor a loaded model of transformers."
             )
         backbone = share_backbone(self.model)
         check_backbone(backbone, self.name)

@@ -90,7 +90,8 @@ def encode_words(
 
     Raises:
         ValueError: A word is not in its text, or there twice; its span is empty, out of the text,
-            on no token, or past the cut; or the model makes several rows of a text.
+            on no token, or past the cut; or the model makes several rows of a text, or has a
+            tokenizer that is not fast, which does not say where tokens stand.
 
     Source:
         ReBA, section 3.3 (word embedding); Echo, section 3.
@@ -102,6 +103,9 @@ def encode_words(
         (2, 192)
     """
     transformer = _transformer_for_words(model)
+    if not transformer.text_tokenizer.is_fast:
+        kind = type(transformer.text_tokenizer).__name__
+        raise ValueError(f"Vectors of words need a fast tokenizer; this model's is a {kind}.")
     located_words = [_locate_word(item_index, item) for item_index, item in enumerate(items)]
     items_of_text: dict[str, list[int]] = {}
     for item_index, (text, _) in enumerate(located_words):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
+import families
 import pytest
 import torch
 from architectures import SHORT_POSITIONS
@@ -64,6 +66,26 @@ def test_a_long_text_does_not_change_the_rotary_factors_of_its_batch(base: Base)
     assert_close(encode_texts(model, texts * 4)[:2], alone.double())
     with pytest.raises(ValueError, match="max_seq_length=41: beyond 40 positions"):
         build(base("phi3"), "prompteol", max_seq_length=41)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "limit"),
+    [
+        ("roberta", 254),  # of 256 positions, as it counts from one after the padding's
+        ("reformer", 64),  # a chunk: the hashes of longer texts are drawn at random
+    ],
+)
+def test_a_text_of_all_positions_that_can_be_read(
+    model_type: str, limit: int, tmp_path: Path
+) -> None:
+    families.save(model_type, tmp_path)
+    model = build(tmp_path, "classical", pooling="mean")
+    assert model.max_seq_length == limit
+    texts = ["A cat.", "The river runs past the old mill. " * 40]
+    alone = encoded(model, texts, alone=True)
+    assert_close(encoded(model, texts), alone.double())
+    with pytest.raises(ValueError, match=f"beyond {limit} positions"):
+        build(tmp_path, "classical", max_seq_length=limit + 1)
 
 
 def test_special_tokens_in_a_text_are_text(base: Base) -> None:

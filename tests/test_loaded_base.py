@@ -100,6 +100,12 @@ def put_embeddings_on_disk(language_model: PreTrainedModel) -> None:
     language_model.add_module("positions", torch.nn.Embedding(2, 2, device="meta"))
 
 
+def hold_an_adapter(language_model: PreTrainedModel) -> None:
+    """As PEFT names a weight beside which it keeps its own."""
+    adapted_layer = torch.nn.ModuleDict({"base_layer": torch.nn.Linear(2, 2)})
+    language_model.add_module("adapted", adapted_layer)
+
+
 def build_loaded(folder: Path, **options: Any) -> SentenceTransformer:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return build(AutoModel.from_pretrained(folder), **{"tokenizer": tokenizer, **options})
@@ -112,6 +118,7 @@ def build_loaded(folder: Path, **options: Any) -> SentenceTransformer:
         (lose_quantization, "its quantization 7"),
         (spread_over_devices, "several devices"),
         (put_embeddings_on_disk, "embeddings on disk"),
+        (hold_an_adapter, r"not merged into its weights. Give peft_model.merge_and_unload\(\)"),
     ],
 )
 def test_loaded_models_that_cannot_be_used_are_refused(
@@ -143,3 +150,5 @@ def test_options_that_do_not_fit_a_loaded_model_are_refused(
 def test_a_loaded_model_is_one_of_transformers(llama: Path) -> None:
     with pytest.raises(ValueError, match="Linear is neither"):
         build(torch.nn.Linear(2, 2), tokenizer=AutoTokenizer.from_pretrained(llama))
+    with pytest.raises(ValueError, match="SentenceTransformer is neither"):
+        build(build(llama))

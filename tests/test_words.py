@@ -303,6 +303,15 @@ def test_models_without_vectors_of_words_are_refused_with_advice(
         encode_tokens(model, ["The river bank"])
 
 
+def test_words_need_a_tokenizer_that_says_where_tokens_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = st_reba.build("mini", "classical")
+    monkeypatch.setattr(type(model.tokenizer), "is_fast", False)
+    with pytest.raises(ValueError, match="Vectors of words need a fast tokenizer"):
+        encode_words(model, [RIVER_BANK])
+
+
 TOKEN_METHODS: list[dict[str, Any]] = [
     {"method": "reba", "pooling": "mean", "normalize_weights": True},
     {"method": "reba", "implementation": "authors"},

@@ -305,9 +305,11 @@ def onnx(
     as_json: AsJson = False,
 ) -> None:
     """Export a saved model as one ONNX graph, which needs neither torch nor st_reba."""
+    from ..hub.save import check_free
     from ..onnx import export
     from ..safety import load
 
+    check_free(out, overwrite=overwrite, is_export=True)
     silence_loading()
     with progress.step(f"Exporting {model}"):
         loaded_model = load(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ..index import Index
     from ..index.changes import Change
 
-_FILE_TYPES = ".txt (one text per line), .jsonl, .json, .csv, .tsv, .parquet, .md (one document)"
+_FILE_TYPES = ".txt (one text per line, blank lines aside), .jsonl, .json, .csv, .tsv, .parquet, .md (one document)"
 _INPUT_HELP = f"Texts: {_FILE_TYPES}, or a folder; -: lines of stdin"
 Input = Annotated[str, Argument(metavar="INPUT", help=f"{_INPUT_HELP}.")]
 IdColumn = Annotated[

@@ -179,8 +179,15 @@ def _begins_with(message: str, value: str) -> bool:
         return False
     # A message names a file as the user did, or by its absolute path. What follows shows whether
     # it is that value, or a word that happens to be the same.
-    file_names = _any_of([value, os.path.abspath(value)])
+    file_names = _any_of([value, _absolute_path(value)])
     return re.match(rf"({file_names})(:|/| is (no|a) )", message) is not None
+
+
+def _absolute_path(path: str) -> str:
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:  # the current folder is deleted
+        return path
 
 
 def names_an_option_first(message: str) -> bool:

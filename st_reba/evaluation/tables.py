@@ -153,7 +153,8 @@ class LabelledTable:
             first_role = next(iter(readers))
             example = f"columns={{{first_role!r}: …}} (--column {first_role}=…)"
             raise ValueError(
-                f"{self.name}: the columns {names} are not {', '.join(readers)}: name them, {example}."
+                f"{self.name}: the columns {names} are not {', '.join(readers)}: name them, {example}, "
+                "or name another kind of task (kind=…, --kind)."
             )
         numbered_rows: list[NumberedRow] = list(
             enumerate(self.frame[columns].itertuples(index=False, name=None), 1)

@@ -17,8 +17,9 @@ from sentence_transformers.util import batch_to_device, cos_sim, load_file_path
 from ..build import build
 from ..encode import saved_prompt, transformer_of
 from ..evaluation.attention import Maps, attention_maps, sink_table
-from ..methods import Method, method_of
+from ..methods import Method, how_to_fill, method_of, open_fields
 from ..modules.capture import Capture
+from ..modules.layout import TASKS
 from ..modules.transformer import RepeatTransformer
 from ..safety import load
 from ..words import tokens_of_span
@@ -31,7 +32,7 @@ MAX_SENTENCES = 12
 MAX_DOCUMENTS = 100
 MAX_CHARACTERS = 300
 MAX_COPIES = 4
-MAX_POSITIONS = 192
+MAX_POSITIONS = 320
 MAX_RESULTS = 5
 # How many results of an index the methods rerank, and how many characters they read of each.
 MAX_HITS = 30
@@ -51,8 +52,16 @@ def open_model(base: str, method: Method | None, **options: Any) -> SentenceTran
     """Load a saved model; build one where the base is not a saved model, or a method is given."""
     is_name = method is None and ("/" in base or os.path.isdir(base))
     if is_name and load_file_path(base, "modules.json") is not None:
-        return load(base, **options)
-    return build(base, method, **options)
+        model = load(base, **options)
+    else:
+        model = build(base, method, **options)
+    for task in (None, *TASKS):
+        for field_name in open_fields(model, task, saved_prompt(model, task)):
+            raise ValueError(
+                f"{base}: the template's {{{field_name}}} has no value, and the page cannot give one. "
+                f"Build the model with {how_to_fill(field_name)}."
+            )
+    return model
 
 
 def lines_of(entered_text: str, *, least: int, most: int) -> list[str]:

@@ -121,9 +121,9 @@ def verify_graph(
     """
     dtype_name = str(dtype).removeprefix("torch.")
     if device not in (None, "cpu") or dtype_name not in ("None", "float32", "auto"):
-        raise ValueError(
-            f"{folder!r} is a graph, in float32 for a CPU: drop device={device!r}, dtype={dtype!r}."
-        )
+        options = {"device": device, "dtype": dtype}
+        given = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+        raise ValueError(f"{folder!r} is a graph, in float32 for a CPU: drop {', '.join(given)}.")
     if not os.path.isdir(folder):
         folder = _download_graphs(folder, hub)
     texts = [text["text"] for text in stored["texts"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -13,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
 from ..modules.version import __version__
 from .card import PLACEHOLDER
 from .card_base import CARD_FILE
 from .card_files import CODE_FILES
-from .golden import GOLDEN_FILE
+from .golden import GOLDEN_FILE, read_golden
 from .verify import verify
 
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN, to a token with write access"
@@ -49,7 +50,8 @@ def push(
 ) -> Pushed:
     """Publish a saved or exported model as a Hub repository.
 
-    Its golden vectors are computed again first. Code of an earlier push is removed.
+    Its golden vectors are computed again first. Files of an earlier push that this model lacks are
+    removed, as readers would load some of them, such as a graph in 8 bits; others stay.
 
     Args:
         folder: A folder that ``st-reba build`` or ``st-reba onnx`` wrote.
@@ -102,17 +104,28 @@ def push(
             api.create_repo(repo_id, private=private or None, exist_ok=True)
             if revision is not None:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
+            earlier_files = _files_of_earlier_push(api, repo_id, revision)
             commit: Any = api.upload_folder(
                 repo_id=repo_id,
                 folder_path=staged,
                 revision=revision,
                 create_pr=create_pr,
                 commit_message=message or "Upload with st-reba",
-                delete_patterns=[CODE_FILES],
+                # Not those that are sent again.
+                delete_patterns=[CODE_FILES, *map(glob.escape, earlier_files)],
             )
     url = str(commit.pr_url or commit.commit_url)
     print(f"Published: {url}")
     return Pushed(repo_id, str(commit.oid), url, files)
+
+
+def _files_of_earlier_push(api: HfApi, repo_id: str, revision: str | None) -> list[str]:
+    """Names of the files that golden.json of a branch has digests of; none if it cannot be read."""
+    try:
+        golden_file = api.hf_hub_download(repo_id, GOLDEN_FILE, revision=revision)
+        return list(read_golden(golden_file).get("digests", ()))
+    except (EntryNotFoundError, ValueError):
+        return []
 
 
 @contextmanager

@@ -63,11 +63,11 @@ def save(
 
 @contextmanager
 def new_folder(
-    folder: str | os.PathLike[str], *, overwrite: bool, kind: str = "saved model"
+    folder: str | os.PathLike[str], *, overwrite: bool, is_export: bool = False
 ) -> Iterator[Path]:
     """An empty folder, which is put in place when the ``with`` block ends without an error."""
+    check_free(Path(folder), overwrite=overwrite, is_export=is_export)
     target = Path(os.path.realpath(folder))
-    check_free(target, overwrite=overwrite, kind=kind)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
         new = Path(temporary, "new")
@@ -77,17 +77,42 @@ def new_folder(
         _move_into_place(new, target)
 
 
-def check_free(folder: Path, *, overwrite: bool, kind: str = "saved model") -> None:
-    """Refuse a folder that holds anything but a saved model, or that must not be replaced."""
+def check_free(folder: Path, *, overwrite: bool, is_export: bool = False) -> None:
+    """Refuse a folder that cannot be replaced, or must not be.
+
+    Args:
+        folder: The folder to make.
+        overwrite: A saved model may be replaced; an export replaces only an exported model.
+        is_export: An exported model is to be written.
+    """
+    if os.path.ismount(folder):
+        raise FileExistsError(
+            f"{str(folder)!r} is a mount point, which cannot be replaced. Name a folder in it."
+        )
+    if _is_around_current_folder(folder):
+        raise FileExistsError(
+            f"{str(folder)!r} is the current folder, or holds it. Name a folder in it, or run this from elsewhere."
+        )
     is_empty_folder = folder.is_dir() and not any(folder.iterdir())
     if is_empty_folder or not os.path.lexists(folder):
         return
-    if not (folder / "modules.json").is_file():
-        raise FileExistsError(f"{str(folder)!r} exists, and is not a {kind}. Name another folder.")
+    kind = "an exported model" if is_export else "a saved model"
+    is_of_kind = (folder / "modules.json").is_file()
+    if is_export and any(folder.glob("*.safetensors")):
+        is_of_kind = False  # weights, which an export would delete
+    if not is_of_kind:
+        raise FileExistsError(f"{str(folder)!r} exists, and is not {kind}. Name another folder.")
     if not overwrite:
         raise FileExistsError(
-            f"{str(folder)!r} holds a {kind}. Give overwrite=True (--overwrite), or another folder."
+            f"{str(folder)!r} holds {kind}. Give overwrite=True (--overwrite), or another folder."
         )
+
+
+def _is_around_current_folder(folder: Path) -> bool:
+    try:
+        return Path.cwd().is_relative_to(os.path.realpath(folder))
+    except FileNotFoundError:  # the current folder is deleted
+        return False
 
 
 def _move_into_place(new: Path, target: Path) -> None:

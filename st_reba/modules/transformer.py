@@ -299,7 +299,7 @@ class RepeatTransformer(Transformer):
         if not isinstance(limit, (int, float)):
             raise ValueError(f"max_seq_length={limit!r} is not a number of positions.")
         if limit > 1e12:  # transformers' way of saying that there is none
-            return None
+            return self.position_count or None
         if limit > self.position_count > 0:
             raise ValueError(
                 f"max_seq_length={limit} is more than the model's {self.position_count} positions. Lower it."

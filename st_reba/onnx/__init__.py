@@ -72,10 +72,10 @@ def export(
     for package in ("onnx", "onnxruntime", "onnxscript"):
         required(package, "onnx", f"exporting needs {package}")
     graph = EmbeddingGraph(model, task)
-    with new_folder(folder, overwrite=overwrite, kind="exported model") as new:
+    with new_folder(folder, overwrite=overwrite, is_export=True) as new:
         write_folder(model, graph, new)
         export_graph(graph, new / GRAPH)
-        texts, expected_vectors = _write_golden(model, graph, new)
+        texts, expected_vectors = _golden_vectors(model, graph)
         report: dict[str, object] = {
             "dimension": graph.dimension,
             "max_seq_length": graph.max_length,
@@ -85,17 +85,28 @@ def export(
         if quantize is not None:
             int8 = quantize_graph(new, texts)
             report["int8"] = int8
+        _write_golden(model, graph, new, texts, expected_vectors)  # with digests of all graphs
         write_graph_card(model, graph, new, int8=int8, tolerance=TOLERANCE)
     return report
 
 
-def _write_golden(
-    model: SentenceTransformer, graph: EmbeddingGraph, folder: Path
+def _golden_vectors(
+    model: SentenceTransformer, graph: EmbeddingGraph
 ) -> tuple[list[str], NDArray[np.float32]]:
     texts = list(GOLDEN_TEXTS)
     # The stock tokenizer may make no token of an empty text, so that nothing would reach the graph.
     if graph.empty_text_id is None or graph.special_token_count == 0:
         texts.remove("")
+    return texts, encode_texts(model, texts, task=graph.task)
+
+
+def _write_golden(
+    model: SentenceTransformer,
+    graph: EmbeddingGraph,
+    folder: Path,
+    texts: Sequence[str],
+    vectors: NDArray[np.float32],
+) -> None:
     header: dict[str, object] = {
         "graph": GRAPH,
         "task": graph.task,
@@ -103,9 +114,7 @@ def _write_golden(
         "fields": {},
         "made": environment(model) | versions(),
     }
-    vectors = encode_texts(model, texts, task=graph.task)
     write_golden_file(folder, header, make_entries(texts, vectors))
-    return texts, vectors
 
 
 def _check_graph(

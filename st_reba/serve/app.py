@@ -320,6 +320,8 @@ def embeddings_json(vectors: Vectors, dimensions: int, as_base64: bool) -> str:
         shortened = vectors[:, :dimensions].astype(np.float64)
         lengths = np.linalg.norm(shortened, axis=1, keepdims=True).clip(min=1e-300)
         vectors = (shortened * (former_lengths / lengths)).astype(np.float32)
+    if not np.isfinite(vectors).all():
+        raise ValueError("the model gives numbers that are not finite")
     vector_rows: list[object] = vectors.tolist()
     if as_base64:
         little_endian = vectors.astype("<f4")
@@ -328,4 +330,4 @@ def embeddings_json(vectors: Vectors, dimensions: int, as_base64: bool) -> str:
         {"object": "embedding", "index": index, "embedding": vector_row}
         for index, vector_row in enumerate(vector_rows)
     ]
-    return json.dumps(embedding_objects, allow_nan=False, separators=(",", ":"))
+    return json.dumps(embedding_objects, separators=(",", ":"))

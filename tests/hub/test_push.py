@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import runpy
+from hashlib import sha256
 from pathlib import Path
 
 import huggingface_hub.constants as constants
@@ -39,11 +41,24 @@ def test_a_push_sends_the_folder_as_it_is(hub: Hub, copied_folder: Path) -> None
     """But for the card, which names the repository; files of an earlier push are taken away."""
     old_code = copied_folder / "st_reba_old.py"
     old_code.write_text("# of an earlier version\n", encoding="utf-8")
+    old_graph = copied_folder / "onnx" / "model_quantized.onnx"
+    old_graph.parent.mkdir()
+    old_graph.write_bytes(b"of an earlier version")
+    golden_file = copied_folder / "golden.json"
+    golden_text = golden_file.read_text(encoding="utf-8")
+    digests = {"onnx/model_quantized.onnx": sha256(old_graph.read_bytes()).hexdigest()}
+    earlier_golden = json.loads(golden_text)
+    earlier_golden["digests"].update(digests)
+    golden_file.write_text(json.dumps(earlier_golden), encoding="utf-8")
+    foreign_file = copied_folder / "notes.txt"
+    foreign_file.write_text("of another's push", encoding="utf-8")
     push(copied_folder, REPO)
-    old_code.unlink()
+    for old_file in (old_code, old_graph, foreign_file):
+        old_file.unlink()
+    golden_file.write_text(golden_text, encoding="utf-8")
     pushed = push(copied_folder, REPO, message="Again")
     files = hub.repos[REPO].files()
-    assert set(files) - {".gitattributes"} == set(pushed.files)
+    assert set(files) - {".gitattributes"} == {*pushed.files, "notes.txt"}
     assert pushed.commit
     assert pushed.commit in str(pushed.url)
     for name in set(pushed.files) - {"README.md"}:

@@ -133,6 +133,26 @@ def test_what_is_no_saved_model_is_never_overwritten(
             save(model, tmp_path / name, overwrite=True)
 
 
+def test_a_folder_that_cannot_be_moved_is_refused_at_once(
+    model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_module, "write_golden", Mock(side_effect=AssertionError))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    for folder in (".", tmp_path):
+        with pytest.raises(FileExistsError, match="is the current folder, or holds it"):
+            save(model, folder)
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path / "volume")
+    with pytest.raises(FileExistsError, match="is a mount point"):
+        save(model, tmp_path / "volume")
+
+
+def test_an_export_does_not_replace_weights(model: SentenceTransformer, tmp_path: Path) -> None:
+    save(model, tmp_path / "saved", golden=False)
+    with pytest.raises(FileExistsError, match="is not an exported model. Name another folder"):
+        save_module.check_free(tmp_path / "saved", overwrite=True, is_export=True)
+
+
 def test_a_link_stays_a_link(model: SentenceTransformer, tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     link = tmp_path / "link"

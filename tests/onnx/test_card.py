@@ -23,7 +23,11 @@ def test_a_card_tells_where_texts_that_are_cut_differ(
     base: Base, tmp_path: Path, *, has_tokens: bool, has_limit: bool
 ) -> None:
     model: Any = build(base("llama"), "classical", check=False)
-    model[0].tokenizer.model_max_length = 240 if has_limit else int(1e30)
+    if has_limit:
+        model[0].tokenizer.model_max_length = 240
+    else:
+        model[0].tokenizer.model_max_length = int(1e30)
+        model[0].config.max_position_embeddings = 0
     if has_tokens:
         model.append(TokenPart(32, len(model.tokenizer), 32, 3, share=0.4))
     save(model, tmp_path / "model", golden=False)

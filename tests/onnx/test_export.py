@@ -213,6 +213,16 @@ def test_the_loss_of_int8_is_measured(exported_model: Exported) -> None:
     assert logging.root.manager.disable == logging.NOTSET, "logs are still silenced"
 
 
+def test_every_file_but_the_card_has_a_digest(exported_model: Exported) -> None:
+    digests = read_json(exported_model.folder / "golden.json")["digests"]
+    assert QUANTIZED_GRAPH in digests
+    names = set()
+    for file in exported_model.folder.rglob("*"):
+        if file.is_file():
+            names.add(file.relative_to(exported_model.folder).as_posix())
+    assert set(digests) == names - {"golden.json", "README.md"}
+
+
 def test_weights_of_int8_are_small_and_scaled_by_channel(
     exported_model: Exported,
 ) -> None:

@@ -88,10 +88,11 @@ def test_cut_vectors_keep_their_length(ask_server: Any, prompted_model: Any) -> 
     assert_near(vectors_of(whole_answer), vectors)
 
 
-def test_nan_is_no_answer() -> None:
+@pytest.mark.parametrize("as_base64", [False, True])
+def test_nan_is_no_answer(as_base64: bool) -> None:
     vectors = np.full((1, 2), np.nan, dtype=np.float32)
-    with pytest.raises(ValueError):
-        embeddings_json(vectors, 2, as_base64=False)
+    with pytest.raises(ValueError, match="not finite"):
+        embeddings_json(vectors, 2, as_base64)
 
 
 @pytest.mark.parametrize(
