@@ -135,6 +135,8 @@ def test_links_are_refused_at_any_depth(tmp_path: Path) -> None:
     link.symlink_to(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="a link"):
         refuse_links(tmp_path)
+    with pytest.raises(ValueError, match="a link"), sole_writer(tmp_path, "*"):
+        raise AssertionError("it wrote")
 
 
 @pytest.mark.parametrize("path", ["", " ", "a\0b", "\ud800"])
