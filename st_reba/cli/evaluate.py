@@ -19,7 +19,7 @@ from .app import (
     silence_loading,
     to_json,
 )
-from .options import AsJson, Base, Device, Dtype, Model, TextColumn, Trust
+from .options import AsJson, Base, Device, Dtype, Model, TextColumn, TextEncoding, Trust
 from .streams import STARTING, print_error
 
 ColumnPairs = Annotated[
@@ -77,6 +77,7 @@ def compare(
     label_pairs: LabelPairs = None,
     train_file: TrainFile = None,
     item_limit: ItemLimit = None,
+    text_encoding: TextEncoding = None,
     prompts: Prompts = None,
     results_file: ResultsFile = None,
     figure_file: FigureFile = None,
@@ -96,7 +97,9 @@ def compare(
         from ..evaluation.results import markdown
 
         silence_loading()
-    options = _reading_options(task_kind, column_pairs, label_pairs, train_file, item_limit)
+    options = _reading_options(
+        task_kind, column_pairs, label_pairs, train_file, item_limit, text_encoding
+    )
     options.update(metric=metric, prompts=prompts, out=results_file, figure=figure_file, seed=seed)
     options["loading"] = drop_unset(device=device, dtype=dtype)
     if varied_option is None:
@@ -135,6 +138,7 @@ def evaluate(
     label_pairs: LabelPairs = None,
     train_file: TrainFile = None,
     item_limit: ItemLimit = None,
+    text_encoding: TextEncoding = None,
     prompts: Prompts = None,
     results_file: ResultsFile = None,
     figure_file: FigureFile = None,
@@ -166,7 +170,9 @@ def evaluate(
             out=results_file,
             figure=figure_file,
             seed=seed,
-            **_reading_options(task_kind, column_pairs, label_pairs, train_file, item_limit),
+            **_reading_options(
+                task_kind, column_pairs, label_pairs, train_file, item_limit, text_encoding
+            ),
         )
     result_rows = list(map(asdict, results))
     if as_json:
@@ -264,6 +270,7 @@ def _reading_options(
     label_pairs: list[str] | None,
     train_file: Path | None,
     item_limit: int | None,
+    text_encoding: str | None,
 ) -> dict[str, Any]:
     return drop_unset(
         kind=task_kind,
@@ -271,4 +278,5 @@ def _reading_options(
         labels=parse_pairs(label_pairs, "--label"),
         train=train_file,
         limit=item_limit,
+        encoding=text_encoding,
     )

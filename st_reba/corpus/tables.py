@@ -33,13 +33,14 @@ ONLY_BY_NAME = ".json"
 _BATCH_SIZE = 256
 
 
-def read_table(path: str | PathLike[str]) -> DataFrame:
+def read_table(path: str | PathLike[str], encoding: str | None = None) -> DataFrame:
     """Read a file or a folder of the datasets library as a DataFrame.
 
     Args:
         path: .csv and .tsv begin with a line of column names; their cells are strings. A .tsv may
             be without quotes, as most are. A string in a .jsonl counts as {"text": string}; so does
             a line of a .txt, and all of a .md.
+        encoding: Of a text file; None: UTF-8 or, after its mark, UTF-16 or UTF-32.
 
     Returns:
         The table; cells that a row lacks are NaN.
@@ -53,7 +54,7 @@ def read_table(path: str | PathLike[str]) -> DataFrame:
         [{'text': '6" pipe', 'score': '3.5'}]
     """
     rows = []
-    for row_place, row in read_rows(path):
+    for row_place, row in read_rows(path, encoding=encoding):
         if isinstance(row, str):
             raise ValueError(f"{row_place}: {row}")
         rows.append(row)

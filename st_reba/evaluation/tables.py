@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..corpus.tables import is_dataset, read_table
+from ..corpus.text_files import check_encoding
 
 Location: TypeAlias = "pd.DataFrame | str | os.PathLike[str]"
 CellReader = Callable[[Any], Any]
@@ -216,10 +217,11 @@ class LabelledTable:
         return None
 
 
-def read_frame(location: Location) -> pd.DataFrame:
+def read_frame(location: Location, encoding: str | None = None) -> pd.DataFrame:
     """Read a table; known file formats without a header get column names."""
     if isinstance(location, pd.DataFrame):
         return location
+    check_encoding(encoding)
     file_path = Path(location)
     if file_path.is_dir() and not is_dataset(file_path):
         raise ValueError(
@@ -229,13 +231,13 @@ def read_frame(location: Location) -> pd.DataFrame:
     # A pipe would never end.
     if file_path.suffix in (".tsv", ".csv", ".txt") and file_path.is_file():
         try:
-            file_lines = file_path.read_text(encoding="utf-8-sig").split("\n")
+            file_lines = file_path.read_text(encoding=encoding or "utf-8-sig").split("\n")
         except UnicodeDecodeError:
-            return read_table(file_path)
+            return read_table(file_path, encoding)
         for file_format in HEADERLESS_FORMATS:
             if file_format.matches(file_lines[0]):
                 return _read_headerless(file_path, file_lines, file_format)
-    return read_table(file_path)
+    return read_table(file_path, encoding)
 
 
 def _read_headerless(

@@ -28,6 +28,7 @@ class TaskSource:
     labels: Mapping[Any, Any] | None = None
     limit: int | None = None
     seed: int = 0
+    encoding: str | None = None
 
     @property
     def path(self) -> Path | None:
@@ -81,7 +82,7 @@ class TaskSource:
         if isinstance(location, (str, os.PathLike)):
             name = str(location)
         return LabelledTable(
-            read_frame(location),
+            read_frame(location, self.encoding),
             name,
             self.columns or {},
             self.labels,

@@ -24,6 +24,7 @@ def read_task(
     labels: Mapping[Any, Any] | None = None,
     limit: int | None = None,
     seed: int = 0,
+    encoding: str | None = None,
 ) -> Task:
     """Read a labelled task; docs/how-to/evaluate.md lists the kinds, their columns and scores.
 
@@ -45,6 +46,7 @@ def read_task(
             are dropped.
         limit: Number of items to draw; of a ranking, of queries.
         seed: Seed of that draw.
+        encoding: Of a table that is a text file, such as ``"gb18030"``; None: UTF-8.
 
     Raises:
         ValueError: Columns or values that the kind cannot use.
@@ -68,6 +70,7 @@ def read_task(
         labels,
         limit,
         seed,
+        encoding,
     )
     task = kind_of_source(task_source).read(task_source)
     if task.dropped:

@@ -189,6 +189,22 @@ def test_short_lines_of_files_without_a_header_are_named(tmp_path: Path, name: s
         read_task(tmp_path / name)
 
 
+@pytest.mark.parametrize("header", ["text1\ttext2\tscore\n", ""])
+def test_a_table_in_another_encoding_is_read_by_its_name(header: str, tmp_path: Path) -> None:
+    rows = [f"猫{number}\t狗\t{number}" for number in range(12)]
+    if not header:  # SemEval's own order
+        rows = [f"{number}\t猫{number}\t狗" for number in range(12)]
+    table_file = tmp_path / "pairs.tsv"
+    table_file.write_text(header + "\n".join(rows) + "\n", encoding="gb18030")
+    with pytest.raises(ValueError, match="name its encoding, as encoding='gb18030'"):
+        read_task(table_file, "STS")
+    task = read_task(table_file, "STS", encoding="gb18030")
+    assert task.texts[:2] == ("猫0", "狗")
+    assert len(task.items) == 12
+    with pytest.raises(ValueError, match="encoding='gb' is not known"):
+        read_task(table_file, "STS", encoding="gb")
+
+
 def test_files_with_a_header_may_be_unquoted(tmp_path: Path) -> None:
     lines = HEADERLESS_FILES["semeval.tsv"]
     (tmp_path / "plain.tsv").write_text("\n".join(lines), encoding="utf-8")

@@ -117,7 +117,7 @@ class NER(TaskKind):
 
     def read(self, task_source: TaskSource) -> Task:
         """Read sentences; the limit also applies to those that a classifier learns from."""
-        task_source.refuse(self.name, "columns", "labels")
+        task_source.refuse(self.name, "columns", "labels", "encoding")
         texts: TextIndex[str] = TextIndex()
         tagged_items = _index_sentences(
             task_source.subsample(read_conll(task_source.location)), texts

@@ -36,7 +36,7 @@ class RankingKind(TaskKind):
     def read(self, task_source: TaskSource) -> Task:
         """Read a table of judgements, or a folder in BEIR's layout."""
         if task_source.is_beir and task_source.path is not None:
-            task_source.refuse("a BEIR folder", "columns", "labels", "train")
+            task_source.refuse("a BEIR folder", "columns", "labels", "train", "encoding")
             folder = read_beir(task_source.path)
             return self._make_task(
                 task_source,
