@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from ..modules import RepeatTransformer
 from .card import card_values, write_card
 from .golden import write_golden
+from .graph_runner import GRAPH
 
 
 def save(
@@ -85,11 +86,12 @@ def check_free(folder: Path, *, overwrite: bool, is_export: bool = False) -> Non
         overwrite: A saved model may be replaced; an export replaces only an exported model.
         is_export: An exported model is to be written.
     """
-    if os.path.ismount(folder):
+    real_folder = os.path.realpath(folder)
+    if os.path.ismount(real_folder):
         raise FileExistsError(
             f"{str(folder)!r} is a mount point, which cannot be replaced. Name a folder in it."
         )
-    if _is_around_current_folder(folder):
+    if _is_around_current_folder(real_folder):
         raise FileExistsError(
             f"{str(folder)!r} is the current folder, or holds it. Name a folder in it, or run this from elsewhere."
         )
@@ -98,8 +100,9 @@ def check_free(folder: Path, *, overwrite: bool, is_export: bool = False) -> Non
         return
     kind = "an exported model" if is_export else "a saved model"
     is_of_kind = (folder / "modules.json").is_file()
-    if is_export and any(folder.glob("*.safetensors")):
-        is_of_kind = False  # weights, which an export would delete
+    if is_export:
+        has_weights = any(folder.glob("*.safetensors"))  # which an export would delete
+        is_of_kind = (folder / GRAPH).is_file() and not has_weights
     if not is_of_kind:
         raise FileExistsError(f"{str(folder)!r} exists, and is not {kind}. Name another folder.")
     if not overwrite:
@@ -108,9 +111,9 @@ def check_free(folder: Path, *, overwrite: bool, is_export: bool = False) -> Non
         )
 
 
-def _is_around_current_folder(folder: Path) -> bool:
+def _is_around_current_folder(folder: str) -> bool:
     try:
-        return Path.cwd().is_relative_to(os.path.realpath(folder))
+        return Path.cwd().is_relative_to(folder)
     except FileNotFoundError:  # the current folder is deleted
         return False
 

@@ -142,7 +142,7 @@ def test_a_folder_that_cannot_be_moved_is_refused_at_once(
     for folder in (".", tmp_path):
         with pytest.raises(FileExistsError, match="is the current folder, or holds it"):
             save(model, folder)
-    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path / "volume")
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path / "volume"))
     with pytest.raises(FileExistsError, match="is a mount point"):
         save(model, tmp_path / "volume")
 
