@@ -166,6 +166,13 @@ def test_search_repeats_queries_unless_there_is_one(index_folder: Path) -> None:
     assert run("search", index_folder, "-k", 1, queries[0]).splitlines() == results[:1]
 
 
+def test_search_prints_ten_results(model_folder: Path, tmp_path: Path) -> None:
+    lines = [f"Cats sleep {number}." for number in range(12)]
+    (tmp_path / "lines.txt").write_text("\n".join(lines), encoding="utf-8")
+    run("index", tmp_path / "lines.txt", tmp_path / "index", "--model", model_folder)
+    assert len(run("search", tmp_path / "index", "Cats sleep.").splitlines()) == 10
+
+
 def test_search_explains_scores(index_folder: Path) -> None:
     output = run("search", index_folder, "-k", 1, "Cats sleep.", "--explain")
     line_pattern = r"  1\. 1\.0000 \(vectors 1\.0000, words \d\.\d{4}\)  a  Cats sleep\.\n"

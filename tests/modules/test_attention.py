@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import families
 import pytest
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from st_reba.modules import RepeatTransformer, blocks
+from st_reba.modules import RepeatTransformer, blocks, selfcheck
 from st_reba.modules.attention import attention
 from st_reba.modules.blocks import ScoreTerms, attend_in_blocks
 from st_reba.modules.capture import BackwardAttention
@@ -429,3 +430,11 @@ def test_an_encoder_is_a_baseline_if_it_is_told_of_padding(
     monkeypatch.setattr(RepeatTransformer, "forward", forward_without_mask)
     with pytest.raises(ValueError, match="when a text is padded"):
         build(str(tmp_path), "classical", pooling="mean")
+
+
+def test_rounding_of_large_states_is_no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformer: Any = build("mini", "classical")[0]
+    transformer.causal = False
+    states = Mock(side_effect=[torch.tensor([1000.0]), torch.tensor([1000.1])])
+    monkeypatch.setattr(selfcheck, "states_of_text", states)
+    selfcheck.check_padding(transformer, "mini")
