@@ -377,7 +377,7 @@ class Judge:
         ]
 
     def _tests_of_line(self, fault: Fault) -> list[str]:
-        """The tests that run the line; for one that runs only at import, of its function, or of the file."""
+        """The tests that run the line. If it runs only at import: those of its function, or of the whole file."""
         contexts_by_line = self.coverage.contexts_by_lineno(str(ROOT / fault.file))
         contexts = set(contexts_by_line.get(fault.line, ())) - {""}
         if not contexts:

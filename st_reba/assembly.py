@@ -16,7 +16,7 @@ from sentence_transformers.util import get_device_name
 from torch import nn
 
 from . import modules
-from .backbones import check_backbone, cut_layers, most_positions
+from .backbones import check_backbone, cut_layers, max_exact_positions
 from .bases import check_device, check_loading, recorded_name
 from .encode import transformer_of
 from .filters import Filter, with_filter
@@ -280,7 +280,7 @@ def _without(options: Options, dropped_names: tuple[str, ...]) -> dict[str, Any]
 
 def _limit_positions(method: Method, transformer: RepeatTransformer) -> None:
     """Let the model read no text that would fail, or change the vectors of others in its batch."""
-    limit = most_positions(transformer.model)
+    limit = max_exact_positions(transformer.model)
     if limit is None:
         return
     if method.max_seq_length is not None and method.max_seq_length > limit:

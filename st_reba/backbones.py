@@ -49,22 +49,19 @@ def _find_problem(model: PreTrainedModel) -> str | None:
     return None
 
 
-def most_positions(model: PreTrainedModel) -> int | None:
-    """Positions up to which a text can be read and its vector depends on nothing else; None: no limit but the model's.
-
-    With "longrope", one text of more positions gives other rotary factors to its whole batch.
-    Reformer draws its hashes at random where a text exceeds a chunk. RoBERTa and its relatives count
-    positions from one after the padding's.
-    """
+def max_exact_positions(model: PreTrainedModel) -> int | None:
+    """The most positions with which a text's vector depends on nothing but the text; None: as many as the model has."""
     text_config: Any = model.config.get_text_config()
     rope_parameters = getattr(text_config, "rope_parameters", None) or {}
     # Some models have several, by the type of a layer.
     for rope in (rope_parameters, *rope_parameters.values()):
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            # One longer text gives other rotary factors to its whole batch.
             limit = rope.get("original_max_position_embeddings")
             return limit or getattr(text_config, "original_max_position_embeddings", None)
-    if "lsh" in getattr(text_config, "attn_layers", ()):
+    if "lsh" in getattr(text_config, "attn_layers", ()):  # Reformer hashes longer texts at random
         return int(text_config.lsh_attn_chunk_length)
+    # RoBERTa and its relatives count positions from one after the padding's.
     for name, module in model.named_modules():
         is_table = name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
         if is_table and module.padding_idx is not None:

@@ -17,11 +17,11 @@ from sentence_transformers.util import batch_to_device, cos_sim, load_file_path
 from ..build import build
 from ..encode import saved_prompt, transformer_of
 from ..evaluation.attention import Maps, attention_maps, sink_table
-from ..methods import Method, how_to_fill, method_of, open_fields
+from ..methods import Method, method_of
 from ..modules.capture import Capture
-from ..modules.layout import TASKS
 from ..modules.transformer import RepeatTransformer
 from ..safety import load
+from ..serve.joining import describe_unserved_tasks
 from ..words import tokens_of_span
 
 # The score of a result (for a model, its cosine with the query), and its text.
@@ -55,12 +55,9 @@ def open_model(base: str, method: Method | None, **options: Any) -> SentenceTran
         model = load(base, **options)
     else:
         model = build(base, method, **options)
-    for task in (None, *TASKS):
-        for field_name in open_fields(model, task, saved_prompt(model, task)):
-            raise ValueError(
-                f"{base}: the template's {{{field_name}}} has no value, and the page cannot give one. "
-                f"Build the model with {how_to_fill(field_name)}."
-            )
+    reasons = describe_unserved_tasks(model)
+    if reasons:
+        raise ValueError(f"{base}: {next(iter(reasons.values()))}")
     return model
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError
 
 from ..modules.version import __version__
 from .card import PLACEHOLDER
@@ -78,11 +78,7 @@ def push(
     source = Path(folder)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
         raise ValueError(f"repo_id={repo_id!r}: write organization/name, as org/my-model.")
-    for name in ("modules.json", CARD_FILE, GOLDEN_FILE):
-        if not (source / name).is_file():
-            raise ValueError(
-                f"{str(source)!r} holds no {name}, so it is not complete. Build or export it again."
-            )
+    _check_complete(source)
     token = token or get_token()
     if not (token or dry_run):
         raise ValueError(f"There is no token for the Hub: {_LOGIN}.")
@@ -111,7 +107,7 @@ def push(
                 revision=revision,
                 create_pr=create_pr,
                 commit_message=message or "Upload with st-reba",
-                # Not those that are sent again.
+                # A file that is sent again is not deleted.
                 delete_patterns=[CODE_FILES, *map(glob.escape, earlier_files)],
             )
     url = str(commit.pr_url or commit.commit_url)
@@ -119,12 +115,22 @@ def push(
     return Pushed(repo_id, str(commit.oid), url, files)
 
 
+def _check_complete(folder: Path) -> None:
+    for name in ("modules.json", CARD_FILE, GOLDEN_FILE):
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"{str(folder)!r} holds no {name}, so it is not complete. Build or export it again."
+            )
+
+
 def _files_of_earlier_push(api: HfApi, repo_id: str, revision: str | None) -> list[str]:
-    """Names of the files that golden.json of a branch has digests of; none if it cannot be read."""
+    """The files whose digests a branch's golden.json lists; none if it has no such file, or a damaged one."""
+    if not api.file_exists(repo_id, GOLDEN_FILE, revision=revision):
+        return []
+    golden_file = api.hf_hub_download(repo_id, GOLDEN_FILE, revision=revision)
     try:
-        golden_file = api.hf_hub_download(repo_id, GOLDEN_FILE, revision=revision)
         return list(read_golden(golden_file).get("digests", ()))
-    except (EntryNotFoundError, ValueError):
+    except ValueError:
         return []
 
 

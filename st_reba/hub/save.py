@@ -98,11 +98,13 @@ def check_free(folder: Path, *, overwrite: bool, is_export: bool = False) -> Non
     is_empty_folder = folder.is_dir() and not any(folder.iterdir())
     if is_empty_folder or not os.path.lexists(folder):
         return
-    kind = "an exported model" if is_export else "a saved model"
-    is_of_kind = (folder / "modules.json").is_file()
     if is_export:
+        kind = "an exported model"
         has_weights = any(folder.glob("*.safetensors"))  # which an export would delete
         is_of_kind = (folder / GRAPH).is_file() and not has_weights
+    else:
+        kind = "a saved model"
+        is_of_kind = (folder / "modules.json").is_file()
     if not is_of_kind:
         raise FileExistsError(f"{str(folder)!r} exists, and is not {kind}. Name another folder.")
     if not overwrite:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shutil
 from hashlib import sha256
 from pathlib import Path
 
@@ -38,27 +39,11 @@ def test_a_dry_run_lists_the_files_and_sends_nothing(
 
 
 def test_a_push_sends_the_folder_as_it_is(hub: Hub, copied_folder: Path) -> None:
-    """But for the card, which names the repository; files of an earlier push are taken away."""
-    old_code = copied_folder / "st_reba_old.py"
-    old_code.write_text("# of an earlier version\n", encoding="utf-8")
-    old_graph = copied_folder / "onnx" / "model_quantized.onnx"
-    old_graph.parent.mkdir()
-    old_graph.write_bytes(b"of an earlier version")
-    golden_file = copied_folder / "golden.json"
-    golden_text = golden_file.read_text(encoding="utf-8")
-    digests = {"onnx/model_quantized.onnx": sha256(old_graph.read_bytes()).hexdigest()}
-    earlier_golden = json.loads(golden_text)
-    earlier_golden["digests"].update(digests)
-    golden_file.write_text(json.dumps(earlier_golden), encoding="utf-8")
-    foreign_file = copied_folder / "notes.txt"
-    foreign_file.write_text("of another's push", encoding="utf-8")
+    """But for the card, which names the repository."""
     push(copied_folder, REPO)
-    for old_file in (old_code, old_graph, foreign_file):
-        old_file.unlink()
-    golden_file.write_text(golden_text, encoding="utf-8")
     pushed = push(copied_folder, REPO, message="Again")
     files = hub.repos[REPO].files()
-    assert set(files) - {".gitattributes"} == {*pushed.files, "notes.txt"}
+    assert set(files) - {".gitattributes"} == set(pushed.files)
     assert pushed.commit
     assert pushed.commit in str(pushed.url)
     for name in set(pushed.files) - {"README.md"}:
@@ -67,6 +52,25 @@ def test_a_push_sends_the_folder_as_it_is(hub: Hub, copied_folder: Path) -> None
     assert REPO in card
     assert "path/to/model" not in card
     assert hub.messages == ["Upload with st-reba", "Again"]
+
+
+def test_files_of_an_earlier_push_are_removed_and_others_stay(
+    hub: Hub, copied_folder: Path, tmp_path: Path
+) -> None:
+    earlier_folder = Path(shutil.copytree(copied_folder, tmp_path / "earlier"))
+    (earlier_folder / "st_reba_old.py").write_text("# of an earlier version\n", encoding="utf-8")
+    old_graph = earlier_folder / "onnx" / "model_quantized.onnx"
+    old_graph.parent.mkdir()
+    old_graph.write_bytes(b"of an earlier version")
+    golden_file = earlier_folder / "golden.json"
+    golden = json.loads(golden_file.read_text(encoding="utf-8"))
+    golden["digests"]["onnx/model_quantized.onnx"] = sha256(old_graph.read_bytes()).hexdigest()
+    golden_file.write_text(json.dumps(golden), encoding="utf-8")
+    (earlier_folder / "notes.txt").write_text("no part of the model", encoding="utf-8")
+    push(earlier_folder, REPO)
+    pushed = push(copied_folder, REPO)
+    files = hub.repos[REPO].files()
+    assert set(files) - {".gitattributes"} == {*pushed.files, "notes.txt"}
 
 
 def test_a_pushed_model_loads_by_its_name(hub: Hub, copied_folder: Path, tmp_path: Path) -> None:
