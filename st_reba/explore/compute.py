@@ -21,7 +21,7 @@ from ..methods import Method, method_of
 from ..modules.capture import Capture
 from ..modules.transformer import RepeatTransformer
 from ..safety import load
-from ..serve.joining import describe_unserved_tasks
+from ..serve.tasks import describe_unserved_tasks
 from ..words import tokens_of_span
 
 # The score of a result (for a model, its cosine with the query), and its text.

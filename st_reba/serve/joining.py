@@ -13,19 +13,13 @@ from batched.aio import AsyncBatchProcessor  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from ..encode import Role, TextLengths, encode_texts, measure_lengths, saved_prompt
-from ..methods import how_to_fill, open_fields
+from ..encode import Role, TextLengths, encode_texts, measure_lengths
 from .requests import Refusal
+from .tasks import TEXT_KINDS, describe_unserved_tasks
 
 Vectors = NDArray[np.float32]
 # Milliseconds that an incomplete batch waits for more texts.
 DELAY = 2.0
-# What messages call the texts of each task.
-_TEXT_KINDS: dict[Role | None, str] = {
-    None: "Texts that are neither query nor document",
-    "query": "Queries",
-    "document": "Documents",
-}
 
 
 @dataclass(frozen=True)
@@ -41,21 +35,6 @@ class EncodedRequest:
     vectors: Vectors
     token_count: int
     truncated_count: int
-
-
-def describe_unserved_tasks(model: SentenceTransformer) -> dict[Role | None, str]:
-    """The tasks that no request can ask for, as their template has a field without a value; and why."""
-    reasons: dict[Role | None, str] = {}
-    for task, text_kind in _TEXT_KINDS.items():
-        field_names = open_fields(model, task, saved_prompt(model, task))
-        if not field_names:
-            continue
-        field_name = field_names[0]
-        reasons[task] = (
-            f"{text_kind} cannot be encoded: the template's {{{field_name}}} has no value, "
-            f"and no request can give one. Build the model with {how_to_fill(field_name)}."
-        )
-    return reasons
 
 
 class RequestJoiner:
@@ -87,7 +66,7 @@ class RequestJoiner:
         # A separate thread never waits for those that tokenize and write answers.
         self._encoding_thread = ThreadPoolExecutor(1, "st_reba")
         self._processors: dict[Role | None, AsyncBatchProcessor] = {}
-        for task in _TEXT_KINDS:
+        for task in TEXT_KINDS:
             run_batch = partial(self._run_batch, task)
             self._processors[task] = AsyncBatchProcessor(
                 run_batch, batch_size=batch_size, timeout_ms=DELAY

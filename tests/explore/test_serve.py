@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 import webbrowser
 from pathlib import Path
@@ -147,6 +148,15 @@ def test_the_browser_asks_no_other_server() -> None:
 def test_a_foreign_host_is_refused() -> None:
     client = testclient.TestClient(serve.make_app({}, None, ["testserver"]))
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
+
+
+def test_the_page_needs_nothing_of_the_extra_for_serving() -> None:
+    """gradio brings starlette, uvicorn and pydantic along; nothing brings the others."""
+    script = (
+        "import sys; sys.modules['batched'] = sys.modules['prometheus_client'] = None; "
+        "import st_reba.explore.serve, st_reba.explore.answers"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_missing_gradio_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
