@@ -267,9 +267,10 @@ class EmbeddingServer(Starlette):
                 explain=search_request.explain,
                 vectors=vectors,
             )
-        except (
-            ValueError
-        ) as error:  # of a condition, or of an index that another model's has replaced
+        except FileNotFoundError as error:
+            raise Refusal(503, "The index, or a file of it, is gone.") from error
+        except ValueError as error:
+            # A wrong condition, or the index was replaced by another model's.
             raise Refusal(400, str(error)) from error
         results = [[result.to_json() for result in result_list] for result_list in result_lists]
         answer = {

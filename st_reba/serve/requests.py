@@ -26,6 +26,7 @@ _ERROR_TYPES = {
     401: "authentication_error",
     429: "rate_limit_error",
     500: "server_error",
+    503: "server_error",
 }
 # After 408 and 413, the rest of the body is not read.
 _CLOSE_HEADERS = {"Connection": "close"}

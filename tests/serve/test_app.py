@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -466,6 +467,13 @@ def test_search_refuses_an_index_that_was_replaced_by_another_models(
     (answer,) = ask_server(("/v1/search", {"query": "a cat"}), index=opened_index)
     assert answer.status_code == 400
     assert "model" in error_of(answer)["message"]
+
+
+def test_search_says_that_the_index_is_gone(ask_server: Any, opened_index: st_reba.Index) -> None:
+    shutil.rmtree(opened_index.path)
+    (answer,) = ask_server(("/v1/search", {"query": "a cat"}), index=opened_index)
+    assert answer.status_code == 503
+    assert error_of(answer)["type"] == "server_error"
 
 
 @pytest.mark.parametrize(("pause", "status"), [(2.0, 408), (0.0, 413)])
