@@ -294,7 +294,7 @@ def read_score(cell: Any) -> float:
     read_label(cell)  # refuses a missing one
     if is_number(cell):
         return float(cell)
-    remedy = "For classes take kind='PairClassification' (--kind) and labels=… (--label)."
+    remedy = "If these are classes: kind='PairClassification' (--kind) and labels=… (--label)."
     raise ValueError(f"{cell!r:.60} is not a number up to {LARGEST_NUMBER:.0e}. {remedy}")
 
 
