@@ -150,6 +150,7 @@ def test_a_foreign_host_is_refused() -> None:
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_of_the_extra_for_serving() -> None:
     """gradio brings starlette, uvicorn and pydantic along; nothing brings the others."""
     script = (
