@@ -10,10 +10,10 @@ second writes one line of JSON for each fault and prints the counts.
 A fault is one small change: a comparison, a sign, a number, a condition, a statement left out. The
 tests that run the changed line are run until one fails: those in the test file of the same name
 first, then the quickest. Then that whole file is run, and also the whole files of a line that few
-tests run, because coverage counts a fixture only for the first test that uses it. A test that finds
-a fault is run again without it, and must pass. Tests run in forks of a process that has imported
-the heavy libraries, so that a fault costs seconds. Programs that a test starts do not have the
-fault.
+tests run, because coverage counts a fixture only for the first test that uses it. Last come other
+tests of the line, as many as take two minutes together. A test that finds a fault is run again
+without it, and must pass. Tests run in forks of a process that has imported the heavy libraries, so
+that a fault costs seconds. Programs that a test starts do not have the fault.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ ROOT = Path(__file__).resolve().parents[1]
 TIME_LIMIT = 90
 # Of real time, a multiple of that: other work may take the processor.
 WAITING_FACTOR = 10
-# Tests of a line: those that are tried before the test file as a whole, and all.
+# Tests of a line: those that are tried first, those that are tried with the test file as a whole, and
+# the seconds that the others may take together.
 QUICKEST_TESTS = 25
-MAX_TESTS = 150
+MORE_TESTS = 125
+OTHER_SECONDS = 120
 
 SWAPPED_OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
@@ -371,10 +373,15 @@ class Judge:
         for file in sorted(files):
             if OTHER_ENVIRONMENTS.isdisjoint(file.split("/")):
                 whole_files.append(file)
-        return [
-            test_ids[:QUICKEST_TESTS],
-            [*test_ids[QUICKEST_TESTS:MAX_TESTS], *whole_files],
-        ]
+        quickest = test_ids[:QUICKEST_TESTS]
+        others = test_ids[QUICKEST_TESTS:]
+        last_tests: list[str] = []
+        total_seconds = 0.0
+        for test in others[MORE_TESTS:]:
+            total_seconds += self.test_seconds[test]
+            if total_seconds <= OTHER_SECONDS:
+                last_tests.append(test)
+        return [quickest, [*others[:MORE_TESTS], *whole_files], last_tests]
 
     def _tests_of_line(self, fault: Fault) -> list[str]:
         """The tests that run the line. If it runs only at import: those of its function, or of the whole file."""

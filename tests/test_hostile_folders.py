@@ -243,6 +243,7 @@ STORED_SETTINGS: list[tuple[str, Any]] = [
     ("modality_config", {"text": {"method": "save_pretrained", "method_output_name": "x"}}),
     ("processing_kwargs", {"text": {"padding": "max_length", "max_length": 10**12}}),
     ("query_expansion", {"strategy": "fixed", "length": 10**9}),
+    ("processing_kwargs", {"text": {"stride": 10**9}}),
 ]
 
 
@@ -250,6 +251,11 @@ STORED_SETTINGS: list[tuple[str, Any]] = [
 def test_a_stored_setting_is_refused(folder: Path, name: str, value: Any) -> None:
     write_json(folder / SETTINGS, **{name: value})
     assert_refused(folder, SETTINGS)
+
+
+def test_a_limit_of_texts_may_be_large(folder: Path) -> None:
+    write_json(folder / SETTINGS, max_seq_length=10**7)
+    assert st_reba.load(folder, device="cpu").encode("hi").shape == (16,)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def test_a_text_of_all_positions_that_can_be_read(
     texts = ["A cat.", "The river runs past the old mill. " * 40]
     alone = encoded(model, texts, alone=True)
     assert_close(encoded(model, texts), alone.double())
+    build(tmp_path, "classical", max_seq_length=limit)
     with pytest.raises(ValueError, match=f"beyond {limit} positions"):
         build(tmp_path, "classical", max_seq_length=limit + 1)
 

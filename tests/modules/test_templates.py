@@ -84,6 +84,14 @@ def test_wording_of_another_name_is_refused() -> None:
         parse_templates({**WORDINGS, "passage": "{text}"})
 
 
+@pytest.mark.parametrize("template", [["{text}"] * 65, "{text}" * 65], ids=["templates", "slots"])
+def test_more_than_64_templates_or_slots_are_refused(
+    base: Base, template: str | list[str]
+) -> None:
+    with pytest.raises(ValueError, match="at most 64 of each"):
+        build(base("llama"), "echo", pooling="mean", template=template)
+
+
 def test_a_template_holds_the_text_in_one_word_order() -> None:
     with pytest.raises(ValueError, match="mixes {text} and {reversed}"):
         parse_templates('"{text}" "{reversed}" Word: "')

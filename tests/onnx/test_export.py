@@ -475,6 +475,7 @@ def test_a_card_describes_a_graph_for_all_texts(
     assert golden_texts == list(GOLDEN_TEXTS)
     assert "\nmodel_name: 题-" in card
     assert "- onnx\n" in card
+    assert "- st-reba\n" in card
     assert "-onnx-query\n" not in card
 
 

@@ -91,7 +91,7 @@ def test_a_request_beyond_the_queue_is_refused(
     plain_model: SentenceTransformer, connect: Any, batches: BatchRecorder
 ) -> None:
     """At once; what was accepted is answered; then there is room again."""
-    app = EmbeddingServer(plain_model, "m", queue=10)
+    app = EmbeddingServer(plain_model, "m", queue=8)
     batches.may_run.clear()
 
     async def send_requests() -> None:
