@@ -281,6 +281,12 @@ def test_bases_that_cannot_be_built_on_are_refused(
     assert type(raised.value) is OSError or len(message.splitlines()) == 1
 
 
+def test_an_unforeseen_error_names_the_base(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named_base, "RepeatTransformer", Mock(side_effect=KeyError("rope")))
+    with pytest.raises(ValueError, match="^base=.* could not be loaded. KeyError: 'rope'"):
+        build(llama)
+
+
 @pytest.fixture
 def packed_mini(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The llama as a bundled model, its weights packed; they are unpacked into ``tmp_path``."""

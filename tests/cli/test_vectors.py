@@ -81,8 +81,10 @@ def run(*arguments: object, input: str = "") -> str:
 
 
 def test_encode_writes_a_vector_file(model_folder: Path, tmp_path: Path) -> None:
-    run("encode", model_folder, "-", "--out", tmp_path / "v.npy", input="你好\n再见\n")
-    assert np.load(tmp_path / "v.npy").shape == (2, 192)
+    file = tmp_path / "v.npy"
+    output = run("encode", model_folder, "-", "--out", file, input="你好\n再见\n")
+    assert np.load(file).shape == (2, 192)
+    assert output == f"{file}: 2 vectors of 192 dimensions\n"
 
 
 def test_encode_prints_json_lines(model_folder: Path) -> None:

@@ -36,6 +36,13 @@ QUESTION = table(
 )
 
 
+def test_no_kind_of_tables_takes_a_file_of_words_or_a_folder(tmp_path: Path) -> None:
+    """Also one that is asked before those that do."""
+    (tmp_path / "corpus.jsonl").touch()
+    for source in (tmp_path / "words.conll", tmp_path):
+        assert not find_kind("STS").matches(TaskSource(source))
+
+
 @pytest.mark.parametrize(
     ("source", "kind"),
     [

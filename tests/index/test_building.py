@@ -17,9 +17,10 @@ from kills import run_child
 from marks import slow_but
 from tiny import tiny_model
 
-from st_reba.files import sole_writer
+from st_reba.files import LOCK_FILE, sole_writer
 from st_reba.index import Document, Index
 from st_reba.index import index as index_module
+from st_reba.index.changes import BUILDING
 
 CHANGES: dict[str, Callable[[Index], object]] = {
     "add": lambda index: index.add(["cat"], **QUIET),
@@ -113,6 +114,12 @@ def test_a_build_goes_on_after_a_failure(tmp_path: Path) -> None:
     (tmp_path / "index" / ".building" / "corpus.json").unlink()
     index = Index.build(tiny_model(1), ["cat", "zzzz"], tmp_path / "index", **QUIET)
     assert len(index) == 2
+
+
+def test_what_a_killed_build_leaves_is_no_obstacle(index_path: Path) -> None:
+    (index_path / BUILDING).mkdir(parents=True)
+    (index_path / LOCK_FILE).touch()
+    assert len(build(index_path, ["cat"])) == 1
 
 
 @pytest.mark.parametrize(

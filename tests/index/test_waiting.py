@@ -135,6 +135,7 @@ def test_documents_longer_than_the_model_reads_are_counted(
     assert index.info()["truncated"] == 3
     new_rows = [Document("short too", "long0"), Document("longer " * 50, "another")]
     change = index.upsert(new_rows, **QUIET)
+    assert "1 of 2 documents is longer than the model reads" in caplog.text
     assert change.truncated == 1
     assert index.verify()["truncated"] == 3
     index.delete(["long1", "short"])

@@ -18,7 +18,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers import AutoModel
 
-from st_reba.modules import ChunkedReBAPooling, ReBAPooling, blocks, chunks
+from st_reba.modules import ChunkedReBAPooling, ReBAPooling, blocks, both_ways, chunks
+from st_reba.modules.blocks import ScoreTerms
 
 TWO_COPIES: Pieces = (None, None)
 SPECIAL = {"include_special": True}
@@ -104,6 +105,13 @@ def test_the_authors_count_special_tokens_and_look_both_ways(
     for text, vector in zip(TEXTS, encoded(model), strict=True):
         _, hidden_states, fused_attention = oracle(path, text, TWO_COPIES)
         assert_close(vector, published_pooling(hidden_states, fused_attention))
+
+
+def test_terms_of_one_of_two_heads() -> None:
+    two_heads = torch.rand(1, 2, 3, 3)
+    terms = both_ways.terms_of_heads(ScoreTerms(mask=two_heads, bias=two_heads), slice(1, 2))
+    for term in (terms.mask, terms.bias):
+        assert term is not None and torch.equal(term, two_heads[:, 1:])
 
 
 @pytest.mark.parametrize("tokenizer", ["plain", "bos_eos", "cls_sep"])
@@ -279,6 +287,7 @@ def test_a_text_is_cut_as_in_the_reference() -> None:
 
 def test_pieces_have_two_copies_unless_told_otherwise() -> None:
     assert ChunkedReBAPooling(32, chunk=4).repeats == 2
-    assert ChunkedReBAPooling(32, chunk=4, repeats=1).repeats == 1
+    for repeats in (1, 64):
+        assert ChunkedReBAPooling(32, chunk=4, repeats=repeats).repeats == repeats
     with pytest.raises(ValueError, match="repeats=65"):
         ChunkedReBAPooling(32, chunk=4, repeats=65)

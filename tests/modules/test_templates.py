@@ -85,9 +85,7 @@ def test_wording_of_another_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize("template", [["{text}"] * 65, "{text}" * 65], ids=["templates", "slots"])
-def test_more_than_64_templates_or_slots_are_refused(
-    base: Base, template: str | list[str]
-) -> None:
+def test_more_than_64_templates_or_slots_are_refused(base: Base, template: str | list[str]) -> None:
     with pytest.raises(ValueError, match="at most 64 of each"):
         build(base("llama"), "echo", pooling="mean", template=template)
 
