@@ -19,6 +19,7 @@ import torch
 import transformers
 from architectures import TOKENIZERS, lose, on_the_hub, save_adapter
 from gguf_writing import gguf_file
+from huggingface_hub.errors import HFValidationError
 from oracle import assert_close
 from pipelines import PIPELINES, build, encoded, save_and_load
 from sentence_transformers import SentenceTransformer
@@ -494,3 +495,12 @@ def test_a_hub_that_does_not_answer_is_asked_once(
     assert warning.startswith(
         "no/such: the Hub does not answer, so only files in its cache are used"
     )
+
+
+def test_a_hub_that_knows_no_such_model_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(bases, "model_info", Mock(side_effect=HFValidationError))
+    assert bases.choose_hub_options("no/such", {}) == {}
+    assert caplog.messages == []

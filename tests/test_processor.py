@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import runpy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -87,6 +88,10 @@ def test_torch_tells_what_the_system_tells() -> None:
     processor_flags = SYSTEM_FILE.read_text(encoding="utf-8").split()
     has_instructions = "avx512_bf16" in processor_flags or "amx_bf16" in processor_flags
     assert processor.multiplies_bfloat16() is has_instructions
+
+
+def test_no_hint_was_given_at_first() -> None:
+    assert not runpy.run_path(str(processor.__file__))["_has_hinted"]
 
 
 def test_a_long_encode_in_float32_gets_one_hint(

@@ -84,6 +84,19 @@ def test_a_quote_that_joins_rows_is_told_with_their_lines(tmp_path: Path) -> Non
     ]
 
 
+def test_lines_of_a_text_may_have_as_many_commas_as_the_table(tmp_path: Path) -> None:
+    """Three lines of four cells that are not alike may be so by chance."""
+    content = 'id,a,b,text\n1,x,y,"for one\nand two,three,or,more\nthen,five,six,seven"\n'
+    assert rows(tmp_path / "a.csv", content) == [
+        {
+            "id": "1",
+            "a": "x",
+            "b": "y",
+            "text": "for one\nand two,three,or,more\nthen,five,six,seven",
+        }
+    ]
+
+
 def test_unreadable_rows_of_csv_cost_their_lines(tmp_path: Path) -> None:
     content = 'text,n\n"two\nlines",1\na,b,c\n"x"y,2\nok,3\n"open,4\nmore,5\n'
     assert rows(tmp_path / "a.csv", content) == [
