@@ -460,6 +460,11 @@ def test_no_module_is_larger_than_the_weights() -> None:
         torch.nn.Linear(10**6, 10**6, device="meta")
 
 
+def test_no_table_is_far_larger_than_the_weights() -> None:
+    with limit_numbers(Repository(MINI)), pytest.raises(RepositoryRefused):
+        torch.nn.Module().register_buffer("table", torch.empty(10**12, device="meta"))
+
+
 def test_no_model_has_far_more_modules_than_weights() -> None:
     torch.nn.ModuleList([torch.nn.Identity()] * 10_000)
     with limit_numbers(Repository(MINI)):

@@ -32,7 +32,6 @@ _SYSTEM_ERRORS = {
 _WRITER_SETTINGS = (
     "journal_mode = WAL",
     "synchronous = FULL",
-    "trusted_schema = OFF",
     "secure_delete = ON",  # deleted texts are overwritten
 )
 _CHECKPOINT_PATIENCE = 1000  # milliseconds
@@ -63,7 +62,6 @@ class Store:
         problem: Exception | None = None
         try:
             with self._translated_errors(), closing(self._connect(open_mode)) as connection:
-                connection.execute("PRAGMA trusted_schema = OFF")
                 connection.execute("BEGIN")
                 yield connection
         except Exception as error:
@@ -122,13 +120,16 @@ class Store:
         return status.st_ino, status.st_size, status.st_mtime_ns, self._has_log()
 
     def _connect(self, open_mode: str) -> Connection:
-        return sqlite3.connect(
+        connection = sqlite3.connect(
             f"{self.path.absolute().as_uri()}?mode={open_mode}",
             uri=True,
             isolation_level=None,
             check_same_thread=False,
             timeout=files.WRITER_PATIENCE,
         )
+        # The file may be a stranger's: its schema calls no function.
+        connection.execute("PRAGMA trusted_schema = OFF")
+        return connection
 
     @contextmanager
     def _translated_errors(self, *, create: bool = False) -> Iterator[None]:

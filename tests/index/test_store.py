@@ -293,6 +293,13 @@ def test_words_of_an_unknown_language_are_refused(index_path: Path) -> None:
         Index.open(index.path)
 
 
+def test_the_schema_of_a_file_is_not_trusted(index_path: Path) -> None:
+    store = build(index_path, make_documents(3))._store
+    with store.reading() as reader, store.writing(create=False) as writer:
+        for connection in (reader, writer):
+            assert connection.execute("PRAGMA trusted_schema").fetchone() == (0,)
+
+
 @pytest.mark.parametrize("table", ["documents", "meta", "pending"])
 def test_a_view_in_place_of_a_table_is_refused(
     built_index: Path,
