@@ -156,14 +156,8 @@ def attend(
     return outputs.transpose(1, 2), None
 
 
-def _whole_mask(*arguments: Any, **options: Any) -> Tensor | None:
-    options.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-    mask: Tensor | None = sdpa_mask(*arguments, **options)
-    return mask
-
-
 AttentionInterface.register(GRAPH_ATTENTION, attend)
-AttentionMaskInterface.register(GRAPH_ATTENTION, _whole_mask)
+AttentionMaskInterface.register(GRAPH_ATTENTION, sdpa_mask)
 
 
 @contextmanager
