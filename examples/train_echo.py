@@ -264,7 +264,12 @@ def build_embedder(options: argparse.Namespace) -> SentenceTransformer:
     """The untrained embedder, and a LoRA adapter in all its linear layers."""
     method_options = dict(METHODS[options.method])
     if method_options.get("pooled") == "end":
-        tokenizer = AutoTokenizer.from_pretrained(locate(options.base)[0])
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(locate(options.base)[0])
+        except (OSError, ValueError) as error:
+            raise SystemExit(
+                f"{options.base!r} has no tokenizer of transformers: {error}"
+            ) from error
         if tokenizer.eos_token is None:
             problem = f"The tokenizer of {options.base!r} has no end token to pool."
             raise SystemExit(f"{problem} Use --method reba.")
@@ -287,6 +292,9 @@ def build_embedder(options: argparse.Namespace) -> SentenceTransformer:
         lora_alpha=options.alpha,
         target_modules="all-linear",
     )
+    if not model[0].is_base_stored:
+        problem = "is converted or merged as it is loaded, so an adapter would not find it again"
+        raise SystemExit(f"{options.base!r} {problem}. Give a model that transformers loads.")
     model.add_adapter(adapter)
     return model
 

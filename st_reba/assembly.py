@@ -23,6 +23,7 @@ from .filters import Filter, with_filter
 from .loaded_base import LoadedBase
 from .methods import LOADING_RECORD, MASK_OPTIONS, Method, Options
 from .modules import RepeatTransformer
+from .modules.layout import special_tokens
 from .modules.mask_check import check_masks
 from .modules.outputs import shows_attention
 from .modules.selfcheck import (
@@ -71,6 +72,7 @@ class Assembly:
         self.method = request.method
         self.check = check
         self.is_default_method = request.is_default_method
+        self.has_all_layers = True
         loading = request.loading
         for option_name in sorted(loading.keys() - _CONSTRUCTOR_OPTIONS):
             if option_name not in _OWN_OPTIONS:
@@ -93,6 +95,7 @@ class Assembly:
         else:
             model = self._build_pipeline()
         transformer = transformer_of(model)
+        transformer.is_base_stored = self.has_all_layers and self.base.is_stored
         transformer.recipe = {
             **(transformer.recipe or {}),
             LOADING_RECORD: self._loading_record(transformer),
@@ -213,6 +216,7 @@ class Assembly:
         reading = _reading_of(method, loaded_transformer.depth)
         if method.layer is not None or method.read == "attention":
             _, last_layer = method.read_layers(loaded_transformer.depth)
+            self.has_all_layers = last_layer == loaded_transformer.depth
             cut_layers(loaded_transformer.model, last_layer)
         transformer = self._wrap(
             loaded_transformer,
@@ -227,7 +231,19 @@ class Assembly:
             transformer.max_seq_length = method.max_seq_length
         _limit_positions(method, transformer)
         _check_template(method, transformer)
+        self._warn_of_end_token(transformer)
         return transformer
+
+    def _warn_of_end_token(self, transformer: RepeatTransformer) -> None:
+        """Say that PromptEOL does not read the prompt's last token if the tokenizer appends another."""
+        _, tokens_after_text = special_tokens(transformer.text_tokenizer)
+        if self.method.name == "prompteol" and transformer.pooled == "end" and tokens_after_text:
+            logger.warning(
+                "The tokenizer of %s appends %r, so the vector is read there, and not at the prompt's end, where the "
+                "model is about to say the word. Give tokenizer=…, one that appends nothing.",
+                self.base.name,
+                transformer.text_tokenizer.decode(list(tokens_after_text)),
+            )
 
     def _place_on_device(self, loaded_transformer: RepeatTransformer) -> None:
         model, device = loaded_transformer.model, self.base.device

@@ -111,6 +111,7 @@ def share_backbone(model: PreTrainedModel) -> PreTrainedModel:
         id(tensor): tensor for tensor in (*backbone.parameters(), *backbone.buffers())
     }
     shared: PreTrainedModel = copy.deepcopy(backbone, shared_tensors)
+    shared.config.output_attentions = False  # it would fix how attention is computed
     return shared
 
 

@@ -106,7 +106,7 @@ def machine_tolerance(model: SentenceTransformer, dtype: str | None = None) -> f
     """
     backbone: Any = model.transformers_model
     depth = 1
-    if backbone:  # which a model of word vectors lacks
+    if backbone is not None:  # which a model of word vectors lacks
         depth = getattr(backbone.config.get_text_config(), "num_hidden_layers", None) or 1
     if getattr(backbone, "hf_quantizer", None) is not None:
         # Kernels for quantized weights round differently from machine to machine.

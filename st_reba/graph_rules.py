@@ -82,7 +82,7 @@ def _reasons_against(
     if not transformer.text_tokenizer.is_fast:
         name = type(transformer.text_tokenizer).__name__
         yield f"uses a {name} without tokenizer.json, which readers of a graph need"
-    if decoder_of(base) is not base:
+    if decoder_of(base).config is not base.config:
         yield (
             "has towers besides its decoder, and a graph holds text only. Save its text decoder alone, and use that"
         )

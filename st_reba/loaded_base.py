@@ -33,6 +33,7 @@ class LoadedBase:
     """
 
     keeps_device = True
+    is_stored = False  # its weights may have been changed
 
     def __init__(self, model: PreTrainedModel, loading: Options) -> None:
         for option_name in _REFUSED_OPTIONS:

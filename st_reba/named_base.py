@@ -76,6 +76,14 @@ class NamedBase:
         """Whether the weights stay on the devices that they were loaded on."""
         return "device_map" in (self.options.get("model_kwargs") or {})
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether the name alone loads the same weights, as it does for whoever loads an adapter."""
+        model_kwargs = self.options.get("model_kwargs") or {}
+        is_changed = self.quantization is not None or "quantization_config" in model_kwargs
+        is_converted = self.gguf_name is not None or self.adapter is not None
+        return not (is_changed or is_converted or self.options.get("config_kwargs"))
+
     def load(self) -> RepeatTransformer:
         """Load weights and tokenizer; a ValueError or OSError where they are not whole."""
         transformer_kwargs = self._make_kwargs()

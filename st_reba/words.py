@@ -118,7 +118,9 @@ def encode_words(
         batch_tokens=batch_tokens,
         show_progress_bar=show_progress_bar,
     )
-    word_vectors = np.zeros((len(items), transformer.get_embedding_dimension()), np.float32)
+    if not items:
+        return np.zeros((0, transformer.get_embedding_dimension()), np.float32)
+    vector_of_item: dict[int, NDArray[np.float32]] = {}
     truncated_count = 0
     for text, token_vectors, token_weights in encoded_texts:
         offsets = transformer.tokenize_content([text], offsets=True)["offset_mapping"][0]
@@ -128,12 +130,12 @@ def encode_words(
                 item_index, text, located_words[item_index][1], offsets, len(token_vectors)
             )
             total_weight = max(token_weights[word_tokens].sum(), np.finfo(np.float32).tiny)
-            word_vectors[item_index] = (
+            vector_of_item[item_index] = (
                 token_weights[word_tokens] @ token_vectors[word_tokens] / total_weight
             )
     if truncated_count:
         logger.warning("%s", describe_truncation(truncated_count, len(items_of_text)))
-    return word_vectors
+    return np.stack([vector_of_item[item_index] for item_index in range(len(items))])
 
 
 def encode_tokens(

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import families
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -28,6 +29,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import st_reba
 from st_reba import RepeatTransformer, bases, named_base
+from st_reba.evaluation.readouts import encode_methods, load_base
 from st_reba.hub import verify
 from st_reba.modules.selfcheck import is_causal
 
@@ -280,6 +282,37 @@ def test_bases_that_cannot_be_built_on_are_refused(
     message = str(raised.value)
     assert problem in message
     assert type(raised.value) is OSError or len(message.splitlines()) == 1
+
+
+@pytest.fixture
+def projecting_base(tmp_path: Path) -> Path:
+    """An OPT whose layers have 32 dimensions, and whose last states have 16."""
+    config = transformers.OPTConfig(
+        vocab_size=600,
+        hidden_size=32,
+        word_embed_proj_dim=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        ffn_dim=64,
+        max_position_embeddings=128,
+    )
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    TOKENIZERS["bos"]().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_words_and_comparisons_have_the_size_of_the_last_states(projecting_base: Path) -> None:
+    model = st_reba.build(projecting_base, "echo", pooling="mean", device="cpu")
+    vector = model.encode("cat")
+    (word_vector,) = st_reba.encode_words(model, [("cat", "cat")])
+    assert vector.shape == (16,)
+    assert np.allclose(word_vector / np.linalg.norm(word_vector), vector, atol=1e-6)
+    base_model = load_base(projecting_base)
+    method = st_reba.Method("echo", pooling="mean")
+    assert np.allclose(encode_methods(base_model, [method], ["cat"])[method], vector, atol=1e-6)
+    inner_method = st_reba.Method("echo", layer=1)
+    with pytest.raises(ValueError, match="projects its last states to another size"):
+        encode_methods(base_model, [method, inner_method], ["cat"])
 
 
 def test_an_unforeseen_error_names_the_base(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,15 @@ def test_the_largest_chunk_that_fits_is_accepted(base: Base) -> None:
     build(base("llama", "bos_eos"), chunk=127, max_seq_length=256)
 
 
+@pytest.mark.parametrize(("tokenizer", "is_warned"), [("bos", False), ("cls_sep", True)])
+def test_a_token_after_the_prompt_is_told(
+    base: Base, tokenizer: str, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PromptEOL is to be read where the model is about to say a word."""
+    build(base("llama", tokenizer), "prompteol")
+    assert ("appends '[SEP]', so the vector is read there" in caplog.text) == is_warned
+
+
 def test_layers_may_be_counted_from_the_top(base: Base) -> None:
     base_path = base("llama", "bos_eos")
     lowest_model = build(base_path, "echo", layer=-4)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from tiny import tiny_model
 
+import st_reba
 from st_reba.comparison import (
     GOLDEN_TEXTS,
     PROBE_TEXTS,
@@ -35,6 +37,13 @@ def test_rounding_of_vectors_that_are_all_alike_is_allowed() -> None:
     vectors = np.random.default_rng(0).normal(size=(1, 64)).repeat(20, axis=0)
     rounded_vectors = vectors.astype(np.float32)
     assert 0 < relative_distance(vectors, rounded_vectors) < machine_tolerance(model, "float32")
+
+
+def test_a_compiled_model_has_the_tolerance_of_its_own() -> None:
+    model = st_reba.build("mini", "echo", device="cpu")
+    tolerance = machine_tolerance(model)
+    model[0].model = torch.compile(model[0].model, backend="eager")  # type: ignore[union-attr, unused-ignore]
+    assert machine_tolerance(model) == tolerance
 
 
 def test_vectors_that_cannot_be_compared_are_infinitely_far() -> None:

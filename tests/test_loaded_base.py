@@ -26,6 +26,16 @@ def load_language_model(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+def test_a_model_that_gives_its_attention_can_be_used(llama: Path) -> None:
+    language_model = AutoModel.from_pretrained(
+        llama, output_attentions=True, attn_implementation="eager"
+    )
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    model = build(language_model, "reba", tokenizer=tokenizer)
+    assert_close(encoded(model), encoded(build(llama, "reba")).double())
+    assert language_model.config.output_attentions
+
+
 LOADED_CASES = [
     ("llama", "mask0"),
     ("llama", "layer"),

@@ -18,8 +18,11 @@ import pytest
 import transformers
 from marks import Base
 from packaging.version import Version
+from peft import LoraConfig
+from sentence_transformers import SentenceTransformer
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
+import st_reba
 from st_reba import load
 from st_reba.hub import verify
 
@@ -213,6 +216,30 @@ def test_a_file_without_pairs_is_refused(read_data: Callable[..., Any]) -> None:
 
 
 PAGE = (ROOT / "docs" / "how-to" / "train.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_saved_first", [False, True])
+def test_an_adapter_needs_a_base_in_a_folder(is_saved_first: bool, tmp_path: Path) -> None:
+    """A base whose upper layers were left out is in none until the model is saved."""
+    model = st_reba.build("mini", "classical", layer=3, pooling="mean", dtype="float32")
+    if is_saved_first:
+        model.save_pretrained(str(tmp_path / "untrained"))
+        model = load(tmp_path / "untrained", dtype="float32")
+    model.add_adapter(
+        LoraConfig(
+            task_type="FEATURE_EXTRACTION", target_modules="all-linear", init_lora_weights=False
+        )
+    )
+    if is_saved_first:
+        model.save_pretrained(str(tmp_path / "trained"))
+        loaded_model = SentenceTransformer(str(tmp_path / "trained"), device="cpu")
+        assert np.allclose(loaded_model.encode(TEXTS), model.encode(TEXTS), atol=1e-6)
+        return
+    with pytest.raises(ValueError, match="An adapter is saved without its base"):
+        model.save_pretrained(str(tmp_path / "trained"))
+    with pytest.raises(ValueError, match="An adapter is saved without its base"):
+        model.train()(model.preprocess(TEXTS))
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from ..modules.capture import BackwardAttention, Capture
 from ..modules.layers import watch_layers
 from ..modules.layout import Features, Span, copy_starts, pooled_positions
 from ..modules.outputs import OutputReader
+from ..modules.selfcheck import projects_states
 from ..modules.transformer import RepeatTransformer
 from .stacked_reader import LayerRange, Reading, StackedReader
 from .vectors import Vectors
@@ -85,8 +86,6 @@ def run_pass(
     """
     shared_pass = SharedPass(model, readouts, for_words=token_ranges is not None)
     vectors_by_readout: dict[Readout, Vectors] = {}
-    for readout in readouts:
-        vectors_by_readout[readout] = np.empty((len(texts), shared_pass.width), np.float32)
     computed = computed_positions(shared_pass.transformer, texts, input_options)
     for batch in shared_pass.plan_batches(texts, batch_tokens, input_options):
         batch_texts = [texts[row_index] for row_index in batch]
@@ -98,6 +97,8 @@ def run_pass(
             batch_ranges,
             input_options,
         ).items():
+            if readout not in vectors_by_readout:
+                vectors_by_readout[readout] = np.empty((len(texts), rows.shape[1]), np.float32)
             vectors_by_readout[readout][batch] = rows.cpu().numpy()
         if progress is not None:
             progress(sum(computed[row_index] for row_index in batch))
@@ -132,6 +133,12 @@ class SharedPass:
             ):
                 choices = f"a layer from 1 to {self.transformer.depth}, and one of {', '.join(READOUT_POOLINGS)}"
                 raise ValueError(f"{readout}: give {choices}.")
+            is_inner = readout.first_layer is None and readout.layer < self.transformer.depth
+            if is_inner and projects_states(self.transformer.model):
+                raise ValueError(
+                    f"{readout}: the base projects its last states to another size, so its other layers cannot be "
+                    "read in the same pass. Leave out layer=…"
+                )
         readings = {readout.reading for readout in readouts}
         self.layers = sorted(reading for reading in readings if isinstance(reading, int))
         layer_ranges = sorted(reading for reading in readings if isinstance(reading, tuple))

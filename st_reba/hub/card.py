@@ -36,6 +36,7 @@ from .card_method import (
     MethodDescription,
     describe_input,
     describe_method,
+    is_linear,
 )
 
 TEMPLATE = Path(__file__).with_name("template.md")
@@ -112,12 +113,12 @@ def card_values(
     method = describe_method(model, base)
     licence = find_licence(model, base, facts)
     training = training_section(model)
-    filter_sizes = [
-        f"{module.in_features} to {module.out_features}"
-        for module in model
-        if isinstance(module, Dense)
+    dense_layers = [module for module in model if isinstance(module, Dense)]
+    differences: list[object] = [
+        saved_prompts(model),
+        training,
+        list(map(_describe_sizes, dense_layers)),
     ]
-    differences: list[object] = [saved_prompts(model), training, filter_sizes]
     if is_cut(model):
         differences.append(model.truncate_dim)
     model_name = name or unique_name(base.short_name, method.method, differences)
@@ -137,11 +138,15 @@ def card_values(
         whole_dimension=whole_dimension(model) if is_cut(model) else None,
         is_normalized=not is_cut(model) and any(isinstance(module, Normalize) for module in model),
         module_names=[type(module).__name__ for module in model],
-        filter_sizes=filter_sizes,
+        filter_sizes=[_describe_sizes(layer) for layer in dense_layers if is_linear(layer)],
         training=training,
         needs_package=_needs_package(transformer),
         graph_tasks=tasks_of_graphs(model),
     )
+
+
+def _describe_sizes(layer: Dense) -> str:
+    return f"{layer.in_features} to {layer.out_features}"
 
 
 def _metadata(

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
 
 from ..encode import prompt_name_of, saved_prompt, transformer_of
 from ..methods import (
@@ -496,6 +497,11 @@ def _pooling_formula(transformer: RepeatTransformer, method: Method) -> list[str
     return method.pooling_spec.describe(method, positions)
 
 
+def is_linear(layer: Dense) -> bool:
+    """Whether a dense layer has no activation, as that of a filter."""
+    return isinstance(layer.activation_function, nn.Identity)
+
+
 def _later_steps(model: SentenceTransformer) -> Iterator[str]:
     """What the modules after the pooling do with the vector s, and what is cut off in the end."""
     for module in model:
@@ -503,8 +509,10 @@ def _later_steps(model: SentenceTransformer) -> Iterator[str]:
             weights = ", ".join(f"{weight:.4g}" for weight in module.weights)
             vectors = "s_p / ‖s_p‖₂" if module.equal_norms else "s_p"
             yield f"Σ_p w_p · {vectors}, s_p the s of template p, w = ({weights})"
-        elif isinstance(module, Dense):
+        elif isinstance(module, Dense) and is_linear(module):
             yield "W s, the linear map of the filter"
+        elif isinstance(module, Dense):
+            yield f"{type(module.activation_function).__name__} of W s, a layer after the pooling"
         elif isinstance(module, QueryShift):
             yield "s + c for a query, s for all else; c is a fixed vector"
         elif isinstance(module, TokenPart):

@@ -71,7 +71,8 @@ class PromptEnsemble(Module):
         template_count = len(self.weights)
         if len(vectors) % template_count:
             raise ValueError(
-                f"{len(vectors)} vectors for {template_count} templates: a text was split."
+                f"{len(vectors)} vectors for {template_count} templates: a text was split. Give batches (of a cached "
+                f"loss, its mini_batch_size) of a multiple of {template_count} rows."
             )
         by_template = vectors.view(-1, template_count, vectors.shape[-1])
         has_all = by_template.any(dim=2).all(dim=1, keepdim=True)

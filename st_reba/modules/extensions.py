@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         run_shared: Callable[..., Tensor | None]
         score_terms: Callable[..., Any]
         # What the installed package alone has.
+        check_adapter: Callable[[Any], None]
         checkpoint_in_pass: Callable[..., None]
         code_of: Callable[..., str]
         mask_of_chosen_keys: Callable[..., Tensor]

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from .attention import as_booleans, install_attention
 from .extensions import extensions
-from .layout import MAX_REPEATS, Features, published, spans_of, tokenizer_lock
+from .layout import (
+    MAX_REPEATS,
+    Features,
+    check_token_ids,
+    published,
+    spans_of,
+    tokenizer_lock,
+)
 from .masks import MASKS, AttentionView
 from .passes import ForwardPass, LayerMask
 from .transformer import RepeatTransformer
@@ -217,4 +224,5 @@ class NoSinkTransformer(RepeatTransformer):
         self.text_tokenizer.padding_side = "right"
         with tokenizer_lock:
             features: Features = super(RepeatTransformer, self).preprocess(inputs, *args, **kwargs)
+        check_token_ids(features["input_ids"], self.model)
         return {**features, "spans": spans_of(features), "copy_ids": features["attention_mask"]}

@@ -63,8 +63,20 @@ def checkpoint_in_pass(model: nn.Module, hooks: Sequence[object]) -> None:
         setattr(module, _FUNCTION, CheckpointInPass(checkpoint))
 
 
+def check_adapter(transformer: Any) -> None:
+    """Raise an error if an adapter is trained or saved whose base is in no folder, so that it would not load again."""
+    has_adapter = getattr(transformer.model, "_hf_peft_config_loaded", False)
+    if has_adapter and not transformer.is_base_stored:
+        raise ValueError(
+            "An adapter is saved without its base, and this base is in no folder: layers were left out, or weights "
+            "were merged, quantized or converted, or it was given loaded. Save the model without the adapter "
+            "(model.save_pretrained), load that folder, and add the adapter to what is loaded."
+        )
+
+
 def _refusal(reason: str) -> ValueError:
     return ValueError(f"Gradient checkpointing cannot be used here: {reason}; or disable it.")
 
 
+extensions.check_adapter = check_adapter
 extensions.checkpoint_in_pass = checkpoint_in_pass

@@ -124,6 +124,7 @@ class RepeatTransformer(Transformer):
     layer_masks: Sequence[str] = ()  # the mask of each layer, if any may be another than its own
     second: Sequence[tuple[int, str]] = ()  # layers that run twice, with their masks
     m = 1  # sink tokens that masks hide
+    is_base_stored = True  # whether these weights are where their configuration says, for adapters
     mode_changes = 0  # calls of `train`; read by shared_prefix, a section of some files
     # The number type of the stored weights, and transformers' report of keys that do not fit.
     stored_dtype: torch.dtype | None = None
@@ -445,6 +446,7 @@ class RepeatTransformer(Transformer):
         result = dict(features)
         hooks = self.pass_hooks(capture)
         if self.training and IS_INSTALLED:
+            extensions.check_adapter(self)
             extensions.checkpoint_in_pass(self.model, hooks)
         hidden_states: Tensor | None = None
         if extensions.has("run_shared"):
@@ -559,6 +561,8 @@ class RepeatTransformer(Transformer):
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Save the module and its code; where st_reba is installed, weights keep the base's number type."""
+        if IS_INSTALLED:
+            extensions.check_adapter(self)
         with extensions.stored_as(self.model, self.stored_dtype) if IS_INSTALLED else nullcontext():
             super().save(output_path, *args, **kwargs)
         root = Path(output_path)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from marks import Base
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers.processors import TemplateProcessing
 
@@ -62,6 +63,14 @@ def test_the_recipe_of_a_filtered_model_builds_it_without_the_filter(
     assert "builds the model by `st-reba build recipe.yaml my_model`, without its filter:" in card
     assert "- `filter`" not in card
     assert "| filter | a linear map of 192 to 192 dimensions, fitted on texts |" in card
+
+
+def test_a_dense_layer_with_an_activation_is_no_filter(tmp_path: Path) -> None:
+    model = st_reba.build("mini", "echo", device="cpu")
+    model.append(Dense(192, 32))
+    card = card_of(model, tmp_path / "model")
+    assert "fitted on texts" not in card
+    assert "Tanh of W s, a layer after the pooling" in card
 
 
 @pytest.mark.parametrize(

@@ -357,6 +357,16 @@ def test_one_copy_and_one_sink_are_the_defaults(base: Base) -> None:
     )
 
 
+def test_tokens_that_the_model_lacks_are_refused_with_its_own_input_too(base: Base) -> None:
+    transformer = NoSinkTransformer(
+        base("llama"), layer_masks=[NOSINK_FORWARD] * DEPTH, own_input=True
+    )
+    transformer.tokenizer.pad_token = "<s>"
+    transformer.tokenizer.add_tokens([f"new{number}" for number in range(99)])
+    with pytest.raises(ValueError, match="the model only .* embeddings"):
+        transformer.preprocess(["new98"])
+
+
 def test_masks_that_the_attention_does_not_use_are_missed(base: Base) -> None:
     transformer = NoSinkTransformer(base("llama"), layer_masks=[NOSINK_FORWARD] * DEPTH)
     transformer.model.set_attn_implementation("sdpa")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import families
 import numpy as np
 import pytest
 import torch
@@ -244,6 +246,11 @@ def test_a_model_that_no_graph_can_hold_is_refused(
         change_model(model)
     with pytest.raises(ValueError, match=message):
         EmbeddingGraph(model)
+
+
+def test_a_decoder_inside_its_model_is_no_tower(tmp_path: Path) -> None:
+    families.save("opt", tmp_path)
+    EmbeddingGraph(st_reba.build(tmp_path, "echo", device="cpu"))
 
 
 SEARCH_TEMPLATE = {
