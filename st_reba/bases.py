@@ -125,10 +125,15 @@ def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> BaseLo
 
 
 def recorded_name(path: str | os.PathLike[str]) -> str:
-    """The name of a folder, without its path on this machine; any other name unchanged."""
-    if os.path.isdir(path):
-        return os.path.basename(os.path.abspath(path))
-    return os.fspath(path)
+    """The name of a folder, without its path on this machine; any other name unchanged.
+
+    A folder that has the name of a bundled model, and is another, is ``other-NAME``.
+    """
+    if not os.path.isdir(path):
+        return os.fspath(path)
+    name = os.path.basename(os.path.abspath(path))
+    is_other = name in BUNDLED and not os.path.samefile(path, BUNDLED[name])
+    return f"other-{name}" if is_other else name
 
 
 def _gguf_name(name: str, gguf_path: str) -> str:

@@ -334,6 +334,14 @@ def packed_mini(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return folder
 
 
+def test_a_folder_that_is_called_mini_is_not_taken_for_the_bundled_model(
+    llama: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(llama, tmp_path / "mini")
+    assert build(folder, "echo")[0].base_model == "other-mini"
+    assert bases.recorded_name(bases.BUNDLED["mini"]) == "mini"
+
+
 def test_unpacked_weights_are_used_where_they_are(
     llama: Path,
     monkeypatch: pytest.MonkeyPatch,

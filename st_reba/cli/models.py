@@ -22,6 +22,8 @@ from .streams import STARTING, announced_step, print_error
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from ..modules import RepeatTransformer
+
 _INDEX_FILE = "index.sqlite"
 _LOADING_OPTIONS = {"dtype", "device", "trust_remote_code"}
 # Internal facts about an index, shown only with --json.
@@ -348,13 +350,23 @@ def describe_model(name: str, model: SentenceTransformer) -> dict[str, Any]:
             facts["templates"] = templates
         is_shared = transformer.can_share()
         facts["prompt computed"] = "once for all texts" if is_shared else "with every text"
-        fields = dict.fromkeys(transformer.fields("document"), "-")
-        facts["longest text, in tokens"] = transformer.budget(task="document", **fields)
+        facts["longest text, in tokens"] = _longest_texts(transformer)
     facts["dimensions"] = model.get_embedding_dimension()
     facts["modules"] = [type(module).__name__ for module in model]
     facts["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     facts["prompts"] = model.prompts
     return facts
+
+
+def _longest_texts(transformer: RepeatTransformer) -> int | None | dict[str, int | None]:
+    """Most tokens of a text that are read; by task, where its template leaves another number."""
+    longest_by_task: dict[str, int | None] = {}
+    for task in transformer.templates[0]:
+        fields = dict.fromkeys(transformer.fields(task), "-")
+        longest_by_task[task] = transformer.budget(task=task, **fields)
+    if len(set(longest_by_task.values())) == 1:
+        return longest_by_task["document"]
+    return longest_by_task
 
 
 def _print_facts(facts: Mapping[str, object], as_json: bool) -> None:

@@ -56,6 +56,15 @@ def test_build_prints_the_model_as_json_and_no_bars(tmp_path: Path, capsys: Capt
     assert json.loads(capsys.readouterr().out) == facts
 
 
+def test_info_tells_the_longest_text_of_each_task(tmp_path: Path, capsys: Capture) -> None:
+    st_reba.build("mini").save_pretrained(str(tmp_path / "model"))
+    assert main(["info", str(tmp_path / "model"), "--json"]) == 0
+    longest_texts = json.loads(capsys.readouterr().out)["longest text, in tokens"]
+    assert set(longest_texts) == {"query", "document", "similarity"}
+    # The examples stand in front of what `encode` takes alone.
+    assert longest_texts["similarity"] < longest_texts["document"] - 50
+
+
 def test_info_prints_yaml_and_does_not_warn_of_16_bits(saved_folder: Path, capsys: Capture) -> None:
     assert main(["info", str(saved_folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
