@@ -7,6 +7,7 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tokenizers import Regex, pre_tokenizers
 
 import st_reba
 from st_reba import gguf_files
-from st_reba.gguf_files import PATTERNS, check_gguf, read_gguf
+from st_reba.gguf_files import PATTERNS, check_gguf, complete_tokenizer, read_gguf
 from st_reba.safety import RepositoryRefused
 
 pytestmark = pytest.mark.skipif(
@@ -116,6 +117,23 @@ def test_a_rule_that_is_not_known_is_refused_and_another_tokenizer_is_the_remedy
 
 
 SHARD_MESSAGE = r"one of 2 shards.*llama-gguf-split --merge \S+-00001-of-00002\.gguf"
+
+
+@pytest.mark.parametrize("puts_space", [True, False])
+@pytest.mark.parametrize("file_says", [True, False, None])
+def test_a_space_before_a_text_is_refused_where_the_file_says_none(
+    puts_space: bool, file_says: bool | None
+) -> None:
+    file: Any = Mock(path="a.gguf", metadata={"tokenizer.ggml.model": "llama"})
+    if file_says is not None:
+        file.metadata["tokenizer.ggml.add_space_prefix"] = file_says
+    tokenizer = Mock()
+    tokenizer.backend_tokenizer.encode.return_value.tokens = ["▁a" if puts_space else "a"]
+    if puts_space and file_says is False:
+        with pytest.raises(ValueError, match="puts no space before a text"):
+            complete_tokenizer(tokenizer, file)
+    else:
+        complete_tokenizer(tokenizer, file)
 
 
 def test_a_shard_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ WRITTEN_METHODS = [
         weights=(1, -0.5),
         equal_norms=False,
     ),
+    Method("prompteol", template=["{text}"], weights=(2,)),
     Method("echo", template='Say, "{text}": {text}', pooled="repeats", max_seq_length=64),
     Method("echo", template='"a" \' , =[ b {text} {text}', instruction="true"),
     Method("echo", template={"query": "q {text}", "document": "d {text}"}),

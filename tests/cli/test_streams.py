@@ -193,12 +193,18 @@ def test_empty_standard_input_is_named(
     assert capsys.readouterr().err == "st-reba: standard input: no documents: it is empty\n"
 
 
+def test_lines_of_standard_input_have_no_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", "-", "out", "--model", "m", "--text-column", "title"]) == 2
+    assert "--text-column" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["search", "index", ""],
         ["search", "index", "\udcff"],
         ["build", "mini", "out", "--template", "\udcff"],
+        ["build", "mini", "out", "--template", "", "--template", "\udcff"],
     ],
 )
 def test_words_that_are_no_text_are_wrong_usage(

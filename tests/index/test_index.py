@@ -292,7 +292,7 @@ def test_deleted_documents_are_not_found(
     index = build(index_path)
     assert index.delete(["d1\0", "d2\0x"]).deleted == 0
     change = index.delete(["d0", *"zyxwvu", "d0"])
-    assert (change.deleted, change.unchanged) == (1, 0)
+    assert (change.deleted, change.unchanged, change.truncated) == (1, 0, 0)
     assert caplog.messages[-1].endswith(": u, v, w, x, y")
     expected_ids = {f"d{number}" for number in range(1, 40)}
     assert set(ids_of(index.search("gold", 50))) == expected_ids
