@@ -231,7 +231,8 @@ class Assembly:
             transformer.max_seq_length = method.max_seq_length
         _limit_positions(method, transformer)
         _check_template(method, transformer)
-        self._warn_of_end_token(transformer)
+        if isinstance(self.base, NamedBase):  # on a loaded one, compare and tune build many
+            self._warn_of_end_token(transformer)
         return transformer
 
     def _warn_of_end_token(self, transformer: RepeatTransformer) -> None:

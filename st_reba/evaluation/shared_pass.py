@@ -24,7 +24,7 @@ from ..modules.capture import BackwardAttention, Capture
 from ..modules.layers import watch_layers
 from ..modules.layout import Features, Span, copy_starts, pooled_positions
 from ..modules.outputs import OutputReader
-from ..modules.selfcheck import projects_states
+from ..modules.selfcheck import run_ids
 from ..modules.transformer import RepeatTransformer
 from .stacked_reader import LayerRange, Reading, StackedReader
 from .vectors import Vectors
@@ -85,6 +85,8 @@ def run_pass(
         By readout, [N, d] float32, not scaled.
     """
     shared_pass = SharedPass(model, readouts, for_words=token_ranges is not None)
+    if not texts:
+        return dict.fromkeys(readouts, np.empty((0, shared_pass.width), np.float32))
     vectors_by_readout: dict[Readout, Vectors] = {}
     computed = computed_positions(shared_pass.transformer, texts, input_options)
     for batch in shared_pass.plan_batches(texts, batch_tokens, input_options):
@@ -133,14 +135,14 @@ class SharedPass:
             ):
                 choices = f"a layer from 1 to {self.transformer.depth}, and one of {', '.join(READOUT_POOLINGS)}"
                 raise ValueError(f"{readout}: give {choices}.")
-            is_inner = readout.first_layer is None and readout.layer < self.transformer.depth
-            if is_inner and projects_states(self.transformer.model):
-                raise ValueError(
-                    f"{readout}: the base projects its last states to another size, so its other layers cannot be "
-                    "read in the same pass. Leave out layer=…"
-                )
         readings = {readout.reading for readout in readouts}
         self.layers = sorted(reading for reading in readings if isinstance(reading, int))
+        reads_inner_layers = any(layer < self.transformer.depth for layer in self.layers)
+        if reads_inner_layers and run_ids(self.transformer.model, [[0]]).shape[-1] != self.width:
+            raise ValueError(
+                f"layer={self.layers[0]}: the base projects its last states to another size, so its other layers "
+                "cannot be read in the same pass. Leave layer out."
+            )
         layer_ranges = sorted(reading for reading in readings if isinstance(reading, tuple))
         self.output_readers: dict[LayerRange, OutputReader] = {}
         for first_layer, last_layer in layer_ranges:

@@ -158,12 +158,6 @@ def is_causal(model: PreTrainedModel) -> bool:
     return bool(torch.allclose(states[0, :-1], states[1, :-1], atol=tolerance, rtol=0))
 
 
-def projects_states(model: PreTrainedModel) -> bool:
-    """Whether the last hidden states have another size than those of the layers."""
-    width: int = model.config.get_text_config().hidden_size
-    return run_ids(model, [[0]]).shape[-1] != width
-
-
 def run_ids(model: PreTrainedModel, token_ids: list[list[int]]) -> Tensor:
     """Hidden states of rows of token ids, [B, T, d] float32."""
     input_ids = torch.tensor(token_ids, device=model.device)

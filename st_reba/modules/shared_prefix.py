@@ -131,7 +131,12 @@ def weights_state(transformer: Any, token_ids: Tensor) -> tuple[object, ...]:
     for weight in transformer.model.parameters():
         version = 0 if weight.is_inference() else weight._version
         weights.append((weight.data_ptr(), version))
-    return transformer.mode_changes, token_ids.device, weights
+    adapters: list[tuple[object, ...]] = []
+    for module in transformer.model.modules():
+        # A layer of PEFT: of its type, as a module looks for what it lacks in many places.
+        if isinstance(getattr(type(module), "active_adapters", None), property):
+            adapters.append((*module.active_adapters, module.disable_adapters))
+    return transformer.mode_changes, token_ids.device, weights, adapters
 
 
 def run_prefix(

@@ -19,6 +19,8 @@ import transformers
 from gguf_writing import gguf_file
 from marks import Base, slow_but
 from oracle import assert_close, relative_error
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from pipelines import (
     assert_gradients,
     build,
@@ -231,6 +233,23 @@ def test_a_prefix_runs_again_where_weights_have_changed(
             whole_states = model[0](features)["token_embeddings"]
     assert relative_error(original_states, whole_states) > 1e-3
     assert_close(changed_states, whole_states, TOLERANCE)
+
+
+def test_a_prefix_runs_again_where_adapters_are_switched_off(base: Base) -> None:
+    model: Any = build(base("llama"), "prompteol", template=QUESTION)
+    adapter = LoraConfig(target_modules=["k_proj"], init_lora_weights=False)
+    inject_adapter_in_model(adapter, model[0].model)
+    features = dict(model.eval()[0].preprocess(TEXTS))
+    with torch.inference_mode():
+        adapted_states = model[0](features)["token_embeddings"]
+        for module in model.modules():
+            if isinstance(module, BaseTunerLayer):
+                module.enable_adapters(False)
+        plain_states = model[0](features)["token_embeddings"]
+        with whole_rows():
+            whole_states = model[0](features)["token_embeddings"]
+    assert relative_error(adapted_states, whole_states) > 1e-3
+    assert_close(plain_states, whole_states, TOLERANCE)
 
 
 @pytest.mark.parametrize("template", [QUESTION, QUESTIONS[:1] * 2], ids=["one question", "two"])
