@@ -85,10 +85,13 @@ class Probe:
         tolerance = model_tolerance(self.dtype, current_probe.dtype)
         distance = relative_distance(self.vectors, current_probe.vectors)
         if distance > tolerance:
+            remedy = "Load that model"
+            if self.dtype != current_probe.dtype:
+                remedy += f" with dtype={self.dtype!r} (--dtype {self.dtype})"
             raise ValueError(
                 f"{holder} was built with {self} and cannot be used with {current_probe}: "
                 f"vectors of {len(PROBE_TEXTS)} texts differ by {distance:.2g} of their spread; "
-                f"at most {tolerance} is allowed. Load that model, or build {holder} again"
+                f"at most {tolerance} is allowed. {remedy}, or build {holder} again"
             )
 
     def seen_from(
@@ -122,9 +125,14 @@ class Probe:
         return model_folder
 
     def load_model(self, folder: str | os.PathLike[str], options: Options) -> SentenceTransformer:
-        """Load the model, with options of `st_reba.load`; ``folder`` holds the probe."""
+        """Load the model, with options of `st_reba.load`; ``folder`` holds the probe.
+
+        A model that computed in 16 bits does so again, unless ``dtype`` says otherwise.
+        """
         model_source = self.find_source(folder)
         loading_options = dict(options)
+        if self.dtype in ("bfloat16", "float16") and loading_options.get("dtype") is None:
+            loading_options["dtype"] = self.dtype
         if model_source == self.source and self.revision:  # of a repository on the Hub
             loading_options.setdefault("revision", self.revision)
         return load(model_source, **loading_options)

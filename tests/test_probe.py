@@ -61,6 +61,23 @@ def test_other_models_and_other_methods_are_told_apart() -> None:
     assert str(method_probes[0]) == "mini (reba:pooling=mean, float32, 192 dimensions)"
 
 
+def test_a_model_in_another_number_type_is_told_the_type() -> None:
+    """The default's vectors differ more between types than other methods' do."""
+    stored_probe = replace(take_probe(MODEL), dtype="bfloat16")
+    other_probe = replace(take_probe(MODEL), vectors=stored_probe.vectors * 1.1)
+    with pytest.raises(ValueError, match=r"with dtype='bfloat16' \(--dtype bfloat16\)"):
+        stored_probe.check_same(other_probe, "the index")
+
+
+def test_a_model_that_computed_in_16_bits_does_so_again(tmp_path: Path) -> None:
+    st_reba.build("mini", "echo").save_pretrained(str(tmp_path / "model"))
+    model = st_reba.load(tmp_path / "model", dtype="bfloat16", device="cpu")
+    probe = take_probe(model).seen_from(tmp_path, str(tmp_path / "model"))
+    assert probe.load_model(tmp_path, {"device": "cpu", "dtype": None}).dtype == torch.bfloat16
+    loaded_model = probe.load_model(tmp_path, {"device": "cpu", "dtype": "float32"})
+    assert loaded_model.dtype == torch.float32
+
+
 def test_a_probe_is_read_as_it_was_written() -> None:
     probe = take_probe(MODEL)
     read_again = Probe.from_json(json.loads(json.dumps(probe.to_json())))

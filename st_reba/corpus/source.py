@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sqlite3
 from collections import Counter
@@ -246,7 +247,8 @@ def read_stream(stream: BinaryIO, name: str, encoding: str | None = None) -> Ite
 def _file_tables(path: Path, encoding: str | None) -> Iterator[_Table]:
     if path.is_dir() and not is_dataset(path):
         for file in _files_in(path):
-            name = clean_text(file.relative_to(path).as_posix())
+            file_name = os.fsencode(file.relative_to(path).as_posix())
+            name = file_name.decode("utf-8", "backslashreplace")
             rows = read_rows(file, name=name, encoding=encoding)
             rows = _reject_unreadable_file(rows, name)
             suffix = suffix_of(file)

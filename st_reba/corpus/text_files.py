@@ -23,6 +23,7 @@ _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8",
 }
 _GZIP_MAGIC = b"\x1f\x8b"
 _UNDECODED = re.compile("[\udc80-\udcff]")
@@ -72,10 +73,10 @@ def decode_stream(binary: BinaryIO, name: str, encoding: str | None) -> TextIO:
     Args:
         binary: The stream, which has ``peek``, as opened files and standard input do.
         name: Its name in messages.
-        encoding: None: by the mark of UTF-16 or UTF-32, else UTF-8, with or without a mark.
+        encoding: Of a stream without a byte order mark; None: UTF-8.
     """
     sample = binary.peek(SAMPLE_BYTES)  # type: ignore[attr-defined]
-    encoding = encoding or _encoding_by_mark(sample) or "utf-8"
+    encoding = _encoding_by_mark(sample) or encoding or "utf-8"
     if is_utf8(encoding):
         encoding = "utf-8-sig"
         _refuse_other_formats(sample, name)

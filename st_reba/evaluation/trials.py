@@ -193,12 +193,11 @@ class Trials:
     def pass_key(self, methods: Sequence[Method]) -> str:
         """A digest of the pass, base, prompts, texts and version of st_reba."""
         model = transformer_of(self.base_model).model
-        embeddings = next(model.get_input_embeddings().parameters())
-        first_weights = embeddings[:64].detach().float().cpu().numpy()
         limits = self.base_model.max_seq_length, self.plain_positions
         prompts = [input_options_of(self.base_model, role) for role in self.items.texts_by_role]
         base_facts = model.config.to_json_string(), model.dtype, limits, prompts
         facts = __version__, self.filter_kinds, methods, self.items
         digest = hashlib.sha256(repr((facts, base_facts)).encode())
-        digest.update(first_weights.tobytes())
+        for weight in model.parameters():
+            digest.update(weight.detach().flatten()[:64].float().cpu().numpy().tobytes())
         return digest.hexdigest()[:24]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined, unused-ignore]
 
 from ..modules.version import __version__
 from .card import PLACEHOLDER
@@ -76,8 +77,9 @@ def push(
         >>> push("my_model", "org/my-model", dry_run=True)  # doctest: +SKIP
     """
     source = Path(folder)
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
+    if repo_id.count("/") != 1:
         raise ValueError(f"repo_id={repo_id!r}: write organization/name, as org/my-model.")
+    validate_repo_id(repo_id)
     _check_complete(source)
     token = token or get_token()
     if not (token or dry_run):
@@ -163,6 +165,7 @@ def _stage(source: Path, staged: Path, repo_id: str) -> tuple[str, ...]:
         return hidden_names(folder, names)
 
     shutil.copytree(source.resolve(), staged, copy_function=os.symlink, ignore=ignored_names)
+    staged.chmod(stat.S_IRWXU)  # the folder may be read-only
     card = (staged / CARD_FILE).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
     (staged / CARD_FILE).unlink()
     (staged / CARD_FILE).write_text(card, encoding="utf-8", newline="\n")

@@ -16,6 +16,7 @@ import st_reba
 def models() -> dict[str, SentenceTransformer]:
     """Models as built, never saved: what every consumer is held against."""
     return {
+        "default": st_reba.build("mini", device="cpu"),
         "echo": st_reba.build("mini", "echo", prompts=PROMPTS, device="cpu"),
         "reba": st_reba.build("mini", "reba", pooling="mean", device="cpu"),
     }

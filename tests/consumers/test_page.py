@@ -33,6 +33,8 @@ CODE_BLOCKS = code_blocks_by_section()
 # by the plugin too.
 RUNS = [(section, "copied code") for section in SECTIONS if section != "mteb"]
 RUNS.append(("sentence-transformers and FAISS", "plugin"))
+# Tools whose blocks say which task a text has, as a model with a template for each needs it.
+TELL_THE_TASK = ("LangChain", "Haystack")
 
 
 def without_trust(code_block: str) -> str:
@@ -49,13 +51,16 @@ def results_of(
     model_parents: dict[str, Path],
     folder: Path,
 ) -> dict[str, Any]:
-    """For each model, what tools_job.py tells of a section; tools but the first get the one with prompts."""
+    """For each model, what tools_job.py tells of a section; some tools get one model alone, that with prompts."""
     code_blocks = CODE_BLOCKS[section]
     if route == "plugin":
         code_blocks = [without_trust(code_block) for code_block in code_blocks]
-    parents = {"echo": str(model_parents["echo"])}
+    model_names = ["echo"]
+    if section in TELL_THE_TASK:
+        model_names = ["echo", "default"]
     if section.startswith("sentence-transformers"):
-        parents = {name: str(parent) for name, parent in model_parents.items()}
+        model_names = list(model_parents)
+    parents = {name: str(model_parents[name]) for name in model_names}
     job = {
         "section": section,
         "plugin": route == "plugin",

@@ -210,7 +210,7 @@ CAT = Document("# 猫\n\nIt sleeps.\n", "a.md", {"file": "a.md"})
 def test_files_may_be_one_document(folder_of_texts: Path) -> None:
     cat, oddly_named, ships, reject = read(folder_of_texts)
     assert cat == CAT
-    assert oddly_named.id == "e\ufffd.md"
+    assert oddly_named.id == r"e\xb0.md"
     assert ships == Document("Ships\n=====\n", "more/b.rst", {"file": "more/b.rst"})
     assert isinstance(reject, Reject)
     assert reject.place == "more/c.md, the text"

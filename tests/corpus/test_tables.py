@@ -137,8 +137,14 @@ def test_an_encoding_may_be_named(tmp_path: Path) -> None:
         rows(tmp_path / "a.txt", "a", encoding="x")
 
 
-def test_a_mark_names_the_encoding(tmp_path: Path) -> None:
-    assert rows(tmp_path / "a.txt", "狗\n".encode("utf-16")) == [{"text": "狗"}]
+@pytest.mark.parametrize("encoding", [None, "gb18030"])
+@pytest.mark.parametrize("marked_encoding", ["utf-16", "utf-8-sig"])
+def test_a_mark_names_the_encoding(
+    tmp_path: Path, marked_encoding: str, encoding: str | None
+) -> None:
+    """Also where another is named, for the other files of a folder."""
+    content = "狗\n".encode(marked_encoding)
+    assert rows(tmp_path / "a.txt", content, encoding=encoding) == [{"text": "狗"}]
 
 
 def test_lines_of_another_encoding_are_unreadable(tmp_path: Path) -> None:

@@ -389,6 +389,10 @@ def test_other_texts_filters_and_number_types_are_other_passes(base_folder: str)
     ]
     keys = {one_search.pass_key(methods) for one_search in searches for methods in PASSES[:2]}
     assert len(keys) == 8
+    last_weight = list(base_model[0].model.layers.parameters())[-1]  # type: ignore[union-attr, unused-ignore]
+    with torch.no_grad():
+        last_weight.flatten()[0] += 1  # as in a base with an adapter, its embeddings untouched
+    assert searches[0].pass_key(PASSES[0]) not in keys
 
 
 @pytest.fixture

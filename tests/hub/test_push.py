@@ -7,6 +7,7 @@ import runpy
 import shutil
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants as constants
 import pytest
@@ -36,6 +37,23 @@ def test_a_dry_run_lists_the_files_and_sends_nothing(
     assert [line[14:] for line in file_lines] == [f"  {name}" for name in pushed.files]
     assert last_line.startswith("Nothing was sent: a dry run")
     assert "path/to/model" in (copied_folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_folder_that_may_only_be_read_can_be_pushed(
+    copied_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy, in which the card is written, is not like it."""
+    copied_folder.chmod(0o500)
+    copy_permissions: list[int] = []
+
+    def write_text(path: Path, *arguments: Any, **options: Any) -> int:
+        copy_permissions.append(path.parent.stat().st_mode & 0o777)
+        return original_write_text(path, *arguments, **options)
+
+    original_write_text = Path.write_text
+    monkeypatch.setattr(Path, "write_text", write_text)
+    push(copied_folder, REPO, dry_run=True)
+    assert copy_permissions == [0o700]
 
 
 def test_a_push_sends_the_folder_as_it_is(hub: Hub, copied_folder: Path) -> None:
@@ -150,6 +168,9 @@ def assert_refused(
 
 def test_a_repository_without_an_owner_is_refused(hub: Hub, copied_folder: Path) -> None:
     assert_refused(copied_folder, "repo_id", repo_id="model")
+    for invalid_name in ("me/我的模型", "me/a--b", f"me/{'a' * 97}"):
+        with pytest.raises(ValueError, match="(?i)repo.id"):
+            push(copied_folder, invalid_name, dry_run=True)
     assert not hub.repos
 
 
