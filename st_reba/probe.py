@@ -87,7 +87,7 @@ class Probe:
         if distance > tolerance:
             remedy = "Load that model"
             if self.dtype != current_probe.dtype:
-                remedy += f" with dtype={self.dtype!r} (--dtype {self.dtype})"
+                remedy += f" with dtype={self.dtype!r}"
             raise ValueError(
                 f"{holder} was built with {self} and cannot be used with {current_probe}: "
                 f"vectors of {len(PROBE_TEXTS)} texts differ by {distance:.2g} of their spread; "
