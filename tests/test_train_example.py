@@ -219,7 +219,7 @@ PAGE = (ROOT / "docs" / "how-to" / "train.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_saved_first", [False, True])
+@pytest.mark.parametrize("is_saved_first", [False, pytest.param(True, marks=needs_own_adapters)])
 def test_an_adapter_needs_a_base_in_a_folder(is_saved_first: bool, tmp_path: Path) -> None:
     """A base whose upper layers were left out is in none until the model is saved."""
     model = st_reba.build("mini", "classical", layer=3, pooling="mean", dtype="float32")
