@@ -379,8 +379,9 @@ class Judge:
         total_seconds = 0.0
         for test in others[MORE_TESTS:]:
             total_seconds += self.test_seconds[test]
-            if total_seconds <= OTHER_SECONDS:
-                last_tests.append(test)
+            if total_seconds > OTHER_SECONDS:
+                break
+            last_tests.append(test)
         return [quickest, [*others[:MORE_TESTS], *whole_files], last_tests]
 
     def _tests_of_line(self, fault: Fault) -> list[str]:
