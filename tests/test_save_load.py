@@ -44,7 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "three wordings": {"method": "prompteol", "template": THREE_WORDINGS},
     "search filter": {"method": "prompteol", "template": THREE_WORDINGS},
 }
-SLOW_NAMES = ("authors", "echo", "second", "filter", "three wordings")
+SLOW_NAMES = ("authors", "echo", "nosink", "second", "filter", "three wordings")
 QUICK_NAMES = (*(name for name in MODELS if name not in SLOW_NAMES), "router")
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 # Files that no route changes.

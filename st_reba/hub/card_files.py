@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +82,17 @@ def describe_code(path: Path) -> CodeFile:
         name=path.name,
         line_count=content.count(b"\n"),
         sha256=hashlib.sha256(content).hexdigest(),
-        packages=_imported_packages(ast.parse(text)),
+        packages=_imported_packages(text),
         registers_attention="AttentionInterface.register(" in text,
         hooks_layers="register_forward_hook(" in text,
         keeps_prefixes="\nclass PrefixMemory" in text,
     )
 
 
-def _imported_packages(tree: ast.Module) -> tuple[str, ...]:
+@lru_cache(maxsize=10)
+def _imported_packages(code: str) -> tuple[str, ...]:
     modules: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
             modules.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -8,6 +8,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence, Set
+from functools import lru_cache
 from graphlib import TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,16 +107,19 @@ def code_of(pipeline: Iterable[nn.Module]) -> str:
     return join_sections(with_imports(needed_sections))
 
 
-def with_imports(sections: Iterable[str]) -> list[str]:
+def with_imports(sections: Iterable[str]) -> list[SectionSource]:
     """Sections and those that they import, each after the ones it needs."""
-    imported_by_section: dict[str, list[str]] = {}
+    sources: dict[str, SectionSource] = {}
     pending = sorted(sections)
     while pending:
         section = pending.pop()
-        if section not in imported_by_section:
-            imported_by_section[section] = SectionSource(section).imported_sections()
-            pending += imported_by_section[section]
-    return list(TopologicalSorter(imported_by_section).static_order())
+        if section not in sources:
+            sources[section] = read_section(section)
+            pending += sources[section].imported_sections()
+    imported_by_section = {
+        section: source.imported_sections() for section, source in sources.items()
+    }
+    return [sources[section] for section in TopologicalSorter(imported_by_section).static_order()]
 
 
 def imported_section(statement: ast.stmt) -> str | None:
@@ -129,19 +133,27 @@ def imported_section(statement: ast.stmt) -> str | None:
     return None
 
 
+def read_section(section: str) -> SectionSource:
+    """Read a section from its file.
+
+    Raises:
+        ValueError: No file has it.
+    """
+    module_spec = None
+    if section != "__main__":  # a notebook, or a program with statements of its own
+        module_spec = find_spec(section)
+    if module_spec is None or module_spec.origin is None:
+        raise ValueError(
+            f"A saved model carries the source of what it needs, but {section!r} cannot be imported as a file. "
+            "Put what it declares into a .py file of its own on Python's path, and import that."
+        )
+    return _parse_section(section, Path(module_spec.origin).read_text(encoding="utf-8"))
+
+
 class SectionSource:
     """The source of a section, in parts: its docstring, its imports, and the rest."""
 
-    def __init__(self, section: str) -> None:
-        module_spec = None
-        if section != "__main__":  # a notebook, or a program with statements of its own
-            module_spec = find_spec(section)
-        if module_spec is None or module_spec.origin is None:
-            raise ValueError(
-                f"A saved model carries the source of what it needs, but {section!r} cannot be imported as a file. "
-                "Put what it declares into a .py file of its own on Python's path, and import that."
-            )
-        text = Path(module_spec.origin).read_text(encoding="utf-8")
+    def __init__(self, section: str, text: str) -> None:
         tree = ast.parse(text)
         self.name = section.rpartition(".")[2]
         self.docstring = str(ast.get_docstring(tree)).splitlines()
@@ -171,6 +183,11 @@ class SectionSource:
         body = self.body.replace("\n\n\n", "\n\n")
         body = _PARAMETERS.sub(_fold_parameters, body)
         return "\n".join([*comments, "", body])
+
+
+@lru_cache(maxsize=100)
+def _parse_section(section: str, text: str) -> SectionSource:
+    return SectionSource(section, text)  # by its text: the file may change between two saves
 
 
 def _fold_parameters(match: re.Match[str]) -> str:
@@ -205,23 +222,26 @@ def _is_hook(statement: ast.ClassDef) -> bool:
     return {"before_layers", "after_layers"} <= methods
 
 
-def join_sections(sections: Sequence[str]) -> str:
+def join_sections(sources: Sequence[SectionSource]) -> str:
     """Sections as one file."""
-    sources = list(map(SectionSource, sections))
     import_statements: list[ast.stmt] = []
     for source in sources:
         import_statements += source.imports
     body = "\n\n\n".join(source.text() for source in sources) + "\n"
-    # Code for types, which does not travel, may be all that needs an import.
-    used_names = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
     header_lines = [
         f'"""{_describe_file(sources, body)}\n"""',
         "",
         "from __future__ import annotations",
         "",
-        *merged_imports(import_statements, used_names),
+        *merged_imports(import_statements, _used_names(body)),
     ]
     return "\n".join(header_lines) + "\n\n" + body
+
+
+@lru_cache(maxsize=10)
+def _used_names(code: str) -> frozenset[str]:
+    """The names in code: what it imports for types alone, which do not travel, is not among them."""
+    return frozenset(node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name))
 
 
 def _describe_file(sources: Sequence[SectionSource], body: str) -> str:
