@@ -32,7 +32,7 @@ from .tune_plan import (
     plan_search_by_labels,
     plan_search_by_views,
 )
-from .tune_report import ReportEntry, TuneReport, write_report
+from .tune_report import FILTER_FILE, ReportEntry, TuneReport, write_report
 
 logger = logging.getLogger(__name__)
 
@@ -109,16 +109,16 @@ def tune(
     best_candidate = select_best(candidates, max_cost, plan.find_default(candidates, base_model))
     report_step("scoring the choice, and what it is compared with, on the rest of the texts")
     length = loading_options.get("max_seq_length")
-    filter_path = folder / "filter.safetensors"
-    choice = ReportEntry("chosen", replace(best_candidate.method, max_seq_length=length))
-    has_filter = best_candidate.filter_kind is not None
-    if has_filter:
-        # The scores that are reported need a filter that has not seen the test items.
-        fitted_filter = _fit_and_save_filter(plan, base_model, best_candidate, filter_path)
-        filtered_method = replace(choice.method, filter=str(filter_path))
-        choice = ReportEntry("chosen", filtered_method, fitted_filter)
+    unfiltered_method = replace(best_candidate.method, max_seq_length=length)
+    # The scores that are reported need a filter that has not seen the test items.
+    provisional_filter = _fit_filter(plan, base_model, best_candidate)
+    filter_path = None
+    if provisional_filter is not None:
+        filter_path = str(folder / FILTER_FILE)
+    reported_method = replace(unfiltered_method, filter=filter_path)
+    choice = ReportEntry("chosen", reported_method, provisional_filter)
     report = TuneReport(
-        method=choice.method,
+        method=reported_method,
         rows=plan.report(base_model, choice, candidates),
         kind=plan.selection_items.kind,
         selection_count=plan.selection_items.item_count,
@@ -129,11 +129,13 @@ def tune(
         folder=str(folder),
         notes=tuple(plan.notes(best_candidate)),
     )
-    if has_filter:
+    model = build_with_prompts(base_model, unfiltered_method, **_model_options(loading_options))
+    if provisional_filter is not None:
         report_step("fitting the filter that is saved on all texts")
-        _fit_and_save_filter(plan.with_all_texts(), base_model, best_candidate, filter_path)
-    model = build_with_prompts(base_model, choice.method, **_model_options(loading_options))
-    write_report(report, base, model, loading_options)
+    saved_filter = _fit_filter(plan.with_all_texts(), base_model, best_candidate)
+    if saved_filter is not None:
+        model = with_filter(model, saved_filter)
+    write_report(report, base, model, saved_filter, loading_options)
     return report
 
 
@@ -166,18 +168,14 @@ def _is_of_tune(folder: Path) -> bool:
     return isinstance(report, dict) and report.keys() >= {"method", "rows", "tried_count"}
 
 
-def _fit_and_save_filter(
-    plan: TuningPlan,
-    base_model: SentenceTransformer,
-    candidate: Candidate,
-    path: Path,
-) -> Filter:
-    """Fit the filter of a candidate that has one, and save it."""
-    assert candidate.filter_kind is not None
+def _fit_filter(
+    plan: TuningPlan, base_model: SentenceTransformer, candidate: Candidate
+) -> Filter | None:
+    """Fit the filter of a candidate; None: it has none."""
+    if candidate.filter_kind is None:
+        return None
     unfiltered_model = build_with_prompts(base_model, candidate.method)
-    fitted_filter = plan.fit_filter(unfiltered_model, candidate.filter_kind)
-    fitted_filter.save(path)
-    return fitted_filter
+    return plan.fit_filter(unfiltered_model, candidate.filter_kind)
 
 
 def _make_plan(

@@ -22,6 +22,8 @@ from .items import TuningItems, VectorsByRole
 from .readouts import MethodGroup, build_on, depth_of, group_by_pass
 from .task import KINDS
 
+FILTER_FILE = "filter.safetensors"
+
 _TABLE_HEAD = (
     "| method | score | standard error | work | seconds per 1,000 texts | MB |",
     "|---|--:|--:|--:|--:|--:|",
@@ -180,14 +182,16 @@ def write_report(
     report: TuneReport,
     base_model: object,
     saved_model: SentenceTransformer,
+    fitted_filter: Filter | None,
     loading_options: Mapping[str, Any],
 ) -> None:
-    """Write recipe, report and model into the report's folder.
+    """Write recipe, filter, report and model into the report's folder.
 
     Args:
-        report: The report; its method's filter is there already.
+        report: The report.
         base_model: The base that ``build`` got.
         saved_model: The model of the choice.
+        fitted_filter: The filter of that model.
         loading_options: Further arguments of ``build``.
     """
     report_folder = Path(report.folder)
@@ -195,6 +199,8 @@ def write_report(
     # Objects, where a loaded model is the base.
     recipe_options["tokenizer"] = _path_of(loading_options.get("tokenizer"))
     base_name = _path_of(base_model) or str(saved_model[0].base_model)
+    if fitted_filter is not None:
+        fitted_filter.save(report_folder / FILTER_FILE)
     save_recipe(report_folder / "recipe.yaml", base_name, report.method, **recipe_options)
     (report_folder / "report.md").write_text(f"{report}\n", encoding="utf-8")
     report_json = json.dumps(asdict(report), indent=1, ensure_ascii=False)

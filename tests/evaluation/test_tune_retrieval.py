@@ -364,6 +364,24 @@ def test_finished_passes_do_not_run_again(
     assert resumed_report.method == report.method
 
 
+def test_a_stopped_run_leaves_the_filter_of_the_recipe(prompted_report: TuneReport) -> None:
+    def stop_before_the_last_filter(line: str) -> None:
+        if line.startswith("fitting"):
+            raise KeyboardInterrupt
+
+    folder = Path(prompted_report.folder)
+    filter_bytes = (folder / "filter.safetensors").read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        tune(
+            folder.parent / "prompted.yaml",
+            DOCUMENTS,
+            folder,
+            purpose="search",
+            report_step=stop_before_the_last_filter,
+        )
+    assert (folder / "filter.safetensors").read_bytes() == filter_bytes
+
+
 @pytest.fixture
 def labels_command(base_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A command that tunes for search by labels, with one pass."""
