@@ -1,4 +1,8 @@
-"""Rows of .csv and .tsv: the separator is recognized, and an unclosed quote costs one line."""
+"""Rows of .csv and .tsv: the separator is recognized, and an unclosed quote costs one line.
+
+Spaces around the names of columns do not belong to them. If a space stands after each separator of
+the first line, it belongs to none of the cells either.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +69,7 @@ class DelimitedRows:
         self._feed = _LineFeed(read_lines(stream))
         self._encoding = stream.encoding
         self._has_quotes = has_quotes
+        self._skips_spaces = False  # that stand after separators
         self.separator = self._recognize_separator(DEFAULT_SEPARATORS[suffix])
         self._reader = self._parse(self._feed)
 
@@ -96,12 +101,22 @@ class DelimitedRows:
         # strict: a stray quote is an error, not a silent join of lines.
         quoting: Any = csv.QUOTE_MINIMAL if self._has_quotes else csv.QUOTE_NONE
         return csv.reader(
-            lines, delimiter=separator or self.separator, strict=True, quoting=quoting
+            lines,
+            delimiter=separator or self.separator,
+            strict=True,
+            quoting=quoting,
+            skipinitialspace=self._skips_spaces,
         )
 
     def _read_header(self) -> list[str]:
+        self._feed.record_lines.clear()
         try:
             header = next(self._reader, [])
+            if len(header) > 1 and all(name.startswith(" ") for name in header[1:]):
+                self._skips_spaces = True
+                self._feed.put_back(0)
+                self._reader = self._parse(self._feed)
+                header = next(self._reader, [])
         except csv.Error as error:
             raise ValueError(
                 f"line 1: a quote opens and is not closed ({error}); {_QUOTE_REMEDY}"
@@ -110,6 +125,7 @@ class DelimitedRows:
             raise ValueError(
                 "it is empty, or begins with an empty line; its first line must name the columns"
             )
+        header = [name.strip() for name in header]
         if len(set(header)) < len(header):
             raise ValueError("the first line must name the columns, each once")
         return header

@@ -126,8 +126,11 @@ def test_the_separator_is_recognized(
         (b"sep=;\r\nid;text\r\n1;a, b\r\n", Document("a, b", "1")),
         ("id\ttext\n1\t\u00e4\n".encode("utf-16"), Document("\u00e4", "1")),
         (b"text\na; b\n", Document("a; b")),
+        (b'id, text\n1, "a, b"\n', Document("a, b", "1")),
+        (b'sep=,\nid, "text"\n1, a\n', Document("a", "1")),
+        (b" id,text \n1, a\n", Document(" a", "1")),
     ],
-    ids=["named", "UTF-16", "one column"],
+    ids=["named", "UTF-16", "one column", "spaces", "named, spaces", "spaces in names alone"],
 )
 def test_separators_of_excel_and_of_one_column(
     tmp_path: Path,
