@@ -17,7 +17,7 @@ from .backbones import check_backbone
 from .gguf_files import GgufFile, check_gguf, complete_tokenizer, read_gguf
 from .methods import Options
 from .modules import RepeatTransformer
-from .near_names import suggest_bases
+from .near_names import describe_failure, suggest_bases
 from .optional import required
 from .safety import (
     Repository,
@@ -193,7 +193,7 @@ class NamedBase:
         try:
             yield
         except OSError as error:
-            reason = f"{suggest_bases(self.path)}{_one_line(error)}"
+            reason = suggest_bases(self.path) + describe_failure(self.path, _one_line(error))
             raise OSError(
                 f"{subject} could not be loaded, from a folder or the Hub. {reason}"
             ) from error

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined, unused-ignore]
+
 from .bases import BUNDLED
 from .packaged import PACKAGED
 from .recipe import zoo, zoo_recipe
@@ -44,6 +47,21 @@ def suggest_models(name: str) -> str:
         ("Did you mean 'my_model'? ", '')
     """
     return _ask_for(name, _list_neighbours(name), {})
+
+
+def describe_failure(name: str, message: str) -> str:
+    """Why a name could not be loaded: a library's message, or a shorter one where it is the name's fault.
+
+    Example:
+        >>> describe_failure("./model", "Repo id must use alphanumeric chars …")
+        'There is no such folder, and no model of the Hub can have this name.'
+    """
+    if not os.path.exists(name):
+        try:
+            validate_repo_id(name)
+        except HFValidationError:
+            return "There is no such folder, and no model of the Hub can have this name."
+    return message
 
 
 def _list_neighbours(name: str) -> list[str]:

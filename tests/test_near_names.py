@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import st_reba
+from st_reba.hub import verify
 from st_reba.near_names import suggest_bases, suggest_models
 
 
@@ -48,3 +50,11 @@ def test_a_mistyped_model_is_answered_by_the_folders_beside_it(
         match=r"^'my_modle' could not be loaded: Did you mean 'my_model'\? ",
     ):
         st_reba.load("my_modle")
+
+
+@pytest.mark.parametrize(
+    "load", [st_reba.build, st_reba.load, verify], ids=["build", "load", "verify"]
+)
+def test_a_name_that_the_hub_cannot_have_is_a_folder_that_is_not_there(load: Any) -> None:
+    with pytest.raises((OSError, ValueError), match=r"^\S+ could not .* There is no such folder"):
+        load("./模型")

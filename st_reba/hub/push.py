@@ -118,6 +118,8 @@ def push(
 
 
 def _check_complete(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ValueError(f"{str(folder)!r} is no folder. Name one that st-reba build wrote.")
     for name in ("modules.json", CARD_FILE, GOLDEN_FILE):
         if not (folder / name).is_file():
             raise ValueError(

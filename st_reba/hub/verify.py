@@ -19,6 +19,7 @@ from ..bases import choose_hub_options
 from ..modules import RepeatTransformer
 from ..modules.extensions import extensions
 from ..modules.version import __version__
+from ..near_names import describe_failure
 from ..safety import Repository, load
 from .digests import WEIGHTS_SUFFIX, describe_damage
 from .golden import GOLDEN_FILE, Report, compare, read_golden
@@ -69,9 +70,9 @@ def verify(
     repository.check_files()
     golden_path = repository.find(GOLDEN_FILE)
     if golden_path is None:
-        raise FileNotFoundError(
-            f"{source!r} holds no {GOLDEN_FILE}. st-reba build and st_reba.hub.save write one."
-        )
+        lacking = f"It holds no {GOLDEN_FILE}. st-reba build and st_reba.hub.save write one."
+        reason = describe_failure(source, lacking)
+        raise FileNotFoundError(f"{source!r} could not be verified: {reason}")
     stored = read_golden(golden_path)
     text_count = len(stored["texts"]) + len(stored.get("searches", ()))
     announce = report_step or (lambda step: None)

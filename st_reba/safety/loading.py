@@ -8,7 +8,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from ..bases import BUNDLED, check_device, choose_hub_options, split_dtype, weights_dtype
-from ..near_names import suggest_models
+from ..near_names import describe_failure, suggest_models
 from .module_types import check_modules
 from .numbers import limit_numbers
 from .repository import (
@@ -70,7 +70,8 @@ def load(
     except RepositoryRefused:
         raise
     except Exception as error:
-        raise ValueError(f"{path!r} could not be loaded: {suggest_models(path)}{error}") from error
+        reason = suggest_models(path) + describe_failure(path, str(error))
+        raise ValueError(f"{path!r} could not be loaded: {reason}") from error
 
 
 def check_repository(

@@ -166,6 +166,11 @@ def assert_refused(
     assert "\n" not in str(raised.value)
 
 
+def test_a_folder_that_is_not_there_is_refused(hub: Hub, tmp_path: Path) -> None:
+    assert_refused(tmp_path / "模型", "模型' is no folder")
+    assert not hub.repos
+
+
 def test_a_repository_without_an_owner_is_refused(hub: Hub, copied_folder: Path) -> None:
     assert_refused(copied_folder, "repo_id", repo_id="model")
     for invalid_name in ("me/我的模型", "me/a--b", f"me/{'a' * 97}"):
