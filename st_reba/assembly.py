@@ -89,6 +89,9 @@ class Assembly:
 
     def run(self) -> SentenceTransformer:
         """The model; its recipe says how the base was loaded."""
+        fitted_filter = None
+        if self.method.filter is not None:  # read first: a wrong name is reported at once
+            fitted_filter = Filter.load(self.method.filter)
         keeps_input = self.method.name == "nosink" and self.method.pooling is None
         if keeps_input and isinstance(self.base, NamedBase) and self.base.is_embedder:
             model = self._convert_embedder(self.base)
@@ -100,9 +103,9 @@ class Assembly:
             **(transformer.recipe or {}),
             LOADING_RECORD: self._loading_record(transformer),
         }
-        if self.method.filter is None:
+        if fitted_filter is None:
             return model
-        return with_filter(model, Filter.load(self.method.filter))
+        return with_filter(model, fitted_filter)
 
     def _loading_record(self, transformer: RepeatTransformer) -> dict[str, Any]:
         """What a card needs besides the method to write a recipe, and the options that no recipe holds.

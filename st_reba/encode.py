@@ -263,6 +263,10 @@ def transformer_of(model: SentenceTransformer) -> RepeatTransformer:
     """
     from .modules.transformer import RepeatTransformer  # here: this file is read without torch
 
+    if isinstance(model, str):
+        raise TypeError(
+            f"model={model!r} is a name. Give a model, from st_reba.build or st_reba.load."
+        )
     transformer = model[0]
     if not isinstance(transformer, RepeatTransformer):
         raise ValueError(

@@ -265,6 +265,8 @@ class Filter:
         """Read what :meth:`save` wrote; a ValueError where it is not a filter, or damaged."""
         try:
             return cls.from_bytes(Path(path).read_bytes())
+        except OSError as error:
+            raise type(error)(f"filter={str(path)!r} cannot be read: {error.strerror}.") from error
         except ValueError as error:
             raise ValueError(f"filter={str(path)!r}: {error}") from error
 

@@ -170,7 +170,7 @@ class Method:
         self._check_masks()
 
     def _check_choices(self) -> None:
-        if self.name not in METHODS:
+        if not isinstance(self.name, str) or self.name not in METHODS:
             raise ValueError(
                 f"method={self.name!r} is not known. Choose from {', '.join(METHODS)}."
             )
@@ -460,7 +460,7 @@ def _parse_options(short_form: str, text: str) -> MutableOptions:
     while short_form:
         option_name, equals_sign, short_form = short_form.partition("=")
         if not equals_sign:
-            raise ValueError(f"method={text!r}: {option_name!r} must be written option=value.")
+            raise ValueError(f"method={text!r}: {option_name!r} must be written KEY=VALUE.")
         if short_form.startswith(('"', "[", "{")):
             try:
                 parsed_options[option_name.strip()], value_end = json.JSONDecoder().raw_decode(

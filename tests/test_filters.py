@@ -289,6 +289,14 @@ def test_model_of_other_modules_takes_no_filter() -> None:
     foreign_model = SentenceTransformer(modules=[torch.nn.Identity()], device="cpu")
     with pytest.raises(ValueError, match="starts with Identity"):
         st_reba.fit_filter(foreign_model, TEXTS, "center")
+    with pytest.raises(TypeError, match="model='mini' is a name"):
+        st_reba.fit_filter("mini", TEXTS, "center")  # type: ignore[arg-type]
+
+
+def test_a_filter_that_is_not_there_is_refused_before_the_base_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "no.safetensors"
+    with pytest.raises(FileNotFoundError, match=r"^filter='.*no.safetensors' cannot be read"):
+        st_reba.build("no-such-base", "echo", filter=file)
 
 
 def test_filter_of_another_model_is_refused(fitted_filters: dict[str, Filter]) -> None:

@@ -121,7 +121,7 @@ def test_a_refused_option_is_named(text: str) -> None:
     [
         ("ecko", "method='ecko' is not known"),
         ("nosink", "nosink needs setting="),
-        ("echo:instruction", "'instruction' must be written option=value"),
+        ("echo:instruction", "'instruction' must be written KEY=VALUE"),
         (
             'prompteol:template=["metaeol","prompteol"]',
             "template='metaeol' names an ensemble, which cannot stand in a list",

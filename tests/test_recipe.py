@@ -145,7 +145,7 @@ REFUSED_RECIPES = [*NO_RECIPES, *(f"base: mini\n{line}" for line in REFUSED_LINE
 def test_wrong_recipes_are_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as raised:
         read_recipe(write_recipe(tmp_path, text))
-    assert len(str(raised.value)) < 3000
+    assert len(str(raised.value)) < 3000 and "unhashable" not in str(raised.value)
     if text == "base: {":
         assert "other.yaml' is not YAML: while parsing" in str(raised.value)
 

@@ -207,9 +207,10 @@ def _resume(corpus: Corpus, model_probe: Probe, settings: dict[str, Any]) -> int
         if name == "part_size" and value is None:
             continue
         if stored_value != value:
+            beginning = "without it" if stored_value is None else f"with {stored_value!r}"
             raise ValueError(
-                f"{corpus.path}: {name}={value!r}, but it was begun with {stored_value!r}; "
-                "give that to resume, another path, or overwrite=True to start over"
+                f"{corpus.path}: {name}={value!r}, but it was begun {beginning}; resume it that way, "
+                "give another path, or overwrite=True to start over"
             )
     corpus.remove_damaged_vectors()
     return int(stored_settings["part_size"])

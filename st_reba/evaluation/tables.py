@@ -155,7 +155,7 @@ class LabelledTable:
             example = f"columns={{{first_role!r}: …}} (--column {first_role}=…)"
             raise ValueError(
                 f"{self.name}: the columns {names} are not {', '.join(readers)}: name them, {example}, "
-                "or name another kind of task (kind=…, --kind)."
+                "or another kind of task, kind=… (--kind)."
             )
         numbered_rows: list[NumberedRow] = list(
             enumerate(self.frame[columns].itertuples(index=False, name=None), 1)
