@@ -58,3 +58,16 @@ def test_a_mistyped_model_is_answered_by_the_folders_beside_it(
 def test_a_name_that_the_hub_cannot_have_is_a_folder_that_is_not_there(load: Any) -> None:
     with pytest.raises((OSError, ValueError), match=r"^\S+ could not .* There is no such folder"):
         load("./模型")
+
+
+def test_a_folder_that_holds_a_model_names_it(tmp_path: Path) -> None:
+    """As that of tune does; one with a base is to be built."""
+    with pytest.raises(ValueError, match="Name a folder that st-reba build wrote"):
+        st_reba.load(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "modules.json").touch()
+    with pytest.raises(ValueError, match=r"Name '.*model', which is one\.$"):
+        st_reba.load(tmp_path)
+    (tmp_path / "config.json").touch()
+    with pytest.raises(ValueError, match="Run: st-reba build .* FOLDER"):
+        st_reba.load(tmp_path)

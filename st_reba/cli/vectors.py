@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -151,6 +152,8 @@ def _check_file(out: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such folder")
+    if not os.access(out.parent, os.W_OK):
+        raise PermissionError(f"{out.parent}: nothing can be written there; give another path")
 
 
 def _texts_of(source: Source) -> list[str]:

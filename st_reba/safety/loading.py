@@ -21,6 +21,9 @@ from .repository import (
     panics_as_errors,
 )
 
+_MODULES = "modules.json"
+# Of the files of a base and of an adapter.
+_ENDS_OF_BASES = ("config.json", ".gguf")
 _MAX_DIMENSIONS = 1 << 20
 
 
@@ -51,9 +54,10 @@ def load(
     path = os.fspath(model)
     check_device(device)
     is_here = path in BUNDLED or os.path.isdir(path)
-    if is_here and not os.path.isfile(os.path.join(path, "modules.json")):
-        remedy = f"Run: st-reba build {path} FOLDER"
-        raise ValueError(f"{path!r} holds no modules.json: it is not a saved model. {remedy}")
+    if is_here and not os.path.isfile(os.path.join(path, _MODULES)):
+        raise ValueError(
+            f"{path!r} holds no {_MODULES}: it is not a saved model. {_remedy_for(path)}"
+        )
     dtype, kwargs = split_dtype(dtype, kwargs)
     model_kwargs: JsonObject = {"dtype": weights_dtype(dtype, device)}
     if kwargs.get("backend", "torch") == "torch":
@@ -72,6 +76,18 @@ def load(
     except Exception as error:
         reason = suggest_models(path) + describe_failure(path, str(error))
         raise ValueError(f"{path!r} could not be loaded: {reason}") from error
+
+
+def _remedy_for(folder: str) -> str:
+    """What to do with a folder that is not a saved model."""
+    if folder in BUNDLED:
+        return f"Run: st-reba build {folder} FOLDER"
+    if any(name.endswith(_ENDS_OF_BASES) for name in os.listdir(folder)):
+        return f"Run: st-reba build {folder} FOLDER"
+    for name in sorted(os.listdir(folder)):  # as tune's folder holds its model
+        if os.path.isfile(os.path.join(folder, name, _MODULES)):
+            return f"Name {os.path.join(folder, name)!r}, which is one."
+    return "Name a folder that st-reba build wrote."
 
 
 def check_repository(

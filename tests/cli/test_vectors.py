@@ -133,6 +133,14 @@ def test_encode_refuses_options_that_do_not_fit(
         run("encode", model_folder, "-", *options.split(), input="a\n")
 
 
+def test_encode_refuses_a_folder_where_it_may_not_write(model_folder: Path, tmp_path: Path) -> None:
+    with (
+        patch("os.access", return_value=False),
+        pytest.raises(PermissionError, match="nothing can be written there"),
+    ):
+        run("encode", model_folder, "-", "--out", tmp_path / "v.npy", input="a\n")
+
+
 def test_index_counts_documents(model_folder: Path, texts_file: Path, tmp_path: Path) -> None:
     assert "2 documents" in run("index", texts_file, tmp_path / "index", "--model", model_folder)
 
