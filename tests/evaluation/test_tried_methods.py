@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from st_reba import Method
 from st_reba.encode import Role, encode_texts
+from st_reba.evaluation import tune_plan
 from st_reba.evaluation.readouts import (
     build_on,
     encode_methods,
@@ -16,6 +18,7 @@ from st_reba.evaluation.readouts import (
     load_base,
     readout_of,
 )
+from st_reba.evaluation.trials import Candidate
 from st_reba.evaluation.tried_methods import (
     at_layers,
     published_methods,
@@ -23,6 +26,8 @@ from st_reba.evaluation.tried_methods import (
     search_wordings,
     similarity_methods,
 )
+from st_reba.evaluation.tune_plan import plan_by_views
+from st_reba.evaluation.tune_report import ReportEntry
 from st_reba.methods import DEFAULT_METHOD
 from st_reba.prompts import TEMPLATES
 
@@ -168,3 +173,23 @@ def test_the_default_of_build_is_a_candidate_for_search() -> None:
         if method.template == default.template:
             candidates.append(readout_of(method, 6))
     assert readout_of(default, 6) in candidates
+
+
+@pytest.mark.parametrize("tried", [True, False])
+def test_changed_masks_are_reported_where_they_were_tried(
+    base_folder: str, monkeypatch: pytest.MonkeyPatch, tried: bool
+) -> None:
+    reported_names: list[str] = []
+
+    def record_names(base_model: object, items: object, entries: list[ReportEntry]) -> None:
+        reported_names.extend(entry.name for entry in entries)
+
+    monkeypatch.setattr(tune_plan, "report_rows", record_names)
+    echo = Method("echo", pooling="mean")
+    masked = Method("nosink", setting="mask0-bidir", k=3, pooling="mean")
+    methods = [echo, masked] if tried else [echo]
+    candidates = [Candidate(method, None, 1.0, torch.zeros(9)) for method in methods]
+    plan = plan_by_views([f"{text} {number}" for number in range(9) for text in TEXTS], 54, 0)
+    plan.report(load_base(base_folder), ReportEntry("chosen", echo), candidates)
+    assert ("NoSink, MASK0-BIDIR" in reported_names) == tried
+    assert {"chosen", "Echo-2, mean"} <= set(reported_names)
