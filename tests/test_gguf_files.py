@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from gguf_writing import gguf_file
 from pipelines import build
@@ -19,7 +20,8 @@ from tokenizers import Regex, pre_tokenizers
 import st_reba
 from st_reba import gguf_files
 from st_reba.gguf_files import PATTERNS, check_gguf, complete_tokenizer, read_gguf
-from st_reba.safety import RepositoryRefused
+from st_reba.safety import Repository, RepositoryRefused
+from st_reba.safety.numbers import limit_numbers
 
 pytestmark = pytest.mark.skipif(
     not hasattr(transformers, "GgufConfig"), reason="no GGUF file is made dense"
@@ -283,3 +285,12 @@ def test_a_gguf_file_may_lie_among_other_things(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run" / "pipe")
     (tmp_path / "README.md").write_text("Mine.", encoding="utf-8")
     assert build(file, "echo").encode("a").shape == (64,)
+
+
+def test_a_model_is_not_far_larger_than_its_file(tmp_path: Path) -> None:
+    with (tmp_path / "a.gguf").open("wb") as stream:
+        stream.truncate(10**7)  # at most 6 · 10⁷ numbers
+    with limit_numbers(Repository(str(tmp_path))):
+        torch.nn.Linear(17_000, 10_000, device="meta")
+        with pytest.raises(RepositoryRefused):
+            torch.nn.Linear(2_000, 10_000, device="meta")
