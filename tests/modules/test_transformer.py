@@ -303,6 +303,9 @@ def test_a_model_takes_the_code_with_it_that_it_needs_and_no_more(
     assert section_list is not None
     listed_sections = re.findall(r"\w+", section_list[1])
     assert sorted(listed_sections) == sorted(SECTIONS_OF_ALL + expected_sections)
+    account = code.partition("Shapes of tensors")[0]
+    assert ("run_shared" in account) == ("shared_prefix" in expected_sections)
+    assert ("install_attention" in account) == ("attention" in expected_sections)
     max_lines = MAX_LINES
     if "capture" in expected_sections:
         max_lines = MAX_LINES_WITH_MASKS if "masks" in expected_sections else MAX_LINES_OF_REBA
