@@ -239,6 +239,7 @@ def test_a_configuration_is_refused(folder: Path, tmp_path: Path, values: dict[s
 STORED_SETTINGS: list[tuple[str, Any]] = [
     ("model_kwargs", {"file_name": "../model.onnx"}),
     ("processor_kwargs", {"tokenizer_file": "/dev/zero"}),
+    ("processor_kwargs", {"tokenizer_file": f"../{Path.cwd().name}"}),
     ("transformer_task", "retrieval"),
     ("modality_config", {"text": {"method": "save_pretrained", "method_output_name": "x"}}),
     ("processing_kwargs", {"text": {"padding": "max_length", "max_length": 10**12}}),
@@ -253,8 +254,9 @@ def test_a_stored_setting_is_refused(folder: Path, name: str, value: Any) -> Non
     assert_refused(folder, SETTINGS)
 
 
-def test_a_limit_of_texts_may_be_large(folder: Path) -> None:
+def test_a_limit_of_texts_may_be_large_and_attention_be_named(folder: Path) -> None:
     write_json(folder / SETTINGS, max_seq_length=10**7)
+    write_json(folder / "config.json", _attn_implementation="eager")
     assert st_reba.load(folder, device="cpu").encode("hi").shape == (16,)
 
 
@@ -530,8 +532,9 @@ def write_static(folder: Path, **tensors: torch.Tensor) -> None:
         ({"embeddings": EMBEDDINGS, "weights": TOKEN_WEIGHTS.short()}, "weights is stored as I16"),
         ({"embeddings": EMBEDDINGS, "weights": EMBEDDINGS.clone()}, "one number per token"),
         ({"embeddings": EMBEDDINGS, "mapping": TOKEN_WEIGHTS}, "mapping is stored as F32"),
+        ({"embeddings": EMBEDDINGS, "mapping": torch.arange(3 << 20)}, "3,145,728 tokens do not"),
     ],
-    ids=["I16", "I8 alone", "weights of I16", "weights in rows", "mapping of F32"],
+    ids=["I16", "I8 alone", "weights of I16", "weights in rows", "mapping of F32", "mapping"],
 )
 def test_embeddings_of_tokens_in_other_numbers_are_refused(
     tmp_path: Path, tensors: dict[str, torch.Tensor], message: str

@@ -506,3 +506,11 @@ def test_a_quick_model_gets_larger_parts(
 
 def test_the_last_part_may_be_full(tmp_path: Path) -> None:
     assert encode(tmp_path / "corpus", ["cat", "dog"] * 6).part_count() == 2
+
+
+def test_a_part_that_was_removed_is_forgotten(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "corpus")
+    corpus.remove_part(3)
+    assert corpus.part_count() == 3
+    with pytest.raises(ValueError, match="not the documents of a part"):
+        corpus.part_info(3)

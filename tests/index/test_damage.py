@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tiny import tiny_model
 from st_reba.corpus import Corpus, Document, encode_corpus
 from st_reba.corpus.records import CORPUS_FORMAT
 from st_reba.index import Index, changes
+from st_reba.index.vector_file import VectorFile
 
 REWRITES: dict[str, Callable[[Index], object]] = {
     "compact": lambda index: index.compact(),
@@ -140,6 +142,26 @@ def test_verify_refuses_an_altered_number(index_copy: Path, statement: str) -> N
     run_sql(index_copy, statement)
     with pytest.raises(ValueError, match="damaged"):
         Index.open(index_copy).verify()
+
+
+def test_verify_searches(index_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FAISS file may be what was written, and fail all the same."""
+    index = Index.open(index_copy)
+    index.verify()
+    monkeypatch.setattr(VectorFile, "search", Mock(side_effect=RuntimeError("no such list")))
+    with pytest.raises(RuntimeError, match="no such list"):
+        index.verify()
+
+
+def test_vectors_that_faiss_does_not_take_are_not_lost(
+    index_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index.open(index_copy, MODEL)
+    document_count = len(index)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="holds 0 of"):
+        patch.setattr(changes, "add_vectors", lambda *arguments: None)
+        index.compact(factory="Flat")
+    assert len(index) == document_count == index.verify()["documents"]
 
 
 def search_some(index: Index) -> None:

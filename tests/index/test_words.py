@@ -107,6 +107,7 @@ def test_english_is_stemmed_and_accents_do_not_count(index_path: Path) -> None:
         ("क्\u200dष", "क्ष"),
         ("ᠠ\u180bᠨ", "ᠠᠨ"),
         ("a\u0305b", "ab"),
+        ("क\u034fष", "कष"),
     ],
 )
 def test_accents_of_other_scripts_do_not_count(index_path: Path, text: str, query: str) -> None:
@@ -144,6 +145,7 @@ def test_the_language_is_told_by_its_frequent_words() -> None:
     assert language_of(german_texts) == OTHER
     assert language_of(english_texts) == ENGLISH
     assert language_of([*german_texts, *english_texts]) == ENGLISH
+    assert language_of([*german_texts, "The name of the rose"]) == OTHER
 
 
 def test_terms_of_a_long_query_are_bounded() -> None:

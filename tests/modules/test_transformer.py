@@ -228,6 +228,16 @@ def test_checkpointing_that_would_be_wrong_is_refused(
     assert model[0].train().model.training
 
 
+def test_an_adapter_whose_base_is_in_no_folder_is_not_trained(base: Base) -> None:
+    model: Any = build_pipeline(base("llama"), "echo last").train()
+    transformer = model[0]
+    transformer.is_base_stored = False
+    model(features_of(model))
+    transformer.model._hf_peft_config_loaded = True  # as PEFT sets it
+    with pytest.raises(ValueError, match="An adapter is saved without its base"):
+        model(features_of(model))
+
+
 def loaded_with_missing_keys(
     monkeypatch: pytest.MonkeyPatch, *missing_keys: str, has_adapter: bool
 ) -> Any:
