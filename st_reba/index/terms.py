@@ -23,7 +23,7 @@ TOKENIZERS = {
 # Within words, these cannot be seen, or belong to a symbol: soft hyphens, joiners, marks of a
 # direction, marks that surround a character, and selectors of another form of it.
 _INVISIBLE_CODES = (
-    *(0xAD, 0x34F, 0x200D, 0x200E, 0x200F, 0xFEFF),
+    *(0xAD, 0x200D, 0x200E, 0x200F, 0xFEFF),
     *range(0x180B, 0x1810),
     *range(0x2060, 0x2065),
     *range(0x20D0, 0x2100),
