@@ -106,7 +106,7 @@ def share_backbone(model: PreTrainedModel) -> PreTrainedModel:
             "base: the loaded model lies on several devices. Give its folder or Hub id."
         )
     backbone: Any = model.base_model
-    # deepcopy takes what it finds here in place of copying it.
+    # What deepcopy finds here, it uses instead of a copy.
     shared_tensors = {
         id(tensor): tensor for tensor in (*backbone.parameters(), *backbone.buffers())
     }

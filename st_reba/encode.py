@@ -27,8 +27,7 @@ Role = Literal["query", "document"]
 
 # Where encode_query and encode_document look for their prompt.
 PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
-# Positions per forward pass: on a CPU, more of them only take memory, and save no time
-# (docs/results/speed.md).
+# Positions per forward pass: on a CPU, more take memory and save no time (docs/results/speed.md).
 DEFAULT_BATCH_TOKENS = 4096
 # Padding that a batch may hold: this share of it, or this many positions if that is more.
 MAX_PADDING = 0.05
@@ -133,7 +132,7 @@ def list_of_texts(texts: Iterable[str]) -> list[str]:
         raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
     if isinstance(texts, (Mapping, set, frozenset)):
         raise TypeError(f"texts is a {type_name}, whose values have no order. Give a list.")
-    # To iterate over it may give their names.
+    # Iterating over a table may give the names of its columns.
     if hasattr(texts, "columns") or hasattr(texts, "column_names"):
         raise TypeError(f"texts is a {type_name}, a table. Give one of its columns.")
     if not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
@@ -217,12 +216,7 @@ def measure_lengths(
         >>> measure_lengths(model, ["short", "long " * 40]).truncated
         [1]
     """
-    prompt = options.get("prompt")
-    if prompt is None:
-        prompt_name = options.get("prompt_name")
-        prompt = (
-            saved_prompt(model, task) if prompt_name is None else model.prompts.get(prompt_name)
-        )
+    prompt = _prompt_of_call(model, task, options)
     transformer: Any = model[0]
     if hasattr(transformer, "budget"):
         input_options = _input_options(model, options) | {"prompt": prompt, "task": task}
@@ -239,6 +233,17 @@ def measure_lengths(
     token_ids = tokenizer(prompted_texts, truncation=False, verbose=False)["input_ids"]
     token_counts = list(map(len, token_ids))
     return _cut_lengths(token_counts, model.max_seq_length or tokenizer.model_max_length)
+
+
+def _prompt_of_call(model: SentenceTransformer, task: Role | None, options: Options) -> str | None:
+    """The prompt that a call of ``encode`` puts in front of its texts."""
+    prompt: str | None = options.get("prompt")
+    if prompt is not None:
+        return prompt
+    prompt_name = options.get("prompt_name")
+    if prompt_name is not None:
+        return model.prompts.get(prompt_name)
+    return saved_prompt(model, task)
 
 
 def _input_options(model: SentenceTransformer, options: Options) -> dict[str, Any]:
@@ -439,10 +444,8 @@ def _lengths_of_texts(
 ) -> TextLengths:
     token_counts: list[int] = []
     for start in range(0, len(texts), _TEXTS_AT_A_TIME):
-        token_ids = transformer.tokenize_content(texts[start : start + _TEXTS_AT_A_TIME])[
-            "input_ids"
-        ]
-        token_counts += [len(ids) or 1 for ids in token_ids]
+        content = transformer.tokenize_content(texts[start : start + _TEXTS_AT_A_TIME])
+        token_counts += [len(token_ids) or 1 for token_ids in content["input_ids"]]
     lengths = _cut_lengths(token_counts, transformer.budget(**input_options))
     lengths.positions = [count.fixed + count.per_token * length for length in lengths.positions]
     return lengths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import shutil
@@ -76,6 +77,12 @@ def write_npy(path: str | os.PathLike[str], array: NDArray[Any]) -> None:
         array_header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
         np.lib.format.write_array_header_1_0(stream, array_header)
         stream.write(np.ascontiguousarray(array).data)
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -125,7 +125,7 @@ def with_filter(
     Args:
         model: The model; not changed.
         fitted_filter: The filter.
-        token_part: What appends dimensions to the filtered vectors, in no other model; None: nothing does.
+        token_part: Appends dimensions to the filtered vectors; a part of no other model. None: none.
     """
     filtered_model = _unfiltered_copy(model)
     filter_width = fitted_filter.mean.size

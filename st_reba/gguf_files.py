@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -138,8 +139,11 @@ def _read_gguf(path: str, modified: int, size: int) -> GgufFile:
             f"base={path!r} is not a complete GGUF file ({error}). Download it again."
         ) from error
     tensor_shapes = {tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors}
-    type_of_most = _type_of_most_matrices(gguf, reader, path)
-    return GgufFile(path, file_type or type_of_most, file_metadata, tensor_shapes)
+    matrix_types = Counter(tensor.tensor_type for tensor in reader.tensors if len(tensor.shape) > 1)
+    _check_readable(gguf, matrix_types, path)
+    if file_type is None:
+        file_type = matrix_types.most_common(1)[0][0].name if matrix_types else "unknown"
+    return GgufFile(path, file_type, file_metadata, tensor_shapes)
 
 
 def _read_metadata(gguf: Any, reader: Any) -> dict[str, Any]:
@@ -158,7 +162,9 @@ def _name_of_file_type(gguf: Any, number: Any) -> str | None:
     return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
 
-def _type_of_most_matrices(gguf: Any, reader: Any, path: str) -> str:
+def _check_readable(gguf: Any, matrix_types: Iterable[Any], path: str) -> None:
+    """Refuse a file with tensors of a type that gguf cannot make dense."""
+
     def is_readable(tensor_type: Any) -> bool:
         try:
             quantized_block = np.zeros((1, gguf.GGML_QUANT_SIZES[tensor_type][1]), dtype=np.uint8)
@@ -167,16 +173,13 @@ def _type_of_most_matrices(gguf: Any, reader: Any, path: str) -> str:
             return False
         return True
 
-    matrices = [tensor for tensor in reader.tensors if len(tensor.shape) > 1]
-    type_counts = Counter(tensor.tensor_type for tensor in matrices)
-    for tensor_type in type_counts:
+    for tensor_type in matrix_types:
         if not is_readable(tensor_type):
             readable = ", ".join(
                 known.name for known in gguf.GGMLQuantizationType if is_readable(known)
             )
             problem = f"holds tensors of type {tensor_type.name}, which cannot be read"
             raise ValueError(f"base={path!r} {problem}. Readable: {readable}.")
-    return str(type_counts.most_common(1)[0][0].name) if type_counts else "unknown"
 
 
 def check_gguf(file: GgufFile, *, has_other_tokenizer: bool) -> None:

@@ -19,7 +19,7 @@ from .poolings import is_exportable
 
 GraphTask = Role | Literal["similarity"] | None
 _TASKS: tuple[GraphTask, ...] = ("document", "query", "similarity")
-# Of rotary embeddings that change with the length of the input.
+# Types of rotary embeddings that change with the length of the input.
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 

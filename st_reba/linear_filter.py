@@ -49,7 +49,7 @@ class Filter:
     """y = W (x − mean), fitted on a sample of vectors; a query's mean may be another than a document's.
 
     Args:
-        kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W takes away ``r`` principal
+        kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W removes ``r`` principal
             directions, by default 3. ``"whiten"``: W gives the coordinates along ``dimensions``
             principal directions, by default all, each divided by a power of its variance: 0.5, by
             default, gives each the standard deviation 1; 0.25 is what search wants, as it leaves
@@ -143,8 +143,8 @@ class Filter:
         """Fit what search needs, as far as the number of vectors allows.
 
         Args:
-            document_vectors: [N, d]. Of 100 or more, the filter half-whitens; of 20 or more, it
-                takes away means.
+            document_vectors: [N, d]. With 100 or more, the filter half-whitens; with 20 to 99, it
+                only removes the means.
             query_vectors: [M, d]. Fewer than 20 have no mean of their own.
             model: As for :meth:`fit`.
 
@@ -175,7 +175,7 @@ class Filter:
 
         Args:
             vectors: [N, d] or [d].
-            task: ``"query"``: the queries' mean is taken away; else the documents'.
+            task: ``"query"``: the queries' mean is subtracted; else the documents'.
 
         Returns:
             Filtered vectors in float64, [N, d'] or [d'], not scaled to length 1.

@@ -12,7 +12,7 @@ from .backbones import check_backbone, share_backbone
 from .methods import Options
 from .modules import RepeatTransformer
 
-# What was decided when the model was loaded.
+# Options that were decided when the model was loaded.
 _REFUSED_OPTIONS = (
     "dtype",
     "quantization",

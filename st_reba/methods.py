@@ -52,7 +52,7 @@ _METHODS_OF_OPTIONS = {
     "normalize_weights": ("reba",),
     "chunk": ("reba",),
 }
-# The least values of whole numbers.
+# The smallest values of options that are whole numbers.
 _MIN_VALUES = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}
 _LARGEST_NUMBER = 1 << 30
 _CHOICES: dict[str, Iterable[str]] = {

@@ -165,7 +165,7 @@ def _measure(model: SentenceTransformer) -> _Measurement:
     if measurement is not None and measurement.version == model_version:
         return measurement
     with unreported_cuts(model), naming_pipeline(model):
-        # The first call in a process takes long.
+        # Not timed: the first call in a process is slow.
         model.encode_document(PROBE_TEXTS[0], show_progress_bar=False)
         start_time = time.perf_counter()
         probe_vectors = np.asarray(

@@ -31,7 +31,7 @@ def multiplies_bfloat16() -> bool:
     if not hasattr(torch.cpu, "get_capabilities"):
         return False
     capabilities: Mapping[str, object] = torch.cpu.get_capabilities()
-    # Of x86 processors. Others were not measured.
+    # Capabilities of x86 processors; others were not measured.
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 

@@ -152,7 +152,7 @@ def parse_recipe(values: object, file: str, name: str = "") -> Recipe:
     for option in OPTIONS:
         if option in values:
             method_values[option] = values[option]
-    # The others may lack options that the caller must give.
+    # With another status, a recipe may lack options that the caller must give.
     if checked_about.get("status", "ready") == "ready":
         try:
             Method(**method_values)

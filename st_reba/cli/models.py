@@ -170,7 +170,7 @@ def _facts_of(
         return zoo_recipe(model.removeprefix("zoo:")).to_dict()
     if model.endswith((".yaml", ".yml")):
         return read_recipe(model).to_dict()
-    if Path(model, _INDEX_FILE).is_file():
+    if _is_index(model):
         from ..index import Index
 
         index_facts = Index.open(model).info()
@@ -203,7 +203,7 @@ def verify(
     The exit status is 1 if they differ.
     """
     _refuse_useless_revision(model, revision)
-    if Path(model, _INDEX_FILE).is_file():
+    if _is_index(model):
         from ..index import Index
 
         with progress.step(f"Checking {model}"):
@@ -319,6 +319,10 @@ def onnx(
         )
         report = export(loaded_model, out, task=task, quantize=quantize, overwrite=overwrite)
     _print_facts(report, as_json)
+
+
+def _is_index(path: str) -> bool:
+    return Path(path, _INDEX_FILE).is_file()
 
 
 def _refuse_useless_revision(model: str, revision: str | None) -> None:

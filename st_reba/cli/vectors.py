@@ -289,17 +289,12 @@ def index(
         raise ValueError("give one of --add, --upsert and --overwrite")
     extends_index = adds_documents or upserts_documents
     if extends_index:
-        changed_factory = None if factory == "auto" else factory
         settings = {
-            "--factory": changed_factory,
+            "--factory": None if factory == "auto" else factory,
             "--parameters": parameters,
             "--passages": passages,
         }
-        refuse_options("an existing index, which has its own", settings)
-        if whiten is not None or without_tokens:
-            raise ValueError(
-                "--whiten, --no-whiten and --no-tokens do not go with an existing index: use st-reba prune --compact"
-            )
+        _refuse_settings(settings, whiten, without_tokens)
     elif model is None:
         raise ValueError(
             "--model is missing: name a saved model, or give --add or --upsert for an index"
@@ -309,13 +304,24 @@ def index(
         from ..index.changes import BUILDING
 
         silence_loading()
-    options: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
-    documents = _read_input(input, text_encoding, **options)
-    options.update(encoding=text_encoding, batch_tokens=batch_tokens, workers=workers)
-    options["strict"] = is_strict
+    documents = _read_input(input, text_encoding, text_column=text_column, id_column=id_column)
+    options: dict[str, Any] = {
+        "text_column": text_column,
+        "id_column": id_column,
+        "encoding": text_encoding,
+        "batch_tokens": batch_tokens,
+        "workers": workers,
+        "strict": is_strict,
+    }
     if not extends_index:
-        options.update(factory=factory, parameters=parameters, passages=passages)
-        options.update(whiten=whiten, tokens=not without_tokens, overwrite=overwrite)
+        options |= {
+            "factory": factory,
+            "parameters": parameters,
+            "passages": passages,
+            "whiten": whiten,
+            "tokens": not without_tokens,
+            "overwrite": overwrite,
+        }
     loading: dict[str, Any] = {
         "device": device,
         "dtype": dtype,
@@ -334,6 +340,17 @@ def index(
             add_documents = opened_index.upsert if upserts_documents else opened_index.add
             change = add_documents(documents, **options)
     return _report_index(opened_index, change, as_json)
+
+
+def _refuse_settings(
+    settings: dict[str, str | None], whiten: bool | None, without_tokens: bool
+) -> None:
+    """Refuse settings of a new index where documents are added to an existing one."""
+    refuse_options("an existing index, which has its own", settings)
+    if whiten is not None or without_tokens:
+        raise ValueError(
+            "--whiten, --no-whiten and --no-tokens do not go with an existing index: use st-reba prune --compact"
+        )
 
 
 def _report_index(index: Index, change: Change | None, as_json: bool) -> int:
@@ -379,10 +396,10 @@ def _describe_progress(folder: Path) -> str:
     """How far a stopped command encoded the corpus in a folder, and how to resume it."""
     from ..corpus.folder import read_progress
 
-    progress = read_progress(folder)
-    if progress is None:
+    encoded = read_progress(folder)
+    if encoded is None:
         return "Nothing was encoded yet; run the same command to start again."
-    return f"{progress}; run the same command to resume."
+    return f"{encoded}; run the same command to resume."
 
 
 def _report_rejects(rejects: Sequence[Reject], remedy: str, command_name: str) -> None:

@@ -27,7 +27,7 @@ import pyarrow  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from ..files import parse_path, sync, whole_file, whole_path, write_npy
+from ..files import parse_path, sha256, sync, whole_file, whole_path, write_npy
 from .options import DTYPES
 from .passages import Cutter, Spans, cut_text
 from .records import (
@@ -480,9 +480,3 @@ def is_corpus(folder: str | PathLike[str]) -> bool:
     """True if a folder was written by ``encode_corpus``."""
     path = Path(folder)
     return (path / HEADER_FILE).is_file() and (path / "documents").is_dir()
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal digits."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

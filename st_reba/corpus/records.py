@@ -133,30 +133,30 @@ def validate(document: Document, place: str) -> Document | Reject:
         >>> validate(Document(" "), "line 1").reason
         'no text: it is empty or blank; leave the record out or give it a text'
     """
-    has_valid_id = _is_valid_string(document.id)
-    reason = _text_fault(document.text)
-    if reason is None and document.id is not None and not has_valid_id:
-        shown_id = preview(document.id)
-        reason = (
-            f"wrong type: the id {shown_id!r} is not a valid string; correct it, or leave it out"
-        )
+    reason = _text_fault(document.text) or _id_fault(document.id)
+    metadata = {}
     if reason is None:
         try:
             metadata = to_json_value(dict(document.metadata or {}))
         except (ValueError, TypeError, RecursionError) as error:
             reason = f"wrong type: the metadata cannot be written as JSON ({error}); correct it or leave it out"
-        else:
-            return replace(document, text=clean_text(document.text), metadata=metadata)
-    rejected_id = None
-    if has_valid_id:
-        rejected_id = document.id
-    return Reject(place, reason, rejected_id, preview(document.text))
+    if reason is None:
+        return replace(document, text=clean_text(document.text), metadata=metadata)
+    shown_id = document.id if _is_valid_string(document.id) else None
+    return Reject(place, reason, shown_id, preview(document.text))
 
 
 def _is_valid_string(value: object) -> bool:
     if not isinstance(value, str) or not value:
         return False
     return _NOT_IN_IDS.search(value) is None
+
+
+def _id_fault(document_id: object) -> str | None:
+    if document_id is None or _is_valid_string(document_id):
+        return None
+    shown_id = preview(document_id)
+    return f"wrong type: the id {shown_id!r} is not a valid string; correct it, or leave it out"
 
 
 def _text_fault(text: object) -> str | None:
@@ -244,7 +244,7 @@ def preview(value: object) -> str | None:
     """The first characters of a value, on one line; None of None."""
     if value is None:
         return None
-    text = value if isinstance(value, str) else _written(value)
+    text = value if isinstance(value, str) else _repr_of(value)
     first_words = text[: 4 * _PREVIEW_LENGTH].split()
     line = clean_text(" ".join(first_words))
     if len(line) <= _PREVIEW_LENGTH:
@@ -252,7 +252,7 @@ def preview(value: object) -> str | None:
     return line[: _PREVIEW_LENGTH - 1] + "…"
 
 
-def _written(value: object) -> str:
+def _repr_of(value: object) -> str:
     try:
         return repr(value)
     except ValueError:  # an integer of too many digits, alone or within it

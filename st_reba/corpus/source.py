@@ -104,7 +104,7 @@ class Source:
         """The same records, except that a record whose id occurred before is rejected.
 
         Args:
-            numbers: A record without an id has its number as id; False: such records are not
+            number_is_id: A record without an id has its number as id; False: such records are not
                 compared.
         """
 
@@ -117,7 +117,7 @@ class Source:
                     if isinstance(record, Reject) or record_id is None:
                         yield record
                         continue
-                    yield _reject_used_id(id_database, record_number, record, record_id)
+                    yield _reject_if_used(id_database, record_number, record, record_id)
 
         return replace(self, read=read)
 
@@ -130,12 +130,13 @@ def _used_ids() -> closing[sqlite3.Connection]:
     return closing(id_database)
 
 
-def _reject_used_id(
+def _reject_if_used(
     id_database: sqlite3.Connection,
     record_number: int,
     document: Document,
     document_id: str,
 ) -> Record:
+    """The document, whose id is entered as used; or a reject if an earlier one has that id."""
     id_row = (document_id, record_number)
     if id_database.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", id_row).rowcount:
         return document
@@ -170,22 +171,9 @@ def open_source(
         remembered_columns: Names to look for before the usual ones, such as those of an earlier
             input; an id column "" means none.
     """
-    remembered = remembered_columns or {}
     columns: Columns = {"text_column": text_column, "id_column": id_column}
-    name = f"the {type(input).__name__}"
-    if isinstance(input, (str, PathLike)):
-        name = str(input)
-        _check_path(input)
-        tables = _file_tables(Path(input), encoding)
-    elif isinstance(input, Mapping):  # to iterate over it would give its keys
-        type_name = type(input).__name__
-        raise TypeError(f"the input is one {type_name}; give one of its values, or a list of dicts")
-    elif not hasattr(input, "__iter__") and not hasattr(input, "__len__"):
-        type_name = type(input).__name__  # as a query of polars that has not run
-        raise TypeError(f"the input is a {type_name}; give a file, a table, or a list of texts")
-    else:
-        tables = iter([_Table(table_rows(input) or _item_rows(input))])
-    records = _read_tables(tables, columns, remembered)
+    name, tables = _open_tables(input, encoding)
+    records = _read_tables(tables, columns, remembered_columns or {})
     first_record = next(records, None)
     if first_record is None:
         raise ValueError(_EMPTY.format(name))
@@ -199,6 +187,21 @@ def open_source(
         return unread.pop()
 
     return Source(name, read, columns)
+
+
+def _open_tables(input: Input, encoding: str | None) -> tuple[str, Iterator[_Table]]:
+    """The name of an input in messages, and its tables."""
+    if isinstance(input, (str, PathLike)):
+        _check_path(input)
+        return str(input), _file_tables(Path(input), encoding)
+    type_name = type(input).__name__
+    if isinstance(input, Mapping):  # iterating over it gives its keys
+        raise TypeError(f"the input is one {type_name}; give one of its values, or a list of dicts")
+    # Neither is there on a query of polars that has not run, for instance.
+    if not hasattr(input, "__iter__") and not hasattr(input, "__len__"):
+        raise TypeError(f"the input is a {type_name}; give a file, a table, or a list of texts")
+    rows = table_rows(input) or _item_rows(input)
+    return f"the {type_name}", iter([_Table(rows)])
 
 
 def _check_path(path: str | PathLike[str]) -> None:
@@ -389,7 +392,7 @@ class _TableReader:
         self._columns = columns
         self._remembered_text_column = remembered_columns.get("text_column")
         self._remembered_id_column = remembered_columns.get("id_column")
-        self._byte_columns: set[str] = set()  # already warned about
+        self._reported_columns: set[str] = set()  # of bytes, after a warning
         self._text_column = ""  # "": not found yet
         self._id_column = ""  # "": none
 
@@ -409,12 +412,12 @@ class _TableReader:
 
     def _find_columns(self, row: Cells, row_place: str) -> None:
         """Find the columns of a table by its first row."""
-        shown_names = [repr(preview(name)) for name in list(row)[:_SHOWN_COLUMNS]]
-        there = ", ".join(shown_names) or "none"
+        first_columns = [repr(preview(name)) for name in list(row)[:_SHOWN_COLUMNS]]
+        shown_columns = ", ".join(first_columns) or "none"
         for option, column in self._columns.items():
             if column and column not in row:
                 raise ValueError(
-                    f"{option}={column!r} is not a column; {row_place} has: {there}; name one of these"
+                    f"{option}={column!r} is not a column; {row_place} has: {shown_columns}; name one of these"
                 )
         text_column = self._columns["text_column"] or _first_column(
             (self._remembered_text_column, *TEXT_NAMES), row
@@ -426,7 +429,7 @@ class _TableReader:
                     "; columns are separated by ',', ';', '|' or tabs, and named in the first line"
                 )
             raise ValueError(
-                f"{row_place}: no column 'text'; there: {there}{hint}; name one with text_column"
+                f"{row_place}: no column 'text'; there: {shown_columns}{hint}; name one with text_column"
             )
         self._text_column = text_column
         self._id_column = self._find_id_column(row, row_place)
@@ -454,17 +457,17 @@ class _TableReader:
     def _without_bytes(self, row: Cells, row_place: str) -> Cells:
         """A row without images and other bytes; the first time for a column, a warning names it."""
         used_columns = (self._text_column, self._id_column)
-        columns = set()
+        byte_columns = set()
         for column, value in row.items():
             if column not in used_columns and holds_bytes(value):
-                columns.add(column)
-        if not columns:
+                byte_columns.add(column)
+        if not byte_columns:
             return row
-        new_columns = columns - self._byte_columns
+        new_columns = byte_columns - self._reported_columns
         if new_columns:
             warn_of_byte_columns(row_place, sorted(new_columns))
-            self._byte_columns |= new_columns
-        return {column: value for column, value in row.items() if column not in columns}
+            self._reported_columns |= new_columns
+        return {column: value for column, value in row.items() if column not in byte_columns}
 
     def _document(self, row: Cells, row_place: str) -> Document:
         row_cells = {column: value for column, value in row.items() if not is_missing(value)}

@@ -17,7 +17,7 @@ MAX_CHARS = 2**24
 # How many bytes of a file are examined, at most, before it is read.
 SAMPLE_BYTES = 2**16
 
-# The marks of UTF-32 come first, for one of them begins as a mark of UTF-16 does.
+# UTF-32's marks come first: the little-endian one begins with UTF-16's.
 _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",

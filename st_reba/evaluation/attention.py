@@ -116,6 +116,7 @@ class AttentionRecorder:
         m: For the names of masks that hide the sink.
     """
 
+    # As those of a `Capture`, in whose place it is given.
     chunk_plan = None
     zeroes_nonfinite_texts = False
 

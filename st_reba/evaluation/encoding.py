@@ -48,16 +48,33 @@ def shared_vectors(
         )
     token_ranges = find_token_ranges(base_model, task)
     groups = group_by_pass(list(shared_methods.values()), depth_of(base_model))
+    method_groups = [
+        MethodGroup(base_model, methods_of_pass) for methods_of_pass in groups.values()
+    ]
+    vectors_by_shared_method = _encode_groups(
+        method_groups, task, token_ranges, instructions, batch_tokens, show_progress_bar
+    )
+    for method, shared_method in shared_methods.items():
+        vectors_by_method[method] = vectors_by_shared_method[shared_method]
+    return vectors_by_method
+
+
+def _encode_groups(
+    method_groups: Sequence[MethodGroup],
+    task: Task,
+    token_ranges: Sequence[TokenRange] | None,
+    instructions: Instructions,
+    batch_tokens: int,
+    show_progress_bar: bool | None,
+) -> dict[Method, Vectors]:
+    """Run the pass of each group over a task's texts, with one bar for all positions."""
     encoders: list[partial[dict[Method, Vectors]]] = []
     total_positions = 0
-    for methods_of_pass in groups.values():
-        method_group = MethodGroup(base_model, methods_of_pass)
+    for method_group in method_groups:
         for texts, role in _texts_by_role(task):
             input_options: dict[str, Any] = {
                 "task": role,
-                "prompt": instructions.before(
-                    task.name, role, has_instruction_field(method_group.model, role)
-                ),
+                "prompt": _prompt_for(method_group.model, task, role, instructions),
             }
             encode_group = partial(
                 method_group.encode,
@@ -69,13 +86,11 @@ def shared_vectors(
             encoders.append(encode_group)
             total_positions += method_group.count_positions(texts, input_options)
     rows_by_method = defaultdict[Method, list[Vectors]](list)
-    with plain_average_bar(total_positions, show_progress_bar) as bar:
+    with averaging_bar(total_positions, show_progress_bar) as bar:
         for encode_group in encoders:
             for method, vector_rows in encode_group(progress=bar.update).items():
                 rows_by_method[method].append(vector_rows)
-    for method, shared_method in shared_methods.items():
-        vectors_by_method[method] = np.concatenate(rows_by_method[shared_method])
-    return vectors_by_method
+    return {method: np.concatenate(blocks) for method, blocks in rows_by_method.items()}
 
 
 def _shared_method(
@@ -104,24 +119,22 @@ def model_vectors(
     """The vectors of a task's texts by one model, one row per text; or of its words."""
     words = task.task_kind.list_words(task)
     if words:
-        prompt = instructions.before(task.name, None, has_instruction_field(model, None))
         return encode_words(
             model,
             words,
-            prompt=prompt,
+            prompt=_prompt_for(model, task, None, instructions),
             batch_tokens=batch_tokens,
             show_progress_bar=bool(show_progress_bar),
         )
     vectors: list[Vectors] = []
-    with plain_average_bar(len(task.texts), show_progress_bar, "texts") as bar:
+    with averaging_bar(len(task.texts), show_progress_bar, "texts") as bar:
         for texts, role in _texts_by_role(task):
-            prompt = instructions.before(task.name, role, has_instruction_field(model, role))
             vectors.append(
                 encode_texts(
                     model,
                     texts,
                     task=role,
-                    prompt=prompt,
+                    prompt=_prompt_for(model, task, role, instructions),
                     batch_tokens=batch_tokens,
                     progress=bar.update,
                 )
@@ -129,15 +142,20 @@ def model_vectors(
     return np.concatenate(vectors)
 
 
+def _prompt_for(
+    model: SentenceTransformer, task: Task, role: Role | None, instructions: Instructions
+) -> str | None:
+    """The instruction before a task's texts, as a model's template takes it."""
+    return instructions.before(task.name, role, has_instruction_field(model, role))
+
+
 def find_token_ranges(base_model: SentenceTransformer, task: Task) -> list[TokenRange] | None:
     """The content tokens of each text's word; None: the task is about whole texts."""
     if not task.spans:
         return None
-    all_offsets = transformer_of(base_model).tokenize_content(list(task.texts), offsets=True)[
-        "offset_mapping"
-    ]
+    content = transformer_of(base_model).tokenize_content(list(task.texts), offsets=True)
     token_ranges: list[TokenRange] = []
-    for index, offsets in enumerate(all_offsets):
+    for index, offsets in enumerate(content["offset_mapping"]):
         tokens = tokens_of_span(
             index,
             task.texts[index],
@@ -189,7 +207,7 @@ def has_instruction_field(model: SentenceTransformer, role: str | None) -> bool:
     return "instruction" in fields_of(role)
 
 
-def plain_average_bar(
+def averaging_bar(
     total: int,
     is_shown: bool | None,
     unit: str = "positions",

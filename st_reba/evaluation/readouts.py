@@ -270,7 +270,7 @@ def _can_share_pass(
 
 
 def _input_key(method: Method) -> str:
-    """Methods with equal keys see the same tokens; a new option counts until it is listed as one of reading."""
+    """Methods with equal keys see the same tokens; a new option counts until it is in ``_READING_OPTIONS``."""
     key: dict[str, object] = {}
     for option_name in _METHOD_OPTIONS - _READING_OPTIONS:
         key[option_name] = getattr(method, option_name)

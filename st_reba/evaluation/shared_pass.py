@@ -94,11 +94,8 @@ def run_pass(
         batch_ranges = None
         if token_ranges is not None:
             batch_ranges = [token_ranges[row_index] for row_index in batch]
-        for readout, rows in shared_pass.run_batch(
-            batch_texts,
-            batch_ranges,
-            input_options,
-        ).items():
+        batch_vectors = shared_pass.run_batch(batch_texts, batch_ranges, input_options)
+        for readout, rows in batch_vectors.items():
             if readout not in vectors_by_readout:
                 vectors_by_readout[readout] = np.empty((len(texts), rows.shape[1]), np.float32)
             vectors_by_readout[readout][batch] = rows.cpu().numpy()
@@ -259,10 +256,10 @@ class TextWeights:
         real_tokens = positions < row_lengths
         is_end = pooled_positions("end", transformer.copies, copy_ids, real_tokens, row_lengths, 0)
         selected = torch.stack([in_range & is_last_copy, is_last & is_last_copy, is_end], dim=1)
-        # Of mean, last and end, [B, 3, T].
-        self.plain = _average_weights(selected)
-        # Of ReBA's mean and last up to each layer, [B, 2, T].
-        self.backward: dict[int, Tensor] = {}
+        # For mean, last and end, [B, 3, T].
+        self.position_weights = _average_weights(selected)
+        # For ReBA's mean and last, by the layer that they reach up to, [B, 2, T].
+        self.backward_weights: dict[int, Tensor] = {}
 
     def keep_backward(self, layer: int, captured: BackwardAttention) -> None:
         """Keep ReBA's weights of the layers up to this one."""
@@ -270,11 +267,12 @@ class TextWeights:
         snapshot.maxima = [maxima.clone() for maxima in captured.maxima]
         rows: Tensor = snapshot.rows()
         if rows.shape[1] == 1:
-            self.backward[layer] = rows.expand(-1, 2, -1).float()
+            self.backward_weights[layer] = rows.expand(-1, 2, -1).float()
             return
         tokens = torch.arange(rows.shape[1], device=rows.device)
         row_weights = _average_weights(torch.stack(self._select_tokens(tokens), dim=1))
-        self.backward[layer] = torch.bmm(row_weights.to(rows.dtype), rows).float()
+        summed_rows = torch.bmm(row_weights.to(rows.dtype), rows)
+        self.backward_weights[layer] = summed_rows.float()
 
     def pool(
         self,
@@ -296,9 +294,9 @@ class TextWeights:
 
     def _weights_of(self, reading: Reading) -> Tensor:
         """The weights of all poolings of a reading, [B, 3 or 5, T]."""
-        if isinstance(reading, int) and reading in self.backward:
-            return torch.cat([self.plain, self.backward[reading]], dim=1)
-        return self.plain
+        if isinstance(reading, int) and reading in self.backward_weights:
+            return torch.cat([self.position_weights, self.backward_weights[reading]], dim=1)
+        return self.position_weights
 
     def _select_tokens(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Masks [B, T] of the content tokens in each text's range, and of its last token only."""

@@ -66,8 +66,8 @@ def paired_bootstrap(
         Westfall and Young 1993, Resampling-Based Multiple Testing (single-step max-T).
 
     Example:
-        >>> one, other = (np.array([[1.0]] * right + [[0.0]] * (100 - right)) for right in (60, 30))
-        >>> intervals, (difference,) = paired_bootstrap({"one": one, "other": other}, lambda rows: float(rows.mean()))
+        >>> good, poor = (np.array([[1.0]] * right + [[0.0]] * (100 - right)) for right in (60, 30))
+        >>> intervals, (difference,) = paired_bootstrap({"good": good, "poor": poor}, lambda rows: float(rows.mean()))
         >>> round(difference.value, 2), difference.significant
         (0.3, True)
     """

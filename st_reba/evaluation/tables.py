@@ -19,7 +19,7 @@ Location: TypeAlias = "pd.DataFrame | str | os.PathLike[str]"
 CellReader = Callable[[Any], Any]
 # The number of a table's row, from 1, and its cells.
 NumberedRow: TypeAlias = tuple[int, tuple[Any, ...]]
-# The reader for each column, by role. Texts come first, then what an item has besides: a label or a score.
+# The reader for each column, by role. Texts come first; a label or a score, if there is one, comes last.
 ColumnReaders = Mapping[str, CellReader]
 
 # Usual names of the columns of a role; the first name that a table has counts. Kinds add theirs.
@@ -148,15 +148,7 @@ class LabelledTable:
         Raises:
             ValueError: A column is missing, or a cell cannot be read.
         """
-        columns = self.find_columns(readers, may_score_by_label=True)
-        if not columns:
-            names = ", ".join(self.column_names[:20])
-            first_role = next(iter(readers))
-            example = f"columns={{{first_role!r}: …}} (--column {first_role}=…)"
-            raise ValueError(
-                f"{self.name}: the columns {names} are not {', '.join(readers)}: name them, {example}, "
-                "or another kind of task, kind=… (--kind)."
-            )
+        columns = self._require_columns(readers)
         numbered_rows: list[NumberedRow] = list(
             enumerate(self.frame[columns].itertuples(index=False, name=None), 1)
         )
@@ -170,23 +162,37 @@ class LabelledTable:
             if len(labelled_rows) < len(numbered_rows):
                 dropped_counts["its label"] = len(numbered_rows) - len(labelled_rows)
             numbered_rows = labelled_rows
-        value_rows: list[tuple[Any, ...]] = []
-        for row_number, cells in numbered_rows:
-            value_row: list[Any] = []
-            for column_name, read_cell, cell in zip(
-                columns,
-                readers.values(),
-                cells,
-                strict=True,
-            ):
-                try:
-                    value_row.append(read_cell(cell))
-                except ValueError as error:
-                    raise ValueError(
-                        f"{self.name}, row {row_number}, column {column_name!r}: {error}"
-                    ) from None
-            value_rows.append(tuple(value_row))
+        cell_readers = list(zip(columns, readers.values(), strict=True))
+        value_rows = [self._read_cells(row, cell_readers) for row in numbered_rows]
         return LabelledRows(value_rows, dropped_counts)
+
+    def _require_columns(self, readers: ColumnReaders) -> list[str]:
+        """The column of each role, where a score may be a label; a ValueError if one is missing."""
+        columns = self.find_columns(readers, may_score_by_label=True)
+        if columns:
+            return columns
+        names = ", ".join(self.column_names[:20])
+        first_role = next(iter(readers))
+        example = f"columns={{{first_role!r}: …}} (--column {first_role}=…)"
+        raise ValueError(
+            f"{self.name}: the columns {names} are not {', '.join(readers)}: name them, {example}, "
+            "or another kind of task, kind=… (--kind)."
+        )
+
+    def _read_cells(
+        self, numbered_row: NumberedRow, cell_readers: Sequence[tuple[str, CellReader]]
+    ) -> tuple[Any, ...]:
+        """The values of a row, whose columns are named with their readers."""
+        row_number, cells = numbered_row
+        values: list[Any] = []
+        for (column_name, read_cell), cell in zip(cell_readers, cells, strict=True):
+            try:
+                values.append(read_cell(cell))
+            except ValueError as error:
+                raise ValueError(
+                    f"{self.name}, row {row_number}, column {column_name!r}: {error}"
+                ) from None
+        return tuple(values)
 
     def _replace_labels(
         self, numbered_rows: Sequence[NumberedRow], values: Mapping[Any, Any]
@@ -228,7 +234,7 @@ def read_frame(location: Location, encoding: str | None = None) -> pd.DataFrame:
             f"{file_path} is a folder, but not saved by the datasets library; a ranking may also be in BEIR's layout "
             "(corpus.jsonl, queries.jsonl, qrels/*.tsv). Give a file."
         )
-    # A pipe would never end.
+    # Only regular files: to read a pipe may never end.
     if file_path.suffix in (".tsv", ".csv", ".txt") and file_path.is_file():
         try:
             file_lines = file_path.read_text(encoding=encoding or "utf-8-sig").split("\n")

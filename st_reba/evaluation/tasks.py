@@ -60,17 +60,16 @@ def read_task(
     if isinstance(source, Task):
         return source
     named_kind, source = split_kind(source)
-    kind = named_kind or kind
     task_source = TaskSource(
-        source,
-        kind,
-        name,
-        train,
-        columns,
-        labels,
-        limit,
-        seed,
-        encoding,
+        location=source,
+        kind=named_kind or kind,
+        name=name,
+        train=train,
+        columns=columns,
+        labels=labels,
+        limit=limit,
+        seed=seed,
+        encoding=encoding,
     )
     task = kind_of_source(task_source).read(task_source)
     if task.dropped:

@@ -24,7 +24,7 @@ def split_pieces(text: str) -> list[tuple[int, int]]:
 
 
 def has_views(text: str) -> bool:
-    """Whether a text has four words, or characters where the script has no spaces."""
+    """Whether the views of a text differ: it has four words, or characters if the script has no spaces."""
     return len(split_pieces(text[:2000])) >= MIN_PIECES
 
 

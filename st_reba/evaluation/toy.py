@@ -79,33 +79,24 @@ def toy_tasks(
     """
     tasks: list[Task] = []
     for language, structure in product(languages, structures):
-        sentences: TextIndex[TextSpan] = TextIndex()
-        triple_items: list[tuple[int, ...]] = []
-        topics: list[str] = []
-        for topic, *triple in subsample(
-            triples(structure, language, seed=seed),
-            limit,
-            seed,
-        ):
-            triple_items.append(tuple(sentences.add(sentence.span(part)) for sentence in triple))
-            topics.append(topic)
-        name = f"{structure} {language}"
-        texts, spans = zip(*sentences.texts, strict=True)
-        if part == "whole":
-            spans = ()
-        else:
-            name = f"{name} {part}"
-        tasks.append(
-            Task(
-                name,
-                "Triples",
-                texts,
-                tuple(triple_items),
-                spans=spans,
-                groups=tuple(topics),
-            )
-        )
+        drawn_triples = subsample(triples(structure, language, seed=seed), limit, seed)
+        tasks.append(_make_task(f"{structure} {language}", drawn_triples, part))
     return tasks
+
+
+def _make_task(name: str, drawn_triples: Sequence[Triple], part: str) -> Task:
+    sentences: TextIndex[TextSpan] = TextIndex()
+    triple_items: list[tuple[int, ...]] = []
+    topics: list[str] = []
+    for topic, *triple in drawn_triples:
+        triple_items.append(tuple(sentences.add(sentence.span(part)) for sentence in triple))
+        topics.append(topic)
+    texts, spans = zip(*sentences.texts, strict=True)
+    if part == "whole":
+        spans = ()
+    else:
+        name = f"{name} {part}"
+    return Task(name, "Triples", texts, tuple(triple_items), spans=spans, groups=tuple(topics))
 
 
 def toy_tasks_named(

@@ -95,6 +95,21 @@ def is_clearly_better(candidate: Candidate, standard: Candidate) -> bool:
     return float(gains.mean()) > CLEAR_ERRORS * standard_error
 
 
+def _save_candidates(candidates: Sequence[Candidate], path: Path) -> None:
+    rows = [{**vars(candidate), "method": str(candidate.method)} for candidate in candidates]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_path(path) as unfinished_path:
+        torch.save(rows, unfinished_path)
+
+
+def _load_candidates(path: Path) -> list[Candidate]:
+    candidates: list[Candidate] = []
+    for row in torch.load(path, weights_only=True):
+        row["method"] = Method.parse(row["method"])
+        candidates.append(Candidate(**row))
+    return candidates
+
+
 class Trials:
     """Runs passes over the selection items, and scores the methods that are read from them.
 
@@ -154,19 +169,10 @@ class Trials:
         if self.folder is None:
             return self._run_pass(methods)
         path = self.folder / f"{self.pass_key(methods)}.pt"
-        if not path.exists():
-            candidates = self._run_pass(methods)
-            saved_rows = [
-                {**vars(candidate), "method": str(candidate.method)} for candidate in candidates
-            ]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_path(path) as unfinished_path:
-                torch.save(saved_rows, unfinished_path)
-            return candidates
-        candidates = []
-        for saved_row in torch.load(path, weights_only=True):
-            saved_row["method"] = Method.parse(saved_row["method"])
-            candidates.append(Candidate(**saved_row))
+        if path.exists():
+            return _load_candidates(path)
+        candidates = self._run_pass(methods)
+        _save_candidates(candidates, path)
         return candidates
 
     def _run_pass(self, methods: Sequence[Method]) -> list[Candidate]:

@@ -97,11 +97,10 @@ def tune(
         raise ValueError(f"max_cost={max_cost} (--max-cost) must be a number above 0.")
     _check_folder(folder, base)
     plan = _make_plan(texts, labels, purpose, sample, seed)
-    if isinstance(base, (str, os.PathLike)):
-        recipe = find_recipe(base, loading_options)
-        if recipe is not None:
-            base = recipe.base
-            loading_options = {**recipe.loading, **loading_options}
+    recipe = find_recipe(base, loading_options)
+    if recipe is not None:
+        base = recipe.base
+        loading_options = {**recipe.loading, **loading_options}
     base_model = load_base(base, **loading_options)
     filter_kinds = plan.filter_kinds(base_model)
     trials = Trials(base_model, plan.selection_items, filter_kinds, folder / "passes")

@@ -196,7 +196,7 @@ def write_report(
     """
     report_folder = Path(report.folder)
     recipe_options = {name: loading_options.get(name) for name in LOADING_OPTIONS}
-    # Objects, where a loaded model is the base.
+    # An object if the base is a loaded model; a recipe can hold only a path.
     recipe_options["tokenizer"] = _path_of(loading_options.get("tokenizer"))
     base_name = _path_of(base_model) or str(saved_model[0].base_model)
     if fitted_filter is not None:

@@ -1,4 +1,4 @@
-"""Vectors: their lengths, and filters without the work of fitting whole ones.
+"""Vectors scaled to length 1, and filters that are cheaper than fitting whole ones.
 
 :class:`st_reba.Filter` decomposes a matrix of d · d numbers, which is too much for each of hundreds
 of candidates.
@@ -19,7 +19,7 @@ from ..filter_options import MIN_FOR_DIRECTIONS, MIN_FOR_MEAN, SEARCH_POWER
 from ..linear_filter import shrink_variances, whitening_scales
 
 Vectors = NDArray[np.float32]
-# Principal directions that the filter for similarity takes away.
+# Principal directions that the filter for similarity removes.
 REMOVED_DIRECTIONS = 2
 
 
@@ -77,7 +77,7 @@ def search_similarities(
         queries: [Q, d].
         query_sample: [S, d], of sentences used in place of queries to measure the queries' mean.
         documents: [N, d].
-        filter_kind: ``"center"`` takes away the means of documents and of queries, ``"whiten"``
+        filter_kind: ``"center"`` subtracts the means of documents and of queries, ``"whiten"``
             half-whitens what is left; None: there is no filter.
     """
     queries = normalize_rows(queries)
@@ -106,7 +106,7 @@ def _half_whiten(
     variances = deviations.astype(np.float64) ** 2 / document_count
     total_variance = float(variances.sum())
     squared_length = total_variance + float(document_mean @ document_mean)
-    # Those of the other directions are 0.
+    # One more, which stands for all other directions.
     all_variances = np.append(variances, 0.0)
     shrunk_variances = shrink_variances(all_variances, total_variance / width)
     scales = whitening_scales(shrunk_variances, squared_length, SEARCH_POWER)

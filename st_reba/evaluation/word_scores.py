@@ -11,7 +11,7 @@ import numpy as np
 from ..index.bm25 import Scores, WordScores
 from ..index.query_terms import read_terms
 from ..index.terms import language_of, separated
-from ..index.words import create_words, insert_rows
+from ..index.words import create_words, insert_separated
 
 
 def word_scores(queries: Sequence[str], documents: Sequence[str]) -> Scores:
@@ -26,7 +26,7 @@ def word_scores(queries: Sequence[str], documents: Sequence[str]) -> Scores:
     database = sqlite3.connect(":memory:", isolation_level=None)
     with closing(database) as connection:
         create_words(connection, language)
-        insert_rows(connection, enumerate(map(separated, documents)))
+        insert_separated(connection, enumerate(map(separated, documents)))
         document_words = WordScores(connection, len(documents))
         for query_index, query_terms in enumerate(read_terms(language, queries)):
             scores[query_index] = document_words.score(connection, query_terms)

@@ -76,9 +76,7 @@ class Answers:
         heading = self.words["found"]
         results: dict[str, Sequence[compute.ScoredText]] = {}
         if corpus == "index" and self.index is not None:
-            # Without a mode, an index without words is still searched by vectors.
-            index_mode = None if mode == "hybrid" else mode
-            index_results = self.index.search(query, k=compute.MAX_HITS, mode=index_mode)
+            index_results = self.index.search(query, k=compute.MAX_HITS, mode=mode)
             hits = [(result.score, result.passage or result.text) for result in index_results]
             results[self.words["index_column"]] = hits[: compute.MAX_RESULTS]
             texts = [text for _, text in hits]

@@ -118,8 +118,7 @@ def make_app(
 ) -> ASGIApp:
     """The page in each language, below ``/en`` and ``/zh``, as an ASGI application.
 
-    If there are ``allowed_hosts``, it answers only requests to those names: a web page elsewhere
-    can make a host name of its own point to this machine.
+    ``allowed_hosts`` are those of `_guard`.
     """
     from .draw import LANGUAGES
     from .page import Page, gr
@@ -150,6 +149,17 @@ def make_app(
             enable_monitoring=False,
         )
 
+    return _guard(pages, allowed_hosts)
+
+
+def _guard(pages: ASGIApp, allowed_hosts: Sequence[str]) -> ASGIApp:
+    """Send the content policy with every answer of an application.
+
+    If there are ``allowed_hosts``, only requests to those names are answered: a web page elsewhere
+    can make a host name of its own point to this machine.
+    """
+    refusal = import_module("starlette.responses").Response(status_code=403)
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -161,7 +171,7 @@ def make_app(
         if scope["type"] == "http" and allowed_hosts:
             header = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
             if host_name(header) not in allowed_hosts:
-                application = fastapi.responses.Response(status_code=403)
+                application = refusal
         await application(scope, receive, send_with_policy)
 
     return app

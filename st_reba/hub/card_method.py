@@ -37,7 +37,7 @@ from ..poolings import POSITIONS
 from .card_base import BaseDescription, is_cut, saved_prompts
 from .card_recipe import describe_options, python_options_of, settings_of, written_recipe
 
-# Of a field that gets its value with the text.
+# Stands for the value of a field that is given with each text.
 _ANY_VALUE = "…"
 _TASK_WORDS = {
     "document": "a document",

@@ -62,7 +62,7 @@ def describe_options(model: SentenceTransformer, method: Method | None) -> dict[
     if method is None:
         return {}
     option_help: dict[str, str] = {}
-    help_by_value = _help_by_value(model, method)
+    help_by_value = _help_by_value(method)
     for option_name in _recipe_options(model, method):
         if option_name in help_by_value:
             option_help[option_name] = help_by_value[option_name]
@@ -72,36 +72,51 @@ def describe_options(model: SentenceTransformer, method: Method | None) -> dict[
     return option_help
 
 
-def _help_by_value(model: SentenceTransformer, method: Method) -> dict[str, str]:
+def _help_by_value(method: Method) -> dict[str, str]:
     """The help of options whose meaning depends on their values."""
-    other_poolings = [name for name in poolings_of(method.name) if name != method.pooling]
+    help_by_value = {"pooling": _pooling_help(method)}
+    if method.setting is not None:
+        help_by_value["setting"] = _setting_help(method.setting)
+        help_by_value["k"] = _k_help(method)
+        help_by_value["k0"] = _k0_help(method.setting)
+    return help_by_value
+
+
+def _pooling_help(method: Method) -> str:
     pooling_help = "how the formula pools the positions"
-    if other_poolings:
-        choices = "the other choice is" if len(other_poolings) == 1 else "the other choices are"
-        pooling_help += f"; {choices} `{'` and `'.join(other_poolings)}`"
-    help_by_value = {"pooling": pooling_help}
-    if method.setting is None:
-        return help_by_value
+    other_poolings = [name for name in poolings_of(method.name) if name != method.pooling]
+    if not other_poolings:
+        return pooling_help
+    choices = "the other choice is" if len(other_poolings) == 1 else "the other choices are"
+    return f"{pooling_help}; {choices} `{'` and `'.join(other_poolings)}`"
+
+
+def _setting_help(setting: str) -> str:
     masks_of_settings = {mask.inplace_setting: mask.name for mask in MASKS.values()}
-    if method.setting in masks_of_settings:
-        mask_name = masks_of_settings[method.setting]
-        setting_help = "the mask of the converted layers"
-        if mask_name != method.setting:
-            setting_help += f"; `{method.setting}` means {mask_name}"
-    else:
-        setting_help = "which masks the layers have, and whether some run again; the table at the top shows the result"
+    if setting not in masks_of_settings:
+        return "which masks the layers have, and whether some run again; the table at the top shows the result"
+    setting_help = "the mask of the converted layers"
+    mask_name = masks_of_settings[setting]
+    if mask_name != setting:
+        setting_help += f"; `{setting}` means {mask_name}"
+    return setting_help
+
+
+def _k_help(method: Method) -> str:
     if method.plan_layers(None).architecture == "extend":
-        k_help = "how many times more the topmost layer runs"
-    elif isinstance(method.k, int):
-        k_help = "how many layers, counted from the top, are converted"
-    elif method.k == "all":
-        k_help = "the converted layers"
-    else:
-        k_help = "the converted layers; 0 is the lowest, -1 the topmost"
+        return "how many times more the topmost layer runs"
+    if isinstance(method.k, int):
+        return "how many layers, counted from the top, are converted"
+    if method.k == "all":
+        return "the converted layers"
+    return "the converted layers; 0 is the lowest, -1 the topmost"
+
+
+def _k0_help(setting: str) -> str:
     k0_help = "how many of the converted layers, counted from the top, hide the sink"
-    if method.setting == "mask0-mid":
+    if setting == "mask0-mid":
         k0_help = f"half of it, at least 1, is {k0_help}"
-    return help_by_value | {"setting": setting_help, "k": k_help, "k0": k0_help}
+    return k0_help
 
 
 def written_recipe(model: SentenceTransformer, base: BaseDescription, method: Method | None) -> str:

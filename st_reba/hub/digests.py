@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..files import sha256
 from ..safety import Repository
 
 WEIGHTS_SUFFIX = ".safetensors"
@@ -53,5 +54,4 @@ def _file_digest(file: Path) -> str:
     if file.suffix in _TEXT_SUFFIXES:
         text = file.read_bytes().replace(b"\r\n", b"\n")
         return hashlib.sha256(text).hexdigest()
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return sha256(file)

@@ -134,7 +134,7 @@ def verify_graph(
     if (Path(folder) / QUANTIZED).is_file():
         golden_vectors = np.array([text["vector"] for text in stored["texts"]])
         quantized_vectors = Runner(folder, QUANTIZED).encode(texts)
-        quantized_cosines = cosines(quantized_vectors, golden_vectors)
+        quantized_cosines = summarize_cosines(quantized_vectors, golden_vectors)
         rounded = {"graph": QUANTIZED, "least": MIN_COSINES, **quantized_cosines}
     return replace(report, graph=GRAPH, rounded=rounded)
 
@@ -149,7 +149,7 @@ def _download_graphs(repository: str, hub: Mapping[str, Any]) -> str:
     return str(snapshot_download(repository, allow_patterns=file_names, **hub_options))
 
 
-def cosines(
+def summarize_cosines(
     first_vectors: NDArray[np.floating], second_vectors: NDArray[np.floating]
 ) -> dict[str, float | bool]:
     """The lowest and the mean cosine between rows of [n, d] vectors, and whether they reach ``MIN_COSINES``."""

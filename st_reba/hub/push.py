@@ -102,16 +102,7 @@ def push(
             api.create_repo(repo_id, private=private or None, exist_ok=True)
             if revision is not None:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
-            earlier_files = _files_of_earlier_push(api, repo_id, revision)
-            commit: Any = api.upload_folder(
-                repo_id=repo_id,
-                folder_path=staged,
-                revision=revision,
-                create_pr=create_pr,
-                commit_message=message or "Upload with st-reba",
-                # A file that is sent again is not deleted.
-                delete_patterns=[CODE_FILES, *map(glob.escape, earlier_files)],
-            )
+            commit = _upload(api, staged, repo_id, revision, create_pr=create_pr, message=message)
     url = str(commit.pr_url or commit.commit_url)
     print(f"Published: {url}")
     return Pushed(repo_id, str(commit.oid), url, files)
@@ -125,6 +116,28 @@ def _check_complete(folder: Path) -> None:
             raise ValueError(
                 f"{str(folder)!r} holds no {name}, so it is not complete. Build or export it again."
             )
+
+
+def _upload(
+    api: HfApi,
+    staged: Path,
+    repo_id: str,
+    revision: str | None,
+    *,
+    create_pr: bool,
+    message: str | None,
+) -> Any:
+    """Send a folder in one commit, which also deletes files of an earlier push that the folder lacks."""
+    earlier_files = _files_of_earlier_push(api, repo_id, revision)
+    return api.upload_folder(
+        repo_id=repo_id,
+        folder_path=staged,
+        revision=revision,
+        create_pr=create_pr,
+        commit_message=message or "Upload with st-reba",
+        # A file that is sent again is not deleted.
+        delete_patterns=[CODE_FILES, *map(glob.escape, earlier_files)],
+    )
 
 
 def _files_of_earlier_push(api: HfApi, repo_id: str, revision: str | None) -> list[str]:

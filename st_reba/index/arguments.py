@@ -54,17 +54,17 @@ def parse_queries(queries: str | Iterable[str]) -> list[str]:
         >>> parse_queries("Cats sleep")
         ['Cats sleep']
     """
-    remedy = f"queries={preview(queries)!r}: give texts that are not empty, or an array of floats"
+    message = f"queries={preview(queries)!r}: give texts that are not empty, or an array of floats"
     if isinstance(queries, str):
         query_texts = [queries]
     elif isinstance(queries, Iterable) and not isinstance(queries, (bytes, Mapping)):
         query_texts = list(python_values(queries))
     else:
-        raise TypeError(remedy)
+        raise TypeError(message)
     cleaned_texts = []
     for query_text in query_texts:
         if not isinstance(query_text, str) or not query_text.strip():
-            raise ValueError(remedy)
+            raise ValueError(message)
         cleaned_texts.append(clean_text(query_text))
     return cleaned_texts
 
@@ -79,11 +79,11 @@ def parse_ids(ids: Iterable[str]) -> list[str]:
         Traceback (most recent call last):
         TypeError: ids='ab': give a list of strings
     """
-    remedy = f"ids={ids!r:.200}: give a list of strings"
+    message = f"ids={ids!r:.200}: give a list of strings"
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
-        raise TypeError(remedy)
+        raise TypeError(message)
     document_ids = list(ids)
     for document_id in document_ids:
         if not isinstance(document_id, str):
-            raise TypeError(remedy)
+            raise TypeError(message)
     return document_ids

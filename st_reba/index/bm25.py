@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from .query_terms import QueryTerms
 from .scoring import Keys
 
-# The usual values: how soon a repeated word stops counting, and how much a document's length does.
+# BM25's k1 and b, at their usual values: how soon a repeated word stops counting, and how much a
+# document's length counts.
 SATURATION = 1.2
 LENGTH_SHARE = 0.75
 # Words in more than this share of the documents say nothing, and cost the most time.
@@ -58,11 +59,11 @@ class WordScores:
         self.key_count = key_count
         self.document_count = len(document_keys)
         # By key: what a document's length adds to the number of occurrences in the denominator.
-        self._length_terms = np.zeros(key_count)
+        self._length_penalties = np.zeros(key_count)
         if self.document_count:
             relative_lengths = document_lengths / max(1.0, float(document_lengths.mean()))
             length_factors = 1 - LENGTH_SHARE + LENGTH_SHARE * relative_lengths
-            self._length_terms[document_keys] = SATURATION * length_factors
+            self._length_penalties[document_keys] = SATURATION * length_factors
         self._frequencies: dict[str, int] = {}
         self._postings: dict[str, Postings] = {}
         self._cached_weights = 0
@@ -75,26 +76,26 @@ class WordScores:
         decisive_terms = self._rare_terms(connection, query_terms.decisive)
         if not decisive_terms:
             decisive_terms = list(query_terms.decisive)
-        scores = self._add_up(connection, query_terms.decisive, decisive_terms)
+        scores = self._sum_weights(connection, query_terms.decisive, decisive_terms)
         supporting_terms = self._rare_terms(connection, query_terms.supporting)
         if not supporting_terms:
             return scores
         is_found = scores > 0
-        scores += self._add_up(connection, query_terms.supporting, supporting_terms)
+        scores += self._sum_weights(connection, query_terms.supporting, supporting_terms)
         scores[~is_found] = 0
         return scores
 
     def _rare_terms(self, connection: Connection, terms: Iterable[str]) -> list[str]:
         """Terms that occur in some document, but not in too many."""
-        largest_frequency = COMMON_SHARE * self.document_count
+        max_frequency = COMMON_SHARE * self.document_count
         rare_terms = []
         for term in terms:
             document_frequency = self._frequency(connection, term)
-            if 0 < document_frequency <= largest_frequency:
+            if 0 < document_frequency <= max_frequency:
                 rare_terms.append(term)
         return rare_terms
 
-    def _add_up(
+    def _sum_weights(
         self,
         connection: Connection,
         term_counts: Counter[str],
@@ -119,7 +120,7 @@ class WordScores:
         (joined_keys,) = connection.execute(_OCCURRENCES, (term,)).fetchone()
         occurrence_keys = parse_integers(joined_keys)
         document_keys, term_counts = np.unique(occurrence_keys, return_counts=True)
-        saturated_counts = term_counts / (term_counts + self._length_terms[document_keys])
+        saturated_counts = term_counts / (term_counts + self._length_penalties[document_keys])
         rarity = self._rarity(len(document_keys))
         postings = Postings(document_keys, rarity * (SATURATION + 1) * saturated_counts)
         weight_count = len(postings.weights)
@@ -136,6 +137,22 @@ class WordScores:
         return math.log(1 + (absent_count + 0.5) / (document_frequency + 0.5))
 
 
+def best_keys(scores: Scores, max_keys: int) -> Keys:
+    """Keys of the best documents with a score above 0, best first, equal scores by key.
+
+    Args:
+        scores: By key, [keys].
+        max_keys: How many at most.
+    """
+    found_keys = np.flatnonzero(scores > 0)
+    if len(found_keys) > max_keys:
+        lowest_score = np.partition(scores[found_keys], -max_keys)[-max_keys]
+        is_among_best = scores[found_keys] >= lowest_score
+        found_keys = found_keys[is_among_best]
+    ranking = np.lexsort((found_keys, -scores[found_keys]))
+    return found_keys[ranking][:max_keys]
+
+
 def read_lengths(connection: Connection) -> tuple[Keys, Scores]:
     """Keys of the documents, ascending, and the number of terms of each."""
     joined_keys, joined_lengths = connection.execute(_LENGTHS).fetchone()
@@ -147,7 +164,7 @@ def read_lengths(connection: Connection) -> tuple[Keys, Scores]:
 
 
 def decode_varints(encoded_numbers: bytes) -> Scores:
-    """Numbers as SQLite writes them: seven bits per byte, the highest first; the last is below 128.
+    """Numbers as SQLite writes them: seven bits per byte, the highest first; only the last byte is below 128.
 
     Example:
         >>> decode_varints(bytes([5, 129, 0])).tolist()

@@ -30,10 +30,9 @@ from .schema import TABLES, StoredDocument, insert_document, read_documents
 from .scoring import Keys, Mask, Matrix, Segment, prepare_vectors
 from .state import IndexState, damaged, read_state, write_state
 from .store import Store, check_keys, read_keys, read_pending, vector_keys
-from .terms import separated
 from .vector_file import VectorFile, write_index
 from .whitening import Whitening, log_whitening, read_whitening, write_whitening
-from .words import drop_words, insert_rows, remove_words, write_words
+from .words import drop_words, insert_words, remove_words, write_words
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -103,7 +102,7 @@ def sole_encoder(folder: Path, *, patience: float | None = None) -> Iterator[Pat
 def remove_failed_addition(folder: Path) -> None:
     """Remove the texts that a failed addition left, unless an addition is running."""
     with suppress(BlockingIOError), sole_encoder(folder, patience=0):
-        pass
+        pass  # it removes them at the end of the block
 
 
 class IndexWriter:
@@ -209,13 +208,18 @@ class IndexWriter:
     ) -> Literal["added", "replaced"] | None:
         """Insert a document, or replace the one with its id.
 
+        Args:
+            row: The document.
+            document_id: Its id, or the number of its record.
+            is_truncated: It is longer than the model reads.
+
         Returns:
             None: it is not inserted, because another document of this change has its id.
         """
-        replaced_document = self._find(document_id)
-        while replaced_document is not None and row.id is None:  # its number is another's id
-            document_id = str(self.state.next_number)
-            self.state.next_number += 1
+        replaced_document = None
+        if row.id is None:
+            document_id = self._free_number(document_id)
+        else:
             replaced_document = self._find(document_id)
         if replaced_document is not None:
             if replaced_document.key >= self._first_new_key:
@@ -227,12 +231,19 @@ class IndexWriter:
         if not insert_document(self.connection, document):  # of a corpus with an id twice
             return None
         if self.state.words:
-            insert_rows(self.connection, [(document.key, separated(document.text))])
+            insert_words(self.connection, document.key, document.text)
         self.counts["truncated"] += document.is_truncated
         self.state.truncated += document.is_truncated
         self.state.next_key += document.vector_count
         self.state.documents += 1
         return "added" if replaced_document is None else "replaced"
+
+    def _free_number(self, number: str) -> str:
+        """A number that is to be an id; the next free one if a document has it as its own id."""
+        while self._find(number) is not None:
+            number = str(self.state.next_number)
+            self.state.next_number += 1
+        return number
 
     def _find(self, document_id: str) -> StoredDocument | None:
         if self._was_empty:  # the ids of a first corpus are checked when it is read
@@ -261,7 +272,7 @@ class IndexWriter:
 
     @cached_property
     def _old_file(self) -> VectorFile | None:
-        """The FAISS file that the change began with, in memory; what it holds was compared."""
+        """The FAISS file that the change began with, in memory, its keys compared with the documents."""
         old_file = None
         file_keys = None
         if self.state.vector_file is not None:
@@ -440,7 +451,8 @@ def changing(store: Store, new_state: IndexState | None = None) -> Iterator[Inde
             if new_state is None:
                 raise
             old_state = new_state
-        # File numbers continue, and the old file stays until the change is committed.
+        # A copy, as `read_state` shares its result. File numbers continue, so that the old file
+        # stays until the change is committed.
         state = replace(new_state or old_state, changes=old_state.changes)
         old_file = old_state.vector_file
         _remove_other_files(store.folder, old_file)

@@ -1,12 +1,10 @@
-"""Export of an index for other tools, and its verification."""
+"""Export of an index for other tools."""
 
 from __future__ import annotations
 
 import glob
 import json
-import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
@@ -15,16 +13,14 @@ from typing import BinaryIO
 from ..corpus.records import DOCUMENT_COLUMNS
 from ..files import whole_file
 from .factories import add_vectors, train_index
-from .schema import DamagedError, create_tables, read_documents
+from .schema import read_documents
 from .scoring import Segment
 from .search import Snapshot
 from .state import IndexState
-from .store import read_pending, vector_keys
+from .store import vector_keys
 from .vector_file import write_index_into
-from .whitening import read_contents
-from .words import create_words, verify_words
+from .whitening import read_whitening_bytes
 
-_SEARCHED_VECTORS = 8  # by verify
 _Row = tuple[object, ...]
 # Characters of the rows that are written at once: each passage has its whole document.
 _ROW_CHARACTERS = 1 << 26
@@ -87,7 +83,7 @@ def _write_whitening(whitening_path: Path, connection: Connection, state: IndexS
     if state.whitening is None:
         whitening_path.unlink(missing_ok=True)
         return
-    content, *_ = read_contents(connection, state)
+    content, *_ = read_whitening_bytes(connection, state)
     with whole_file(whitening_path) as stream:
         stream.write(content)
 
@@ -153,37 +149,3 @@ def _read_rows(connection: Connection) -> Iterator[_Row]:
             passages = document.passages
         for key, passage in zip(document.keys, passages, strict=True):
             yield key, *document_cells, passage
-
-
-def verify(snapshot: Snapshot, connection: Connection) -> None:
-    """Read every file, and search; errors as for ``Index.verify``.
-
-    The FAISS file's digest was compared already.
-    """
-    state = snapshot.state
-    (integrity,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if integrity != "ok":
-        raise DamagedError(integrity)
-    if not _has_all_tables(connection, state):
-        raise DamagedError("a table or an index of it is missing")
-    for _ in read_documents(connection):  # checksums are compared
-        pass
-    read_pending(connection, state)
-    snapshot.check_keys(connection)
-    vector_file = snapshot.vectors.vector_file
-    if vector_file is not None:
-        file_keys = vector_keys(connection, state, "key < ?", state.first_pending_key)
-        vector_file.search(vector_file.vectors(file_keys[:_SEARCHED_VECTORS]), 1)
-    if state.whitening is not None:
-        read_contents(connection, state)
-    verify_words(connection, state.words, snapshot.store.path)
-
-
-def _has_all_tables(connection: Connection, state: IndexState) -> bool:
-    # With virtual tables in the file, SQLite's own check may not see that a table is missing.
-    query = "SELECT type, name FROM sqlite_master"
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as empty_index:
-        create_tables(empty_index)
-        create_words(empty_index, state.words)
-        expected_tables = set(empty_index.execute(query))
-    return expected_tables <= set(connection.execute(query))

@@ -7,12 +7,9 @@ they are, and added.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from .bm25 import Scores
-from .scoring import Keys
 
 # Share of the vectors in a score; the rest is of the words. Chosen on Cranfield, CISI, STARD and
 # XQuAD: of 0.3 to 0.5, the average of 0.35 and 0.4 is the best, and the more vectors count, the
@@ -20,25 +17,6 @@ from .scoring import Keys
 VECTORS_SHARE = 0.35
 # Documents on each list, unless more are asked for.
 LIST_LENGTH = 100
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A document that was found.
-
-    Args:
-        key: Of the document.
-        score: What it is ranked by.
-        vector_key: Key of its vector that is nearest to the query; None: vectors were not searched.
-        vector_score: The cosine or inner product of that vector.
-        word_score: Its BM25; None: words were not searched.
-    """
-
-    key: int
-    score: float
-    vector_key: int | None = None
-    vector_score: float | None = None
-    word_score: float | None = None
 
 
 def fused_scores(word_scores: Scores, vector_scores: Scores) -> Scores:
@@ -67,19 +45,3 @@ def _scaled(scores: Scores, floor: float) -> Scores:
     if score_range <= 0:
         return np.zeros(len(scores))
     return (scores - floor) / score_range
-
-
-def best_keys(scores: Scores, max_keys: int) -> Keys:
-    """Keys of the best documents with a score above 0, best first, equal scores by key.
-
-    Args:
-        scores: By key, [keys].
-        max_keys: How many at most.
-    """
-    found_keys = np.flatnonzero(scores > 0)
-    if len(found_keys) > max_keys:
-        lowest_score = np.partition(scores[found_keys], -max_keys)[-max_keys]
-        is_among_best = scores[found_keys] >= lowest_score
-        found_keys = found_keys[is_among_best]
-    ranking = np.lexsort((found_keys, -scores[found_keys]))
-    return found_keys[ranking][:max_keys]

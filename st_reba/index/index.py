@@ -20,7 +20,7 @@ from ..files import parse_path
 from ..probe import Probe, resolve_model, take_probe
 from .arguments import parse_count, parse_ids, resolve_folder
 from .changes import Change, IndexWriter, changing, remove_failed_addition
-from .export import export, verify
+from .export import export
 from .factories import try_factory_with_tokens
 from .ingest import build_index, check_target, extend_index
 from .model import IndexModel
@@ -32,6 +32,7 @@ from .snapshots import Snapshots
 from .state import IndexState
 from .store import Store
 from .vector_file import METRICS
+from .verify import verify
 from .where import Where
 from .whitening import check_whiten, possible_token_dimension
 
@@ -431,7 +432,7 @@ class Index:
         if not tokens and not whiten:
             raise ValueError("tokens=False: give whiten=True too, which fits everything again")
         if whiten:
-            # Before the change, for which others wait: the model may have to be loaded.
+            # Before the change begins: other writers would wait while the model is loaded.
             self._model.check(self._store.state())
         with changing(self._store) as writer:
             deleted_count = writer.state.deleted
@@ -550,7 +551,7 @@ def _metric_of(model: SentenceTransformer) -> str:
     return metric
 
 
-def _open_corpus(path: Path, encode_options: EncodeOptions, read_options: Columns) -> Corpus:
+def _open_corpus(path: Path, encode_options: EncodeOptions, read_options: dict[str, Any]) -> Corpus:
     """Open a corpus that is complete; options of encoding are refused, as it is encoded already."""
     options = {
         **read_options,

@@ -37,7 +37,7 @@ class IndexModel:
         self._store = store
         self._loading_options = loading_options
         self._loading = threading.Lock()
-        # Of the last state that the loaded model was compared with.
+        # The one that the loaded model was last compared with.
         self._checked_probe: dict[str, Any] | None = None
 
     def load(self) -> SentenceTransformer:
@@ -53,8 +53,8 @@ class IndexModel:
 
         Args:
             state: The state.
-            load_if_needed: False: ready vectors stand for it, so it need not be loaded, nor compared again,
-                which takes longer than a search.
+            load_if_needed: False: no text is encoded, so a model is not loaded for this, nor compared
+                twice with the same state, which takes longer than a search.
         """
         if not load_if_needed and (self.loaded is None or self._checked_probe == state.model):
             return

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from sqlite3 import Connection
 
 import numpy as np
 
-from .fusion import Hit
 from .schema import IN_JSON_ARRAY, DamagedError, read_owners
 from .scoring import (
     Keys,
@@ -29,6 +29,25 @@ from .vector_file import VectorFile
 _TIES = 32
 
 
+@dataclass(frozen=True)
+class Hit:
+    """A document that was found.
+
+    Args:
+        key: Of the document.
+        score: What it is ranked by.
+        vector_key: Key of its vector that is nearest to the query; None: vectors were not searched.
+        vector_score: The cosine or inner product of that vector.
+        word_score: Its BM25; None: words were not searched.
+    """
+
+    key: int
+    score: float
+    vector_key: int | None = None
+    vector_score: float | None = None
+    word_score: float | None = None
+
+
 class StateVectors:
     """The vectors of one state of an index.
 
@@ -47,9 +66,9 @@ class StateVectors:
         old_vectors: StateVectors | None,
     ) -> None:
         self._state = state
-        self._file_facts = (state.vector_file, state.vector_file_sha256)
+        self._file_identity = (state.vector_file, state.vector_file_sha256)
         self.vector_file: VectorFile | None = None
-        if old_vectors is not None and old_vectors._file_facts == self._file_facts:
+        if old_vectors is not None and old_vectors._file_identity == self._file_identity:
             self.vector_file = old_vectors.vector_file
         elif state.vector_file is not None:
             self.vector_file = VectorFile(store.folder, state)
@@ -99,11 +118,11 @@ class StateVectors:
             nearest = []
             for scores, keys in zip(neighbors.scores, neighbors.keys, strict=True):
                 nearest.append(_group_by_document(scores, keys, owners, k))
-            min_documents = min(map(len, nearest), default=k)
-            # Several passages of one document are one result, so more must be fetched.
-            is_cut = self._state.passages is not None
-            if not is_cut or min_documents == k or fetched_count >= total_count:
+            if self._state.passages is None or fetched_count >= total_count:
                 return nearest
+            if min(map(len, nearest), default=k) == k:
+                return nearest
+            # Several passages of one document are one result, so more must be fetched.
             fetched_count = min(4 * fetched_count, total_count)
 
     def _fetch(
@@ -121,7 +140,7 @@ class StateVectors:
         return merge_neighbors(from_file, pending.search(queries, k), k)
 
     def _read_owners(self, connection: Connection, keys: Keys) -> dict[int, int]:
-        """Keys of documents by keys of vectors; empty if texts are not cut: they are equal."""
+        """Keys of documents by keys of vectors; empty if texts are not cut, as the two are equal then."""
         if self._state.passages is None:
             return {}
         distinct_keys = np.unique(keys[keys >= 0]).tolist()
@@ -130,13 +149,13 @@ class StateVectors:
             raise DamagedError("documents of its vectors are missing")
         return owners
 
-    def nearest_vectors(
+    def score_documents(
         self,
         connection: Connection,
         query: Matrix,
         document_keys: list[int],
     ) -> list[Hit]:
-        """Given documents, by those of their vectors that are nearest to a query [d], the nearest first."""
+        """Some documents, each with the score of its vector nearest to a query [d]; the best first."""
         if not document_keys:
             return []
         keys = vector_keys(

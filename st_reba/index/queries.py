@@ -32,31 +32,24 @@ class Queries:
 
 
 def read_queries(
-    given_queries: str | Sequence[str] | Vectors,
-    ready_vectors: Vectors | None,
+    queries: str | Sequence[str] | Vectors,
+    vectors: Vectors | None,
 ) -> Queries:
     """Check queries; arguments as for ``Index.search``."""
-    if (
-        isinstance(given_queries, np.ndarray)
-        and given_queries.dtype.kind in "OTU"
-        and given_queries.ndim == 1
-    ):
-        given_queries = given_queries.tolist()  # texts, as those of a column
-    if isinstance(given_queries, np.ndarray):
-        if ready_vectors is not None:
+    if isinstance(queries, np.ndarray) and queries.dtype.kind in "OTU" and queries.ndim == 1:
+        queries = queries.tolist()  # texts, as those of a column
+    if isinstance(queries, np.ndarray):
+        if vectors is not None:
             raise ValueError(
                 "vectors=… belong to texts; give the array alone, or the texts of its queries"
             )
-        is_single = given_queries.ndim == 1
-        return Queries(None, np.atleast_2d(given_queries), is_single)
-    query_texts = parse_queries(given_queries)
-    if ready_vectors is not None:
-        ready_vectors = np.atleast_2d(ready_vectors)
-        if len(ready_vectors) != len(query_texts):
-            raise ValueError(
-                f"vectors: {len(ready_vectors)} for {len(query_texts)} texts; give one for each"
-            )
-    return Queries(query_texts, ready_vectors, isinstance(given_queries, str))
+        return Queries(None, np.atleast_2d(queries), is_single=queries.ndim == 1)
+    texts = parse_queries(queries)
+    if vectors is not None:
+        vectors = np.atleast_2d(vectors)
+        if len(vectors) != len(texts):
+            raise ValueError(f"vectors: {len(vectors)} for {len(texts)} texts; give one for each")
+    return Queries(texts, vectors, is_single=isinstance(queries, str))
 
 
 def choose_mode(mode: Mode | None, queries: Queries) -> Mode:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from .terms import separated_query
-from .words import create_words, insert_rows
+from .words import create_words, insert_separated
 
 MAX_QUERY_TERMS = 256
 _TERMS_IN_ORDER = "SELECT doc, term FROM occurrences ORDER BY doc, offset"
@@ -52,7 +52,7 @@ def read_terms(language: str, queries: Sequence[str]) -> list[QueryTerms]:
     term_counts = [Counter[str]() for _ in separated_texts]
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         create_words(connection, language)
-        insert_rows(connection, enumerate(separated_texts))
+        insert_separated(connection, enumerate(separated_texts))
         for text_number, term in connection.execute(_TERMS_IN_ORDER):
             term_counts[text_number][term] += 1
     first_counts = list(map(_first_terms, term_counts))

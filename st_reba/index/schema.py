@@ -143,7 +143,7 @@ def documents_with(
     values: Iterable[str] | Iterable[int],
 ) -> Iterator[StoredDocument]:
     """Documents with one of some values in a column."""
-    # As ASCII: an id that no file can hold is not found.
+    # Escaped to ASCII, so that an id with a lone surrogate is not found, rather than an error.
     json_values = json.dumps(list(values))
     return read_documents(connection, f"{column} {IN_JSON_ARRAY}", json_values)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..corpus.records import Document
-from .bm25 import Scores, WordScores
-from .fusion import LIST_LENGTH, Hit, best_keys, fused_scores
-from .nearest import StateVectors
+from .bm25 import Scores, WordScores, best_keys
+from .fusion import LIST_LENGTH, fused_scores
+from .nearest import Hit, StateVectors
 from .queries import Mode, Queries
 from .query_terms import QueryTerms, read_terms
 from .schema import DamagedError, StoredDocument, documents_with
@@ -256,11 +256,11 @@ class _DocumentSearch:
         )
         if query_terms is None:
             return nearest
-        triples = zip(vectors, query_terms, nearest, strict=True)
-        return [self._fuse(vector, terms, hits)[: self._k] for vector, terms, hits in triples]
+        fused_hits = map(self._fuse, vectors, query_terms, nearest)
+        return [hits[: self._k] for hits in fused_hits]
 
     def _word_scores(self, terms: QueryTerms) -> Scores:
-        """BM25 by key, [keys], with 0 for documents that are not allowed."""
+        """BM25 by key, [keys]; 0 for documents that are not allowed."""
         scores = self._snapshot.word_scores(self._connection, terms)
         if self._is_allowed is None:
             return scores
@@ -285,7 +285,7 @@ class _DocumentSearch:
         nearest_keys = {hit.key for hit in nearest_hits}
         listed_keys = best_keys(word_scores, self._list_length).tolist()
         other_keys = [key for key in listed_keys if key not in nearest_keys]
-        other_hits = self._vectors.nearest_vectors(self._connection, query_vector, other_keys)
+        other_hits = self._vectors.score_documents(self._connection, query_vector, other_keys)
         hits = nearest_hits + other_hits
         keys = np.array([hit.key for hit in hits], np.int64)
         vector_scores = np.array([hit.score for hit in hits])

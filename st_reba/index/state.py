@@ -21,7 +21,7 @@ _FOREIGN_OBJECTS = "SELECT name FROM sqlite_master WHERE type IN ('view', 'trigg
 
 @dataclass
 class IndexState:
-    """State of an index besides its documents."""
+    """Facts about an index, kept as one row of the table `meta`."""
 
     model: dict[str, Any]  # probe of the model, as JSON
     metric: str
@@ -93,7 +93,7 @@ class _OtherFormatError(Exception):
     pass
 
 
-@lru_cache(4)  # every search reads the state
+@lru_cache(4)  # every search reads the state, and must not change it
 def _parse_state(text: str, digest: str) -> IndexState:
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         raise ValueError("its state is not what was written")

@@ -21,7 +21,7 @@ from .state import IndexState, absent_index, damaged, read_state
 
 DATABASE_FILE = "index.sqlite"
 
-# SQLite's errors, as those of the system.
+# The system's error numbers for SQLite's.
 _SYSTEM_ERRORS = {
     sqlite3.SQLITE_BUSY: errno.EAGAIN,
     sqlite3.SQLITE_FULL: errno.ENOSPC,
@@ -56,7 +56,7 @@ class Store:
                 against a change that somebody else made inside the ``with`` block.
         """
         can_lock = self._can_lock()
-        # Without a lock, SQLite takes the file for one that nobody changes, and makes no log.
+        # If the file is called immutable, SQLite needs neither a lock nor a log.
         open_mode = "rw" if can_lock else "ro&immutable=1"
         version = self._file_version()
         problem: Exception | None = None
@@ -112,7 +112,7 @@ class Store:
         return self.path.with_name(f"{DATABASE_FILE}-wal").exists()
 
     def _file_version(self) -> tuple[int, ...]:
-        """What differs after a change by somebody else; empty: there is no file."""
+        """Numbers of which some differ after any change; empty: there is no file."""
         try:
             status = self.path.stat()
         except (FileNotFoundError, NotADirectoryError):

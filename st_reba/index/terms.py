@@ -20,8 +20,8 @@ TOKENIZERS = {
 }
 
 
-# Within words, these cannot be seen, or belong to a symbol: soft hyphens, joiners, marks of a
-# direction, marks that surround a character, and selectors of another form of it.
+# Characters that are invisible within words, or belong to a symbol: soft hyphens, joiners, marks of
+# direction, enclosing marks and variation selectors.
 _INVISIBLE_CODES = (
     *(0xAD, 0x200D, 0x200E, 0x200F, 0xFEFF),
     *range(0x180B, 0x1810),
@@ -58,14 +58,14 @@ def _make_character_table() -> _CharacterTable:
     # Letters whose marks `unicode61` keeps, and both of the Turkish i.
     for letter, plain_letter in zip("łŁøØđĐħĦıİ", "llooddhhii", strict=True):
         replacements[ord(letter)] = plain_letter
-    # What is left of marks above and below letters.
+    # Combining diacritics that are not composed with a letter.
     for code in range(0x300, 0x370):
         replacements[code] = ""
     # Points and vowel marks of Hebrew and Arabic.
     for code in range(0x590, 0x700):
         if unicodedata.category(chr(code)) == "Mn":
             replacements[code] = ""
-    # Letters of Greek, and of Cyrillic except those that are letters of their own, such as й.
+    # Greek and Cyrillic letters without accents; a mark that makes another letter, as й's, stays.
     for code in (*range(0x370, 0x400), *range(0x1F00, 0x2000), *map(ord, "ЁёЀѐЍѝ")):
         base_letter = unicodedata.normalize("NFD", chr(code))[0]
         if unicodedata.category(base_letter).startswith("L"):

@@ -11,8 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..corpus.folder import sha256
-from ..files import whole_file
+from ..files import sha256, whole_file
 from .factories import FaissIndex, faiss, pack_bits, search_lists, select_ids, set_parameters
 from .scoring import (
     Keys,
@@ -107,10 +106,10 @@ class VectorFile:
             is_ascending = (self.keys[1:] > self.keys[:-1]).all()
             if not is_ascending or (self.keys[:1] < 0).any():
                 raise self._wrong_keys()
-            self._check_found(self.keys[-1:])
+            self._check_range(self.keys[-1:])
             self._flat = faiss.downcast_index(self.index.index)
             values = faiss.rev_swig_ptr(self._flat.get_xb(), self._flat.ntotal * self._flat.d)
-            self._rows: Matrix = values.reshape(self._flat.ntotal, self._flat.d)
+            self._flat_vectors: Matrix = values.reshape(self._flat.ntotal, self._flat.d)
 
     def _size(self) -> int:
         try:
@@ -148,8 +147,8 @@ class VectorFile:
         except ValueError as error:
             raise damaged(self.path, f"parameters={state.parameters!r}: {error}") from None
 
-    def _check_found(self, keys: Keys) -> None:
-        """Raise a ValueError for keys that are not of this file."""
+    def _check_range(self, keys: Keys) -> None:
+        """Raise a ValueError for keys above those of this file."""
         if (keys >= self._end_of_keys).any():
             raise self._wrong_keys()
 
@@ -164,35 +163,42 @@ class VectorFile:
 
     def search(self, queries: Matrix, k: int, is_allowed: Mask | None = None) -> Neighbors:
         """The k vectors nearest to queries [q, d], of those that are allowed, by key."""
+        if self.keys is not None and is_allowed is not None:
+            is_allowed = is_allowed[self.keys]  # by row
         vector_count = int(self.index.ntotal)
         allowed_count = vector_count
-        bitmap = None
         if is_allowed is not None:
-            if self.keys is not None:
-                is_allowed = is_allowed[self.keys]
             allowed_count = min(int(is_allowed.sum()), vector_count)
-            bitmap = pack_bits(is_allowed)
         k = min(k, allowed_count)
         if k == 0 or not len(queries):
             return no_neighbors(len(queries))
-        if self.keys is None:
-            # The fewer vectors are allowed, the more lists must be probed.
-            widening = vector_count / allowed_count
-            neighbors = search_lists(self.index, queries, k, bitmap, widening)
-            self._check_found(neighbors.keys)
-            return top_k(*neighbors, k)
+        if self.keys is not None:
+            keys = self._search_flat(self.keys, queries, k, is_allowed)
+            return top_k(rescore(queries, keys, self.vectors), keys, k)
+        bitmap = None
+        if is_allowed is not None:
+            bitmap = pack_bits(is_allowed)
+        # The fewer vectors are allowed, the more lists must be probed.
+        widening = vector_count / allowed_count
+        neighbors = search_lists(self.index, queries, k, bitmap, widening)
+        self._check_range(neighbors.keys)
+        return top_k(*neighbors, k)
+
+    def _search_flat(
+        self, all_keys: Keys, queries: Matrix, k: int, is_allowed: Mask | None
+    ) -> Keys:
+        """Keys [q, k] of the vectors nearest to queries in an exact index; ``is_allowed`` by row."""
         if len(queries) < _MIN_QUERIES_TOGETHER:
             options = None
-            if bitmap is not None:
+            if is_allowed is not None:
+                bitmap = pack_bits(is_allowed)
                 options = faiss.SearchParameters(sel=select_ids(bitmap))
             _, rows = self._flat.search(queries, k, params=options)
-            keys = self.keys[rows]
-        else:
-            allowed_keys = self.keys
-            if is_allowed is not None:
-                allowed_keys = self.keys[is_allowed]
-            keys = search_exactly(queries, k, self.segments(allowed_keys)).keys
-        return top_k(rescore(queries, keys, self.vectors), keys, k)
+            return np.asarray(all_keys[rows], np.int64)
+        allowed_keys = all_keys
+        if is_allowed is not None:
+            allowed_keys = all_keys[is_allowed]
+        return search_exactly(queries, k, self.segments(allowed_keys)).keys
 
     def segments(self, keys: Keys) -> Iterator[Segment]:
         """Vectors of ascending keys, a block at a time."""
@@ -206,8 +212,8 @@ class VectorFile:
             rows = np.searchsorted(self.keys, keys)
             if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
                 # Copied: numbers in the file are not aligned, which makes products slow.
-                return self._rows[rows[0] : rows[-1] + 1].copy()
-            return self._rows[rows]
+                return self._flat_vectors[rows[0] : rows[-1] + 1].copy()
+            return self._flat_vectors[rows]
         with self._direct_map_lock:  # made with the first call
             self.index.set_direct_map_type(faiss.DirectMap.Hashtable)
         try:

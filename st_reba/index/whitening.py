@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A smaller share of the vectors' squared length, as variance, is mostly rounding.
+# Variance below this share of the vectors' mean squared length is mostly rounding.
 _MIN_VARIANCE = 1e-6
 # Rows whose float64 copies exist at a time.
 _ROWS_AT_A_TIME = 4096
 
 
 class Whitening:
-    """Whitens vectors as FAISS takes them, and gives them back.
+    """Whitens vectors, and recovers raw ones from whitened ones.
 
     Args:
         linear_filter: The map; its weight is square and can be inverted.
         metric: ``"cosine"``: vectors have length one before and after it; ``"dot"``: any length.
-        token_part: Makes the part for tokens that follows the whitened vectors; None: there is none.
+        token_part: Makes the part for tokens, which follows the whitened vectors; None: there is none.
 
     Example:
         >>> from st_reba import Filter
@@ -138,7 +138,7 @@ class Whitening:
         if self.token_part is None:
             return whitened_vectors
         if model is None or texts is None:
-            # Documents hold the model's part divided by this; so scores come only from that part.
+            # In documents, the model's part is divided by this; multiplied, it alone makes the score.
             part_length = np.float32(np.sqrt(1 + TOKEN_SHARE))
             no_tokens = np.zeros((len(whitened_vectors), self.token_dimension), np.float32)
             return np.concatenate([whitened_vectors * part_length, no_tokens], axis=1)
@@ -147,7 +147,7 @@ class Whitening:
         return append_tokens_of(self.token_part, whitened_vectors, model, texts, task)
 
     def model_part(self, joined_vectors: Matrix) -> Matrix:
-        """Only the whitened vectors [n, d]."""
+        """The whitened vectors [n, d] alone, without the part for tokens."""
         if self.token_part is None:
             return joined_vectors
         width = len(self.linear_filter.mean)
@@ -266,15 +266,15 @@ def read_whitening(connection: Connection, state: IndexState) -> Whitening | Non
     from ..linear_filter import Filter
     from ..token_means import token_part_from_bytes
 
-    filter_content, *token_contents = read_contents(connection, state)
+    filter_content, *token_contents = read_whitening_bytes(connection, state)
     token_part = None
     if token_contents:
         token_part = token_part_from_bytes(token_contents[0], state.dimension)
     return Whitening(Filter.from_bytes(filter_content), state.metric, token_part)
 
 
-def read_contents(connection: Connection, state: IndexState) -> list[bytes]:
-    """The parts of a whitening, `Filter.to_bytes` first; their digest is compared."""
+def read_whitening_bytes(connection: Connection, state: IndexState) -> list[bytes]:
+    """The rows of a whitening: `Filter.to_bytes`, and the part for tokens if there is one; a digest is compared."""
     rows = connection.execute("SELECT content FROM whitening ORDER BY rowid").fetchall()
     if not rows:
         raise DamagedError("its whitening is missing")

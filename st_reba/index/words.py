@@ -66,14 +66,19 @@ def write_words(connection: Connection) -> str:
     sample_rows = connection.execute(_SAMPLE)
     language = language_of(text for (text,) in sample_rows)
     create_words(connection, language)
-    insert_rows(connection, _separated_documents(connection))
+    insert_separated(connection, _separated_documents(connection))
     connection.execute(_OPTIMIZE)
     return language
 
 
-def insert_rows(connection: Connection, separated_rows: Iterable[tuple[int, str]]) -> None:
+def insert_separated(connection: Connection, rows: Iterable[tuple[int, str]]) -> None:
     """Insert keys with texts that are separated already."""
-    connection.executemany(_INSERT, separated_rows)
+    connection.executemany(_INSERT, rows)
+
+
+def insert_words(connection: Connection, key: int, text: str) -> None:
+    """Insert the words of a document."""
+    insert_separated(connection, [(key, separated(text))])
 
 
 def remove_words(connection: Connection, key: int, text: str) -> None:
@@ -95,7 +100,7 @@ def verify_words(connection: Connection, language: str, database_path: Path) -> 
     with closing(sqlite3.connect("", isolation_level=None)) as expected:
         expected.execute("BEGIN")
         create_words(expected, language)
-        insert_rows(expected, _separated_documents(connection))
+        insert_separated(expected, _separated_documents(connection))
         expected.execute("COMMIT")
         if not _have_equal_words(connection, expected):
             raise damaged_words(database_path)

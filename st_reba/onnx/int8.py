@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from ..hub.graph_runner import GRAPH, MIN_COSINES, QUANTIZED, Runner, cosines
+from ..hub.graph_runner import GRAPH, MIN_COSINES, QUANTIZED, Runner, summarize_cosines
 from .folder import write_json
 from .graph import FILTER_PREFIX
 
@@ -38,7 +38,7 @@ def quantize_graph(folder: Path, texts: Sequence[str]) -> dict[str, object]:
         "bytes": {"float32": _byte_count(source), "int8": _byte_count(target)},
     }
     for name, batch_size in (("alone", 1), ("batched", _BATCH_SIZE)):
-        loss = cosines(quantized_runner.encode(texts, batch_size), expected_vectors)
+        loss = summarize_cosines(quantized_runner.encode(texts, batch_size), expected_vectors)
         if not loss["ok"]:
             raise ValueError(
                 f"quantize='int8' loses too much with this model: {name}, cosines of {len(texts)} texts to float32 are "

@@ -126,7 +126,7 @@ class EmbeddingServer(Starlette):
         report_batch = self.metrics.batch_sizes.observe
         self.joiner = RequestJoiner(model, batch_size, max_tokens, queue, report_batch)
         self.task_of_name = model_names(name, self.joiner.unserved_tasks)
-        self._report_unserved_tasks()
+        self._check_tasks()
         routes = [
             self._route("/health", self.show_health, needs_key=False),
             self._route("/metrics", self.show_metrics),
@@ -138,7 +138,8 @@ class EmbeddingServer(Starlette):
             routes.append(self._route("/v1/search", partial(self.search, index), "POST"))
         super().__init__(routes=routes, exception_handlers={HTTPException: as_openai})
 
-    def _report_unserved_tasks(self) -> None:
+    def _check_tasks(self) -> None:
+        """Refuse a model that can serve no task, and warn of each that it cannot serve."""
         unserved_tasks = self.joiner.unserved_tasks
         if not self.task_of_name:
             raise ValueError(f"{self.name} cannot be served. {unserved_tasks[None]}")

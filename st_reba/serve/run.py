@@ -71,16 +71,10 @@ def serve(
                 f"anybody who reaches {host} can use it. Set {API_KEY_VARIABLE} to ask for a key."
             )
             print(f"Warning: {warning}", file=sys.stderr)
-        import torch
-
         from .. import Index, load
         from .app import EmbeddingServer
 
-        if "OMP_NUM_THREADS" not in os.environ:
-            # torch's threads wait actively: one per processor would slow down the thread that
-            # handles requests.
-            processor_count = os.cpu_count() or 1
-            torch.set_num_threads(max(1, processor_count - 1))
+        _leave_a_processor()
         loaded_model = load(os.fspath(model), **options)
         opened_index = None if index is None else Index.open(index, loaded_model)
         if name is None:
@@ -94,6 +88,18 @@ def serve(
             **(limits or {}),
         )
         run_server(app, bound_socket, path="/v1")
+
+
+def _leave_a_processor() -> None:
+    """Let torch use all processors but one, unless OMP_NUM_THREADS says how many.
+
+    Its threads wait actively: one per processor would slow down the thread that handles requests.
+    """
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        processor_count = os.cpu_count() or 1
+        torch.set_num_threads(max(1, processor_count - 1))
 
 
 def run_server(app: ASGIApp, bound_socket: socket.socket, path: str = "") -> None:

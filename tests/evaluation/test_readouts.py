@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba import Method
 from st_reba.encode import computed_positions, encode_texts, transformer_of
-from st_reba.evaluation.encoding import plain_average_bar
+from st_reba.evaluation.encoding import averaging_bar
 from st_reba.evaluation.readouts import (
     build_on,
     depth_of,
@@ -367,8 +367,8 @@ def test_progress_counts_positions(method: Method) -> None:
 
 @pytest.mark.bars
 def test_a_progress_bar_is_shown_on_demand() -> None:
-    assert not plain_average_bar(1, True).disable
-    assert plain_average_bar(1, False).disable
+    assert not averaging_bar(1, True).disable
+    assert averaging_bar(1, False).disable
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_methods_with_the_same_input_run_once(
 ) -> None:
     pass_models: list[SentenceTransformer] = []
     bars: list[Any] = []
-    make_bar = encoding.plain_average_bar
+    make_bar = encoding.averaging_bar
 
     def counted_pass(model: SentenceTransformer, *arguments: Any, **options: Any) -> Any:
         pass_models.append(model)
@@ -124,7 +124,7 @@ def test_methods_with_the_same_input_run_once(
         return bars[-1]
 
     monkeypatch.setattr(readouts, "run_pass", counted_pass)
-    monkeypatch.setattr(encoding, "plain_average_bar", kept_bar)
+    monkeypatch.setattr(encoding, "averaging_bar", kept_bar)
     methods = ["classical", PLAIN, "echo", ECHO, "reba", "reba:layer=3"]
     compare(base_model, PAIRS, methods, draws=0, show_progress_bar=True)
     assert len(pass_models) == 2

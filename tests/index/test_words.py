@@ -15,7 +15,7 @@ from st_reba.evaluation.word_scores import word_scores
 from st_reba.index import Document, bm25
 from st_reba.index.query_terms import MAX_QUERY_TERMS, read_terms
 from st_reba.index.terms import ENGLISH, OTHER, language_of
-from st_reba.index.words import create_words, insert_rows
+from st_reba.index.words import create_words, insert_separated
 
 SYNTAX_TEXT = r"""
 " "" ' * cat* ^cat -cat NOT AND OR NEAR NEAR/2 NEAR(cat text:cat {text}: : ( ) ((cat + , ; -- % ? \
@@ -167,7 +167,7 @@ def test_few_weights_of_words_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bm25, "MAX_CACHED_WEIGHTS", 4)
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         create_words(connection, ENGLISH)
-        insert_rows(connection, enumerate(texts))
+        insert_separated(connection, enumerate(texts))
         words = bm25.WordScores(connection, len(texts))
         for terms, scores in zip(read_terms(ENGLISH, queries), expected_scores, strict=True):
             assert words.score(connection, terms) == pytest.approx(scores)

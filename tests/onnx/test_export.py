@@ -29,7 +29,7 @@ import st_reba
 import st_reba.onnx
 from st_reba.comparison import GOLDEN_TEXTS, relative_distance
 from st_reba.hub import verify
-from st_reba.hub.graph_runner import MIN_COSINES, Runner, cosines, verify_graph
+from st_reba.hub.graph_runner import MIN_COSINES, Runner, summarize_cosines, verify_graph
 from st_reba.onnx import tracing
 from st_reba.onnx.folder import write_folder, write_tokenizer
 from st_reba.onnx.graph import EmbeddingGraph
@@ -207,7 +207,7 @@ def test_the_loss_of_int8_is_measured(exported_model: Exported) -> None:
     assert read_json(exported_model.folder / "onnx" / "model_quantized.json") == loss
     expected = Runner(exported_model.folder).encode(GOLDEN_TEXTS)
     quantized_vectors = Runner(exported_model.folder, QUANTIZED_GRAPH).encode(GOLDEN_TEXTS)
-    assert loss["alone"] == cosines(quantized_vectors, expected)
+    assert loss["alone"] == summarize_cosines(quantized_vectors, expected)
     assert loss["alone"]["min"] < 1 - 1e-5
     assert loss["batch_size"] == 16
     assert logging.root.manager.disable == logging.NOTSET, "logs are still silenced"
@@ -245,7 +245,7 @@ def test_weights_of_int8_are_small_and_scaled_by_channel(
 
 
 def test_cosines_are_judged_by_the_smallest_and_the_mean() -> None:
-    loss = cosines(np.array([[1, 0], [2, 0]]), np.array([[3, 0], [1, 1]]))
+    loss = summarize_cosines(np.array([[1, 0], [2, 0]]), np.array([[3, 0], [1, 1]]))
     assert loss == {"min": 0.707107, "mean": 0.853553, "ok": False}
 
 
