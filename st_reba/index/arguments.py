@@ -7,13 +7,26 @@ import os
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import SupportsIndex
+from typing import SupportsIndex, TypedDict
 
 import numpy as np
 
 from ..corpus.records import clean_text, preview
 from ..encode import python_values
 from ..files import parse_path
+
+
+class AddOptions(TypedDict, total=False):
+    """The options of ``Index.add`` and ``Index.upsert``."""
+
+    text_column: str | None
+    id_column: str | None
+    encoding: str | None
+    batch_tokens: int | None
+    part_size: int | None
+    workers: int | None
+    strict: bool
+    show_progress_bar: bool | None
 
 
 def resolve_folder(path: str | PathLike[str]) -> Path:

@@ -105,6 +105,44 @@ def remove_failed_addition(folder: Path) -> None:
         pass  # it removes them at the end of the block
 
 
+@contextmanager
+def changing(store: Store, new_state: IndexState | None = None) -> Iterator[IndexWriter]:
+    """A change, which takes effect at the end of the ``with`` block.
+
+    Args:
+        store: The store of the index.
+        new_state: State of an index that is being built; None: the existing index is changed.
+    """
+    refuse_links(store.folder)
+    with store.writing(create=new_state is not None) as connection:
+        try:
+            old_state = read_state(connection, store.path)
+        except FileNotFoundError:
+            if new_state is None:
+                raise
+            old_state = new_state
+        # A copy, as `read_state` shares its result. File numbers continue, so that the old file
+        # stays until the change is committed.
+        state = replace(new_state or old_state, changes=old_state.changes)
+        old_file = old_state.vector_file
+        _remove_other_files(store.folder, old_file)
+        if new_state is not None:
+            for table in TABLES:
+                connection.execute(f"DELETE FROM {table}")
+            drop_words(connection)
+        try:
+            yield IndexWriter(store, connection, state)
+            state.changes += 1
+            state.change_id = uuid.uuid4().hex
+            write_state(connection, state)
+        except BaseException:
+            _remove_other_files(store.folder, old_file)
+            raise
+    if old_file is not None and old_file != state.vector_file:
+        # Only this file: others may belong to a writer that has the lock by now.
+        _remove_if_possible(store.folder / old_file)
+
+
 class IndexWriter:
     """One change of an index, within its transaction."""
 
@@ -433,41 +471,3 @@ def _remove_other_files(folder: Path, kept_name: str | None) -> None:
 def _remove_if_possible(path: Path) -> None:
     with suppress(OSError):  # a mapped file, where those cannot be removed
         path.unlink()
-
-
-@contextmanager
-def changing(store: Store, new_state: IndexState | None = None) -> Iterator[IndexWriter]:
-    """A change, which takes effect at the end of the ``with`` block.
-
-    Args:
-        store: The store of the index.
-        new_state: State of an index that is being built; None: the existing index is changed.
-    """
-    refuse_links(store.folder)
-    with store.writing(create=new_state is not None) as connection:
-        try:
-            old_state = read_state(connection, store.path)
-        except FileNotFoundError:
-            if new_state is None:
-                raise
-            old_state = new_state
-        # A copy, as `read_state` shares its result. File numbers continue, so that the old file
-        # stays until the change is committed.
-        state = replace(new_state or old_state, changes=old_state.changes)
-        old_file = old_state.vector_file
-        _remove_other_files(store.folder, old_file)
-        if new_state is not None:
-            for table in TABLES:
-                connection.execute(f"DELETE FROM {table}")
-            drop_words(connection)
-        try:
-            yield IndexWriter(store, connection, state)
-            state.changes += 1
-            state.change_id = uuid.uuid4().hex
-            write_state(connection, state)
-        except BaseException:
-            _remove_other_files(store.folder, old_file)
-            raise
-    if old_file is not None and old_file != state.vector_file:
-        # Only this file: others may belong to a writer that has the lock by now.
-        _remove_if_possible(store.folder / old_file)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 import numpy as np
 
@@ -18,16 +18,17 @@ from ..corpus.records import Document, Reject
 from ..corpus.source import Columns, Input, Source, open_source
 from ..files import parse_path
 from ..probe import Probe, resolve_model, take_probe
-from .arguments import parse_count, parse_ids, resolve_folder
+from .arguments import AddOptions, parse_count, parse_ids, resolve_folder
 from .changes import Change, IndexWriter, changing, remove_failed_addition
 from .export import export
 from .factories import try_factory_with_tokens
 from .ingest import build_index, check_target, extend_index
 from .model import IndexModel
-from .queries import Mode, Vectors, choose_mode, read_queries
+from .queries import Mode, SearchOptions, Vectors, choose_mode, read_queries
 from .samples import draw_segment
 from .schema import documents_with, read_documents
 from .scoring import Segment
+from .search import SearchResult
 from .snapshots import Snapshots
 from .state import IndexState
 from .store import Store
@@ -233,6 +234,21 @@ class Index:
             index._model.check(state)
         return index
 
+    @overload
+    def search(  # type: ignore[overload-overlap]
+        self, queries: str, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> list[SearchResult]: ...
+
+    @overload
+    def search(
+        self, queries: Sequence[str], k: int = 10, **options: Unpack[SearchOptions]
+    ) -> list[list[SearchResult]]: ...
+
+    @overload
+    def search(
+        self, queries: Vectors, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> list[Any]: ...
+
     def search(
         self,
         queries: str | Sequence[str] | Vectors,
@@ -306,6 +322,12 @@ class Index:
             return results[0]
         return results
 
+    @overload
+    def get(self, ids: str) -> Document | None: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def get(self, ids: Sequence[str]) -> list[Document | None]: ...
+
     def get(self, ids: str | Sequence[str]) -> Any:
         """Documents by id; None in place of one that is not there."""
         if isinstance(ids, str):
@@ -328,7 +350,7 @@ class Index:
     def __len__(self) -> int:
         return self._store.state().documents
 
-    def add(self, input: Input, **options: Any) -> Change:
+    def add(self, input: Input, **options: Unpack[AddOptions]) -> Change:
         """Add documents. If it is killed, the same call resumes it, and nothing is added twice.
 
         A document that is there already, the same in all its fields, is left as it is, and not
@@ -347,7 +369,7 @@ class Index:
         """
         return self._extend(input, upsert=False, **options)
 
-    def upsert(self, input: Input, **options: Any) -> Change:
+    def upsert(self, input: Input, **options: Unpack[AddOptions]) -> Change:
         """Add documents with ids, replacing those that have the same ids; otherwise like `add`."""
         return self._extend(input, upsert=True, **options)
 

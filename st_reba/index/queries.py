@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import parse_queries
+from .where import Where
 
 Mode = Literal["hybrid", "vectors", "words"]
 MODES: tuple[str, ...] = get_args(Mode)
 Vectors = NDArray[np.floating[Any]]
+
+
+class SearchOptions(TypedDict, total=False):
+    """The options of ``Index.search``."""
+
+    where: Where | None
+    mode: Mode | None
+    explain: bool
+    vectors: Vectors | None
 
 
 @dataclass(frozen=True)

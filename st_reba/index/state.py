@@ -21,7 +21,12 @@ _FOREIGN_OBJECTS = "SELECT name FROM sqlite_master WHERE type IN ('view', 'trigg
 
 @dataclass
 class IndexState:
-    """Facts about an index, kept as one row of the table `meta`."""
+    """Facts about an index, kept as one row of the table `meta`.
+
+    A document has an id, and each of its vectors a key, which is never used again. So if the first
+    document has three passages, their keys are 0 to 2, and ``next_key`` is 3. A document without an
+    id gets ``next_number`` as its id.
+    """
 
     model: dict[str, Any]  # probe of the model, as JSON
     metric: str

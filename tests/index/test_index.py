@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -31,6 +32,8 @@ from tiny import tiny_model
 import st_reba
 from st_reba.corpus import encode_corpus
 from st_reba.index import Document, Index, OtherModelError
+from st_reba.index.arguments import AddOptions
+from st_reba.index.queries import SearchOptions
 
 
 @pytest.mark.parametrize("query", ["cat ship", "gold", "moon rain king"])
@@ -470,3 +473,10 @@ def test_scores_may_be_inner_products(index_path: Path) -> None:
     expected_scores = np.sort(products)[::-1][:5]
     results = index.search("gold ship", 5, mode="vectors")
     assert scores_of(results) == pytest.approx(expected_scores, rel=1e-5)
+
+
+def test_editors_are_told_the_options_of_the_methods() -> None:
+    add_options = set(inspect.signature(Index._extend).parameters) - {"self", "input", "upsert"}
+    assert AddOptions.__optional_keys__ == add_options
+    search_options = set(inspect.signature(Index.search).parameters) - {"self", "queries", "k"}
+    assert SearchOptions.__optional_keys__ == search_options
