@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
 
-from .statistics import DRAWS, Difference, Evidence, paired_bootstrap
+from .statistics import DRAWS, MIN_GROUPS, Difference, Evidence, paired_bootstrap
 from .task import Task
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,13 @@ class Scorer:
                 draws=self.draws,
                 seed=self.seed,
             )
+            if not intervals:
+                logger.warning(
+                    "%s: no intervals, and no difference counts as significant, as there are fewer than %d "
+                    "independent items",
+                    self.task.name,
+                    MIN_GROUPS,
+                )
         results: list[Result] = []
         for method, evidence in evidences.items():
             scores = {name: metric(evidence) for name, metric in kind.metrics.items()}

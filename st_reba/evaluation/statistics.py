@@ -8,11 +8,14 @@ from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm, t
 
 Evidence = NDArray[np.float64]
 Samples = dict[str, NDArray[np.float64]]
 DRAWS = 1000
 LEVEL = 0.95
+# With fewer groups, draws of them say too little about other items.
+MIN_GROUPS = 10
 _ROUNDING = 1e-12
 
 
@@ -58,9 +61,10 @@ def paired_bootstrap(
         draws, seed: Number of draws, and their seed.
 
     Returns:
-        The 95 % interval of each method's score, and the difference of each pair. Corrected
-        intervals are as many standard errors wide as the largest standardized difference is in 95 %
-        of the draws.
+        The 95 % interval of each method's score, and the difference of each pair; nothing if there
+        are fewer than ``MIN_GROUPS`` groups. Corrected intervals are as many standard errors wide
+        as the largest standardized difference is in 95 % of the draws, and wider by what Student's
+        t adds for so many groups.
 
     Source:
         Westfall and Young 1993, Resampling-Based Multiple Testing (single-step max-T).
@@ -71,9 +75,12 @@ def paired_bootstrap(
         >>> round(difference.value, 2), difference.significant
         (0.3, True)
     """
+    item_count = len(next(iter(evidences.values())))
+    group_count = len(set(groups)) if groups else item_count
+    if group_count < MIN_GROUPS:
+        return {}, []
     scores = {name: metric(evidence) for name, evidence in evidences.items()}
     samples: Samples = {name: np.empty(draws) for name in evidences}
-    item_count = len(next(iter(evidences.values())))
     for draw, item_indices in enumerate(_draw_items(item_count, groups, draws, seed)):
         for name, evidence in evidences.items():
             samples[name][draw] = metric(evidence[item_indices])
@@ -83,7 +90,15 @@ def paired_bootstrap(
             sample += scores[name] - sample.mean()
         low, high = np.quantile(sample, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
         intervals[name] = (low, high)
-    return intervals, _compare_pairs(scores, samples)
+    return intervals, _compare_pairs(scores, samples, _widening(group_count))
+
+
+def _widening(group_count: int) -> float:
+    """What makes up for a bootstrap's standard errors, which are too small where groups are few."""
+    degrees_of_freedom = group_count - 1
+    quantile = (1 + LEVEL) / 2
+    student_factor = t.ppf(quantile, degrees_of_freedom) / norm.ppf(quantile)
+    return float(student_factor * np.sqrt(group_count / degrees_of_freedom))
 
 
 def _draw_items(
@@ -103,7 +118,9 @@ def _draw_items(
         yield np.concatenate([group_indices[group] for group in drawn_groups])
 
 
-def _compare_pairs(scores: Mapping[str, float], samples: Samples) -> list[Difference]:
+def _compare_pairs(
+    scores: Mapping[str, float], samples: Samples, widening: float
+) -> list[Difference]:
     pairs = list(combinations(scores, 2))
     if not pairs:
         return []
@@ -115,7 +132,7 @@ def _compare_pairs(scores: Mapping[str, float], samples: Samples) -> list[Differ
     # Where all draws agree, the standardized difference is 0.
     divisors = np.where(errors > 0, errors, np.inf)
     largest_deviations = np.abs(deviations / divisors[:, None]).max(axis=0)
-    half_widths = np.quantile(largest_deviations, LEVEL) * errors
+    half_widths = np.quantile(largest_deviations, LEVEL) * errors * widening
     differences: list[Difference] = []
     for (first, second), value, half_width in zip(
         pairs,

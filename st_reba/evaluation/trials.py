@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -198,12 +199,20 @@ class Trials:
 
     def pass_key(self, methods: Sequence[Method]) -> str:
         """A digest of the pass, base, prompts, texts and version of st_reba."""
-        model = transformer_of(self.base_model).model
+        facts = __version__, self.filter_kinds, methods, self.items, self._base_digest
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+
+    @cached_property
+    def _base_digest(self) -> str:
+        """A digest of the base's settings, of all its weights, and of its tokens of the texts."""
+        transformer = transformer_of(self.base_model)
+        model = transformer.model
+        digest = hashlib.sha256(model.config.to_json_string().encode())
         limits = self.base_model.max_seq_length, self.plain_positions
-        prompts = [input_options_of(self.base_model, role) for role in self.items.texts_by_role]
-        base_facts = model.config.to_json_string(), model.dtype, limits, prompts
-        facts = __version__, self.filter_kinds, methods, self.items
-        digest = hashlib.sha256(repr((facts, base_facts)).encode())
+        digest.update(repr((model.dtype, limits)).encode())
+        for role, texts in self.items.texts_by_role.items():
+            token_ids = transformer.tokenize_content(list(texts))["input_ids"]
+            digest.update(repr((input_options_of(self.base_model, role), token_ids)).encode())
         for weight in model.parameters():
-            digest.update(weight.detach().flatten()[:64].float().cpu().numpy().tobytes())
-        return digest.hexdigest()[:24]
+            digest.update(weight.detach().flatten().view(torch.uint8).cpu().numpy().data)
+        return digest.hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import t as student_t
 
 from st_reba.evaluation.statistics import Difference, Evidence, paired_bootstrap
 
@@ -40,6 +41,7 @@ def test_intervals_are_those_of_the_draws() -> None:
     )
     value = mean(item_evidence[:, 0]) - mean(item_evidence[:, 1])
     half_width = np.percentile(np.abs(means[:, 0] - means[:, 1] - value), 95)
+    half_width *= student_t.ppf(0.975, 399) / 1.959964 * (400 / 399) ** 0.5
     bounds = [difference.low, difference.value, difference.high]
     np.testing.assert_allclose(bounds, [value - half_width, value, value + half_width])
 
@@ -100,3 +102,21 @@ def test_recentred_intervals_contain_the_score_of_a_metric_that_rises() -> None:
     assert low > rising_metric(item_evidence)
     low, high = paired_bootstrap({"a": item_evidence}, rising_metric, recentred=True)[0]["a"]
     assert low < rising_metric(item_evidence) < high
+
+
+@pytest.mark.parametrize("groups", [(), [1] * 10 + list(range(8))])
+def test_few_items_have_no_intervals(groups: list[int]) -> None:
+    item_count = len(groups) or 9
+    evidences = {"a": correct_items(item_count, item_count), "b": correct_items(0, item_count)}
+    assert paired_bootstrap(evidences, mean, groups=groups) == ({}, [])
+
+
+def test_methods_of_one_distribution_rarely_differ() -> None:
+    """Ten items of each; without the correction it is one run in nine."""
+    generator = np.random.default_rng(0)
+    false_alarms = 0
+    for _ in range(400):
+        first, second = generator.normal(size=(2, 10, 1))
+        _, (difference,) = paired_bootstrap({"a": first, "b": second}, mean, draws=200)
+        false_alarms += difference.significant
+    assert false_alarms <= 0.08 * 400

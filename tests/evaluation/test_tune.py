@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tokenizers.normalizers import Lowercase
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -389,10 +390,16 @@ def test_other_texts_filters_and_number_types_are_other_passes(base_folder: str)
     ]
     keys = {one_search.pass_key(methods) for one_search in searches for methods in PASSES[:2]}
     assert len(keys) == 8
-    last_weight = list(base_model[0].model.layers.parameters())[-1]  # type: ignore[union-attr, unused-ignore]
+    key = searches[0].pass_key(PASSES[0])
+    embeddings: Any = base_model[0].model.embed_tokens.weight  # type: ignore[union-attr, unused-ignore]
     with torch.no_grad():
-        last_weight.flatten()[0] += 1  # as in a base with an adapter, its embeddings untouched
-    assert searches[0].pass_key(PASSES[0]) not in keys
+        embeddings[9, 3] += 1  # as of a token that was trained
+    assert Trials(base_model, text_views, ["abtt"]).pass_key(PASSES[0]) != key
+    with torch.no_grad():
+        embeddings[9, 3] -= 1
+    tokenizer: Any = base_model.tokenizer
+    tokenizer.backend_tokenizer.normalizer = Lowercase()
+    assert Trials(base_model, text_views, ["abtt"]).pass_key(PASSES[0]) != key
 
 
 @pytest.fixture
