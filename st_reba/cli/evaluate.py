@@ -105,9 +105,15 @@ def compare(
     if varied_option is None:
         with progress.step(f"Comparing on {table}"):
             comparison = run.compare(base, table, methods, **options)
-        scores = asdict(comparison)
-        del scores["task"]
-        typer.echo(to_json(scores, indent=2) if as_json else str(comparison))
+        if not as_json:
+            typer.echo(str(comparison))
+            return
+        fields = asdict(comparison)
+        for difference, difference_fields in zip(
+            comparison.differences, fields["differences"], strict=True
+        ):
+            difference_fields["significant"] = difference.significant
+        typer.echo(to_json(fields, indent=2))
         return
     option_name, values = _parse_varied_option(varied_option)
     with progress.step(f"Comparing on {table}"):
@@ -153,19 +159,18 @@ def evaluate(
     Examples: st-reba evaluate my_model pairs.tsv Clustering=topics.csv toy; st-reba evaluate
     my_model C-MTEB
     """
-    with progress.step(f"Loading {model}"):
+    with progress.step(STARTING):
         import pandas as pd
 
         from ..evaluation import run
         from ..evaluation.results import markdown
-        from ..safety import load
 
         silence_loading()
-        loaded_model = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     with progress.step(f"Scoring {model}"):
         results = run.evaluate(
-            loaded_model,
+            model,
             tasks,
+            loading={"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code},
             prompts=prompts,
             out=results_file,
             figure=figure_file,

@@ -41,7 +41,8 @@ def read_beir(folder: Path) -> BeirFolder:
 
     Judgements of documents or queries that the folder lacks are dropped and counted, as published
     folders have some (ArguAna). Of rows with the same ``_id`` the last one counts, as in BEIR's own
-    reader.
+    reader. Rows with the same text are one query or document here, and two in BEIR: they are
+    counted.
 
     Args:
         folder: The folder.
@@ -73,6 +74,11 @@ def read_beir(folder: Path) -> BeirFolder:
             query_grades = grades.setdefault(queries[query_id], {})
             document = documents[document_id]
             query_grades[document] = max(grade, query_grades.get(document, -math.inf))
+    judged_texts = [queries[query_id] for query_id in judged_queries & queries.keys()]
+    for name, texts in (("queries", judged_texts), ("documents", list(documents.values()))):
+        repeated_count = len(texts) - len(set(texts))
+        if repeated_count:
+            dropped_counts[f"{name} with the text of another, joined with it"] = repeated_count
     unjudged_queries = queries.keys() - judged_queries
     if unjudged_queries:
         dropped_counts["queries without a judgement"] = len(unjudged_queries)

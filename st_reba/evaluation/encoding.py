@@ -189,11 +189,12 @@ def compute_evidence(
 
 
 def name_of(model: SentenceTransformer) -> str:
-    """Name of the model's base."""
+    """Name of the folder or repository that a model was loaded from; of tune's ``OUT/model``, both parts."""
     inner_model = getattr(model[0], "model", None)
     name = getattr(getattr(inner_model, "config", None), "_name_or_path", "")
     if os.path.isdir(name):
-        return Path(name).name
+        folder = Path(name).absolute()
+        return f"{folder.parent.name}/model" if folder.name == "model" else folder.name
     return name or type(model).__name__
 
 

@@ -187,6 +187,7 @@ def evaluate(
     prompts: Any = None,
     out: FilePath | None = None,
     figure: FilePath | None = None,
+    loading: Mapping[str, Any] | None = None,
     batch_tokens: int | None = None,
     seed: int = 0,
     show_progress_bar: bool | None = None,
@@ -202,6 +203,7 @@ def evaluate(
         prompts: Instructions before the texts; None: those of the papers' set, or the model's own
             prompts.
         out: Append a JSON line for each task to this file as soon as it is scored.
+        loading: How the model is loaded, as `st_reba.load` takes it.
         figure, batch_tokens, seed, show_progress_bar: As for `compare`.
         **reading_options: As for `compare`.
 
@@ -212,13 +214,16 @@ def evaluate(
         [('S1 en', 20)]
     """
     check_seed(seed)
-    if isinstance(model, (str, os.PathLike)):
-        model = load(model)
     files = OutputFiles(out, figure)
-    results: list[Result] = []
-    # All are read before the first one is scored: a table that cannot be used is an error now.
-    for task, task_prompts in list(_find_tasks(tasks, seed, reading_options)):
+    # All are read before the model is loaded: a table that cannot be used is an error now.
+    instructed_tasks: list[tuple[Any, Instructions]] = []
+    for task, task_prompts in _find_tasks(tasks, seed, reading_options):
         instructions = read_instructions(task_prompts if prompts is None else prompts)
+        instructed_tasks.append((task, instructions))
+    if isinstance(model, (str, os.PathLike)):
+        model = load(model, **(loading or {}))
+    results: list[Result] = []
+    for task, instructions in instructed_tasks:
         if isinstance(task, Task):
             instructions = instructions.for_task(task.name)
             result = _score_task(model, task, instructions, batch_tokens, show_progress_bar)

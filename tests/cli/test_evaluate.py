@@ -55,8 +55,9 @@ def test_compare_prints_a_table_and_writes_files(
 def test_compare_prints_json(compare_words: list[str], capsys: Capture) -> None:
     assert main([*compare_words, "--limit", "11", "--metric", "paper", "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)
-    assert scores.keys() == {"results", "differences"}
-    assert len(scores["differences"]) == 1
+    assert scores.keys() == {"task", "results", "differences"}
+    (difference,) = scores["differences"]
+    assert difference["significant"] == (difference["low"] > 0 or difference["high"] < 0)
     assert len(scores["results"]) == 2
     for result in scores["results"]:
         assert result["metric"] == "cosine_pearson"
@@ -101,6 +102,14 @@ def test_evaluate_prints_json(saved_model: str, capsys: Capture) -> None:
     assert result["task"] == "S1 en"
     assert result["method"] == "echo"
     assert result["items"] == 12
+    # Of tune's folders, too, whose models are all called so.
+    assert result["model"] == f"{Path(saved_model).parent.name}/model"
+
+
+def test_evaluate_reads_the_tasks_before_it_loads(capsys: Capture) -> None:
+    assert main(["evaluate", "no-such-model", "no_such_table.tsv"]) == 1
+    error = capsys.readouterr().err
+    assert "no_such_table.tsv" in error and "no-such-model'" not in error
 
 
 @pytest.fixture

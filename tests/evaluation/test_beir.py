@@ -94,6 +94,17 @@ PUBLISHED_FOLDERS: dict[str, tuple[Files, dict[str, int]]] = {
         {"corpus.jsonl": '{"_id": "d1", "text": "Old."}\n' + CORPUS},
         {"rows of corpus.jsonl whose _id comes again": 1},
     ),
+    "text twice": (
+        {
+            "corpus.jsonl": CORPUS + '{"_id": "d3", "text": "Ships sail."}\n',
+            "queries.jsonl": QUERIES + '{"_id": "q3", "text": "ships"}\n',
+            "qrels/test.tsv": JUDGEMENTS + "q3\td3\t1\n",
+        },
+        {
+            "queries with the text of another, joined with it": 1,
+            "documents with the text of another, joined with it": 1,
+        },
+    ),
     "no header": ({"qrels/test.tsv": "q1\td1\t1.0\nq2\td2\t1.0\n"}, {}),
     "TREC": ({"qrels/test.tsv": "q1 0 d1 1\r\nq2 0 d2 1\r\n"}, {}),
     "named columns": ({"qrels/test.tsv": "corpus-id\tquery-id\tscore\nd1\tq1\t1\nd2\tq2\t1\n"}, {}),
