@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ from .readouts import MethodGroup, build_on, depth_of, group_by_pass
 from .task import KINDS
 
 FILTER_FILE = "filter.safetensors"
+# A pass that takes less is measured again.
+_STEADY_SECONDS = 1.0
 
 _TABLE_HEAD = (
     "| method | score | standard error | work | seconds per 1,000 texts | MB |",
@@ -149,9 +152,8 @@ def report_rows(
     row_of_entry: dict[str, TuneRow] = {}
     for methods_of_pass in group_by_pass(list(methods), depth_of(base_model)).values():
         method_group = MethodGroup(base_model, methods_of_pass, check=False)
-        start_time = time.perf_counter()
-        encoded_items = items.encode(method_group, base_model)
-        seconds = (time.perf_counter() - start_time) * 1000 / items.text_count
+        encoded_items, pass_seconds = _encode_timed(items, method_group, base_model)
+        seconds = pass_seconds * 1000 / items.text_count
         for entry in entries:
             method = entry.unfiltered_method
             if method not in methods_of_pass:
@@ -169,6 +171,21 @@ def report_rows(
                 megabytes=sum(weight.nbytes for weight in model.parameters()) / 1e6,
             )
     return tuple(row_of_entry[entry.name] for entry in entries)
+
+
+def _encode_timed(
+    items: TuningItems, method_group: MethodGroup, base_model: SentenceTransformer
+) -> tuple[dict[Method, VectorsByRole], float]:
+    """Encode the items, and give the seconds of a pass: if it is short, of the shortest of three."""
+    shortest_seconds = math.inf
+    for _ in range(3):
+        start_time = time.perf_counter()
+        encoded_items = items.encode(method_group, base_model)
+        seconds = time.perf_counter() - start_time
+        shortest_seconds = min(seconds, shortest_seconds)
+        if seconds >= _STEADY_SECONDS:
+            break
+    return encoded_items, shortest_seconds
 
 
 def _filter_vectors(fitted_filter: Filter, vectors_by_role: VectorsByRole) -> VectorsByRole:
