@@ -13,7 +13,13 @@ import st_reba
 from st_reba.hub.card import card_values, write_card
 from st_reba.hub.card_method import written_templates
 from st_reba.methods import DEFAULT_METHOD
-from st_reba.prompts import TEMPLATES
+from st_reba.prompts import (
+    TEMPLATES,
+    TOPIC_LINE,
+    TOPIC_LINE_ZH,
+    TOPIC_QUESTION,
+    TOPIC_QUESTION_ZH,
+)
 
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。"]
 
@@ -63,3 +69,12 @@ def test_card_shows_the_three_wordings(tmp_path: Path) -> None:
     assert '- A query is laid out, in JSON\'s notation, as `"Query: \\"{text}\\" Its topic' in card
     assert '- A document is laid out, in JSON\'s notation, as `"Passage: \\"{text}\\" Its' in card
     assert "- A text given to `encode` is laid out, in JSON's notation, as" in card
+
+
+@pytest.mark.parametrize("ending", ["", "-zh"])
+@pytest.mark.parametrize("count", [1, 4, 8])
+def test_a_topic_has_as_many_examples_as_its_name_says(count: int, ending: str) -> None:
+    question, *lines = TEMPLATES[f"prompteol-topic-{count}{ending}"].split("\n")
+    assert question + "\n" in (TOPIC_QUESTION, TOPIC_QUESTION_ZH)
+    assert len(lines) == count + 1
+    assert lines[-1] in (TOPIC_LINE, TOPIC_LINE_ZH)

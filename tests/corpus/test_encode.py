@@ -438,6 +438,12 @@ def test_passages_are_encoded(tmp_path: Path) -> None:
     }
 
 
+def test_no_character_is_lost_between_passages() -> None:
+    """Spans are of the tokens of "  cats sleep  here "."""
+    token_spans = [(2, 6), (7, 12), (14, 18)]
+    assert PassageSize(1, 0).find_spans(token_spans, 19) == [0, 7, 7, 14, 14, 19]
+
+
 def test_sizes_of_passages_are_parsed() -> None:
     assert PassageSize.parse("8") == PassageSize(8, 0)
     assert PassageSize.parse("8:2") == PassageSize(8, 2)
