@@ -15,7 +15,7 @@ from ..optional import required
 from . import text_files
 from .delimited import DEFAULT_SEPARATORS, DelimitedRows, encloses_fields
 from .json_rows import has_value_per_line, read_json_lines, read_json_values
-from .records import preview
+from .records import clean_text, preview
 from .text_files import Cells, TableRow, decoding_fault, named_errors, open_text, read_text_lines
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def read_table(path: str | PathLike[str], encoding: str | None = None) -> DataFr
         encoding: Of a text file; None: UTF-8 or, after its mark, UTF-16 or UTF-32.
 
     Returns:
-        The table; cells that a row lacks are NaN.
+        The table; cells that a row lacks are NaN. Lone surrogates are replaced by U+FFFD.
 
     Raises:
         ValueError: The suffix is not supported, or a row cannot be read; the message has its line.
@@ -53,14 +53,28 @@ def read_table(path: str | PathLike[str], encoding: str | None = None) -> DataFr
         >>> read_table("pairs.tsv").to_dict("records")
         [{'text': '6" pipe', 'score': '3.5'}]
     """
+    return frame_of_rows(read_rows(path, encoding=encoding))
+
+
+def frame_of_rows(table_rows: Iterable[TableRow]) -> DataFrame:
+    """Rows as a DataFrame; a ValueError for one that cannot be read."""
     rows = []
-    for row_place, row in read_rows(path, encoding=encoding):
+    for row_place, row in table_rows:
         if isinstance(row, str):
             raise ValueError(f"{row_place}: {row}")
-        rows.append(row)
+        rows.append({clean_text(name): _clean_cell(cell) for name, cell in row.items()})
     import pandas  # type: ignore[import-untyped, unused-ignore]
 
     return pandas.DataFrame(rows)
+
+
+def _clean_cell(cell: object) -> object:
+    """A cell whose strings have no lone surrogates, which pandas refuses."""
+    if isinstance(cell, str):
+        return clean_text(cell)
+    if isinstance(cell, list):
+        return list(map(_clean_cell, cell))
+    return cell
 
 
 def read_rows(

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pandas as pd
 
-from ..corpus.tables import is_dataset, read_table
+from ..corpus.records import preview
+from ..corpus.tables import frame_of_rows, is_dataset, read_table, table_rows
 from ..corpus.text_files import check_encoding
 
-Location: TypeAlias = "pd.DataFrame | str | os.PathLike[str]"
+# A path; or a table of pandas, datasets, polars or Arrow, or a list of dicts.
+Location: TypeAlias = Any
 CellReader = Callable[[Any], Any]
 # The number of a table's row, from 1, and its cells.
 NumberedRow: TypeAlias = tuple[int, tuple[Any, ...]]
@@ -72,6 +74,10 @@ HEADERLESS_FORMATS = (
 )
 
 
+class NoNumberError(ValueError):
+    """A cell of a score or a grade that is no number."""
+
+
 class LabelledRows(NamedTuple):
     """Values of the rows, and how many rows were dropped, by reason."""
 
@@ -90,7 +96,7 @@ class LabelledTable:
         labels: Value of each label; rows with other labels are dropped. None: labels are values.
 
     Raises:
-        ValueError: There are no rows, or a chosen column is missing.
+        ValueError: There are no rows, two columns have one name, or a chosen column is missing.
     """
 
     frame: pd.DataFrame
@@ -102,6 +108,11 @@ class LabelledTable:
         if self.frame.empty:
             raise ValueError(
                 f"{self.name}: there are no rows. Give some, below the names of the columns."
+            )
+        if len(set(self.column_names)) < len(self.column_names):
+            shown_names = ", ".join(map(repr, self.column_names[:20]))
+            raise ValueError(
+                f"{self.name}: two columns have one name; there: {shown_names}. Rename one."
             )
         for role, column_name in self.chosen_columns.items():
             if role not in COLUMNS:
@@ -162,7 +173,7 @@ class LabelledTable:
             if len(labelled_rows) < len(numbered_rows):
                 dropped_counts["its label"] = len(numbered_rows) - len(labelled_rows)
             numbered_rows = labelled_rows
-        cell_readers = list(zip(columns, readers.values(), strict=True))
+        cell_readers = list(zip(readers, columns, readers.values(), strict=True))
         value_rows = [self._read_cells(row, cell_readers) for row in numbered_rows]
         return LabelledRows(value_rows, dropped_counts)
 
@@ -180,17 +191,20 @@ class LabelledTable:
         )
 
     def _read_cells(
-        self, numbered_row: NumberedRow, cell_readers: Sequence[tuple[str, CellReader]]
+        self, numbered_row: NumberedRow, cell_readers: Sequence[tuple[str, str, CellReader]]
     ) -> tuple[Any, ...]:
-        """The values of a row, whose columns are named with their readers."""
+        """The values of a row, whose columns are named with their roles and readers."""
         row_number, cells = numbered_row
         values: list[Any] = []
-        for (column_name, read_cell), cell in zip(cell_readers, cells, strict=True):
+        for (role, column_name, read_cell), cell in zip(cell_readers, cells, strict=True):
             try:
                 values.append(read_cell(cell))
             except ValueError as error:
+                remedy = ""
+                if isinstance(error, NoNumberError):
+                    remedy = f" {_remedy_for_classes(role, column_name)}"
                 raise ValueError(
-                    f"{self.name}, row {row_number}, column {column_name!r}: {error}"
+                    f"{self.name}, row {row_number}, column {column_name!r}: {error}{remedy}"
                 ) from None
         return tuple(values)
 
@@ -223,10 +237,14 @@ class LabelledTable:
         return None
 
 
-def read_frame(location: Location, encoding: str | None = None) -> pd.DataFrame:
-    """Read a table; known file formats without a header get column names."""
-    if isinstance(location, pd.DataFrame):
-        return location
+def read_frame(
+    location: Location,
+    encoding: str | None = None,
+    name: str = "the table",
+) -> pd.DataFrame:
+    """Read a table, whose names of columns are strings; known file formats without a header get such names."""
+    if not isinstance(location, (str, os.PathLike)):
+        return _frame_in_memory(location, name)
     check_encoding(encoding)
     file_path = Path(location)
     if file_path.is_dir() and not is_dataset(file_path):
@@ -244,6 +262,21 @@ def read_frame(location: Location, encoding: str | None = None) -> pd.DataFrame:
             if file_format.matches(file_lines[0]):
                 return _read_headerless(file_path, file_lines, file_format)
     return read_table(file_path, encoding)
+
+
+def _frame_in_memory(table: Any, name: str) -> pd.DataFrame:
+    """A table that is no file; a ValueError, which begins with a name, if it is no table either."""
+    if isinstance(table, pd.DataFrame):
+        return table.set_axis(list(map(str, table.columns)), axis="columns")
+    if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
+        return _frame_in_memory(pd.DataFrame(table), name)
+    rows = table_rows(table)
+    if rows is None:
+        raise ValueError(
+            f"{name}: {preview(repr(table))} ({type(table).__name__}) is no table. "
+            "Give a file, a DataFrame or a list of dicts."
+        )
+    return frame_of_rows(rows)
 
 
 def _read_headerless(
@@ -300,8 +333,17 @@ def read_score(cell: Any) -> float:
     read_label(cell)  # refuses a missing one
     if is_number(cell):
         return float(cell)
-    remedy = "If these are classes: kind='PairClassification' (--kind) and labels=… (--label)."
-    raise ValueError(f"{cell!r:.60} is not a number up to {LARGEST_NUMBER:.0e}. {remedy}")
+    raise NoNumberError(f"{cell!r:.60} is not a number up to {LARGEST_NUMBER:.0e}.")
+
+
+def _remedy_for_classes(role: str, column_name: str) -> str:
+    """What to give where words stand in the column of a role that needs numbers."""
+    if role != "score":
+        return "Give numbers, or say what each word stands for: labels=… (--label)."
+    options = ["kind='PairClassification' (--kind)", "labels=… (--label)"]
+    if column_name not in COLUMNS["label"]:
+        options.append(f"columns={{'label': {column_name!r}}} (--column label={column_name})")
+    return f"If these are classes: {', '.join(options)}."
 
 
 def read_truth(cell: object) -> int:

@@ -10,6 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from ..corpus.records import preview
 from .beir import is_beir_folder
 from .tables import LabelledTable, Location, read_frame
 
@@ -29,6 +32,18 @@ class TaskSource:
     limit: int | None = None
     seed: int = 0
     encoding: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and not isinstance(self.kind, str):
+            raise ValueError(f"kind={preview(repr(self.kind))} must be a name, such as 'STS'.")
+        check_limit(self.limit)
+        examples = {"columns": {"text1": "question"}, "labels": {"entailment": 1}}
+        for option, example in examples.items():
+            value = getattr(self, option)
+            if value is not None and not isinstance(value, Mapping):
+                raise ValueError(
+                    f"{option}={preview(repr(value))} must be a dict, such as {example}."
+                )
 
     @property
     def path(self) -> Path | None:
@@ -81,10 +96,11 @@ class TaskSource:
     def _open_table(self, location: Location, name: str) -> LabelledTable:
         if isinstance(location, (str, os.PathLike)):
             name = str(location)
+        columns = self.columns or {}
         return LabelledTable(
-            read_frame(location, self.encoding),
+            read_frame(location, self.encoding, name),
             name,
-            self.columns or {},
+            {role: str(column_name) for role, column_name in columns.items()},
             self.labels,
         )
 
@@ -100,12 +116,20 @@ class TaskSource:
         return subsample(table_rows, self.limit, self.seed)
 
 
+def check_limit(limit: object) -> None:
+    """Refuse a number of items that cannot be drawn."""
+    if limit is None or (isinstance(limit, (int, np.integer)) and limit > 0):
+        return
+    raise ValueError(f"limit={preview(repr(limit))} must be a whole number of at least 1.")
+
+
 def subsample(
     table_rows: Sequence[Row],
     limit: int | None,
     seed: int,
 ) -> list[Row]:
     """Draw rows, keeping their order; the draw depends only on the seed and the number of rows."""
+    check_limit(limit)
     if limit is None or limit >= len(table_rows):
         return list(table_rows)
     row_indices = random.Random(seed).sample(range(len(table_rows)), limit)

@@ -31,17 +31,17 @@ def read_task(
     A warning counts the rows that could not be used.
 
     Args:
-        source: A DataFrame; a file or folder of named columns that
-            :func:`st_reba.corpus.tables.read_table` reads; STSBenchmark's and SemEval's
-            tab-separated files without a header; ``id||text1||text2||score`` lines; a BEIR folder;
-            CoNLL lines (kind NER). A path may have its kind before it, such as
+        source: A table of pandas, datasets, polars or Arrow, or a list of dicts; a file or folder
+            of named columns that :func:`st_reba.corpus.tables.read_table` reads; STSBenchmark's and
+            SemEval's tab-separated files without a header; ``id||text1||text2||score`` lines; a
+            BEIR folder; CoNLL lines (kind NER). A path may have its kind before it, such as
             ``STS=pairs.tsv``.
         kind: Name of a kind of ``KINDS``; None: the first by ``detection_order`` whose
             columns are there.
         name: None: the file's name.
         train: Source of the items that a classifier learns from, read in the same way.
         columns: The column of a role, such as ``{"text1": "a"}``, if its name is not one of the
-            usual ones.
+            usual ones. Names that are numbers count as strings.
         labels: Value of each label, such as ``{"entailment": 1, "contradiction": 0}``; other rows
             are dropped.
         limit: Number of items to draw; of a ranking, of queries.
@@ -49,7 +49,7 @@ def read_task(
         encoding: Of a table that is a text file, such as ``"gb18030"``; None: UTF-8.
 
     Raises:
-        ValueError: Columns or values that the kind cannot use.
+        ValueError: An argument of another type, or columns or values that the kind cannot use.
 
     Example:
         >>> import pandas as pd

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
 from random import Random
+from typing import Any
 
+from ..corpus.records import preview
 from ..modules.reversal import CJK
 
 # Chinese and Japanese have no spaces between words: there a piece is one character, with the
@@ -36,7 +39,7 @@ def draw_texts(
     """Draw different texts from which views can be made.
 
     Raises:
-        ValueError: There are fewer than 50.
+        ValueError: There are fewer than 50, or these are no texts.
     """
     return draw_usable(texts, has_views, count, seed, "four words")
 
@@ -50,7 +53,7 @@ def draw_usable(
     remedy: str = "",
 ) -> list[str]:
     """Draw different texts that can be used; an error says what they need, and a remedy."""
-    distinct_texts = dict.fromkeys(map(str.strip, texts))
+    distinct_texts = dict.fromkeys(map(str.strip, iterate_texts(texts)))
     usable_texts = list(filter(is_usable, distinct_texts))
     if len(usable_texts) < MIN_TEXTS:
         problem = (
@@ -58,6 +61,21 @@ def draw_usable(
         )
         raise ValueError(f"texts: {problem} {remedy}".strip())
     return Random(seed).sample(usable_texts, min(count, len(usable_texts)))
+
+
+def iterate_texts(texts: Any) -> Iterator[str]:
+    """The texts of a list, an iterator or a column; a ValueError for anything else, and for an item that is none."""
+    remedy = "Give a list of texts; st-reba tune reads a file."
+    is_table = isinstance(texts, Mapping) or hasattr(texts, "columns")
+    is_whole = isinstance(texts, (str, bytes, PathLike))
+    if is_table or is_whole or not isinstance(texts, Iterable):
+        raise ValueError(
+            f"texts={preview(repr(texts))} ({type(texts).__name__}) is no list. {remedy}"
+        )
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"texts[{index}]={preview(repr(text))} is not a text. {remedy}")
+        yield text
 
 
 def script_of(text: str) -> str:

@@ -187,10 +187,10 @@ def _make_plan(
     """Read the labels, and draw selection and test items; arguments as for :func:`tune`."""
     if purpose == "search":
         if labels is None:
-            return plan_search_by_views(texts or (), sample, seed)
+            return plan_search_by_views(() if texts is None else texts, sample, seed)
         return plan_search_by_labels(read_rankings(labels), texts, sample, seed)
     if labels is None:
-        return plan_by_views(texts or (), sample, seed)
+        return plan_by_views(() if texts is None else texts, sample, seed)
     return plan_by_labels(read_task(labels), texts, sample, seed)
 
 
@@ -228,6 +228,7 @@ def build_for_texts(
         base, texts, purpose, seed: As for :func:`tune`.
         check, loading_options: Further arguments of ``build``.
     """
+    check_seed(seed)
     check_purpose(purpose)
     plan = plan_for_auto(texts, purpose, seed)
     base_options = {name: value for name, value in loading_options.items() if value is not None}

@@ -195,7 +195,8 @@ class Snapshot:
         mask[vector_keys(connection, self.state, condition.sql, *condition.parameters)] = True
         if not mask.any():
             names = ", ".join(name for (name,) in connection.execute(_METADATA_NAMES))
-            logger.warning("where: no document meets %.200s; there are: %s", where, names)
+            present_names = f"there are: {names}" if names else "no document has metadata"
+            logger.warning("where: no document meets %.200s; %s", where, present_names)
         if len(self.masks) >= _CACHED_CONDITIONS:
             self.masks.clear()
         self.masks[condition] = mask

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..corpus.records import preview
 from .access import check_keys, key_is_known
 from .hosts import host_name
 from .joining import RequestJoiner, Vectors
@@ -137,6 +138,8 @@ class EmbeddingServer(Starlette):
         if index is not None:
             routes.append(self._route("/v1/search", partial(self.search, index), "POST"))
         super().__init__(routes=routes, exception_handlers={HTTPException: as_openai})
+        # Else a path with a slash at its end would be answered by a redirection, without a key or a body.
+        self.router.redirect_slashes = False
 
     def _check_tasks(self) -> None:
         """Refuse a model that can serve no task, and warn of each that it cannot serve."""
@@ -224,7 +227,7 @@ class EmbeddingServer(Starlette):
         task = embedding_request.task(self.name, self.joiner.unserved_tasks)
         dimensions = embedding_request.dimensions or self.dimension
         if dimensions > self.dimension:
-            message = f"dimensions={dimensions}: give a number up to {self.dimension}."
+            message = f"dimensions={preview(dimensions)}: give a number up to {self.dimension}."
             raise Refusal(400, message, "dimensions")
         encoded = await self.joiner.encode(
             embedding_request.input,
@@ -251,6 +254,7 @@ class EmbeddingServer(Starlette):
     async def search(self, index: Index, request: Request) -> Response:
         """Answer ``/v1/search``."""
         search_request = SearchRequest.parse(await self._read_body(request))
+        search_request.check_model(self.name, self.joiner.unserved_tasks)
         query = search_request.query
         queries = [query] if isinstance(query, str) else query
         vectors: Vectors | None = None

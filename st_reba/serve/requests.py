@@ -77,11 +77,19 @@ def _describe_paths(request: Request) -> str:
 def _as_list(value: object) -> object:
     if isinstance(value, str):
         return [value]
-    if isinstance(value, list) and value and all(type(item) in (int, list) for item in value):
+    if not isinstance(value, list):
+        return value
+    if value and all(type(item) is int or _is_of_integers(item) for item in value):
         raise ValueError(
             "token ids are another tokenizer's: send texts (LangChain: check_embedding_ctx_length=False)"
         )
+    if any(isinstance(item, list) for item in value):
+        raise ValueError("send a text or a list of texts, but no list within the list")
     return value
+
+
+def _is_of_integers(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
 # As OpenAI limits the number of texts.
@@ -107,7 +115,7 @@ class _Body(BaseModel):
             field = str(next(iter(first_error["loc"]), ""))
             reason = first_error["msg"].removeprefix("Value error, ")
             known_fields = ", ".join(cls.model_fields)
-            message = f"{field or 'The body'}: {reason}. Fields: {known_fields}."
+            message = f"{field or 'The body':.60}: {reason}. Fields: {known_fields}."
             raise Refusal(400, message, field or None) from None
 
 
@@ -200,20 +208,18 @@ class EmbeddingRequest(_Body):
             Refusal: The model's name is not ``served_name`` with or without a task, or the two ask
                 for different prompts.
         """
-        requested_name = served_name if self.model is None else self.model
-        names = model_names(served_name)
-        if requested_name not in names:
-            raise unknown_model(requested_name, model_names(served_name, unserved_tasks))
-        named_task = names[requested_name]
-        typed_task = _INPUT_TYPES[self.input_type] if self.input_type else None
-        if named_task and typed_task and named_task != typed_task:
-            contradiction = f"contradicts the model's name {requested_name!r}: drop one of them."
+        named_task = task_of_model(self.model, served_name, unserved_tasks)
+        if self.input_type is None:
+            return named_task
+        typed_task = _INPUT_TYPES[self.input_type]
+        if named_task and named_task != typed_task:
+            contradiction = f"contradicts the model's name {self.model!r}: drop one of them."
             raise Refusal(
                 400,
                 f"input_type={self.input_type!r} {contradiction}",
                 "input_type",
             )
-        return named_task or typed_task
+        return typed_task
 
     def may_truncate(self) -> bool:
         """Whether the end of a text may be cut; it may unless the client forbids it."""
@@ -233,6 +239,20 @@ def model_names(
     return {name: task for name, task in task_of_name.items() if task not in unserved_tasks}
 
 
+def task_of_model(
+    requested_name: str | None,
+    served_name: str,
+    unserved_tasks: Collection[Role | None],
+) -> Role | None:
+    """The prompt that a request's ``model`` chooses, None being the served name; a Refusal of an unknown one."""
+    if requested_name is None:
+        return None
+    names = model_names(served_name)
+    if requested_name not in names:
+        raise unknown_model(requested_name, model_names(served_name, unserved_tasks))
+    return names[requested_name]
+
+
 def unknown_model(requested_name: str, known_names: Iterable[str]) -> Refusal:
     """The refusal of a model that is not served."""
     message = f"There is no model {requested_name!r:.200} here, but {', '.join(known_names)}."
@@ -250,3 +270,14 @@ class SearchRequest(_Body):
     where: dict[str, Any] | None = None
     mode: Literal["hybrid", "vectors", "words"] | None = None
     explain: bool = False
+    # As OpenAI's clients send it; a server has one model.
+    model: str | None = None
+
+    def check_model(self, served_name: str, unserved_tasks: Collection[Role | None] = ()) -> None:
+        """Refuse the name of another model, and that of this one for documents."""
+        if task_of_model(self.model, served_name, unserved_tasks) == "document":
+            raise Refusal(
+                400,
+                f"model={self.model!r}: texts are searched for as queries. Send {served_name!r}.",
+                "model",
+            )

@@ -269,6 +269,15 @@ def test_a_table_of_csv_has_strings(tmp_path: Path) -> None:
     assert read_table(tmp_path / "a.csv").to_dict("records") == [{"id": "007", "score": "NA"}]
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_lone_surrogates_of_a_table_are_replaced(suffix: str, tmp_path: Path) -> None:
+    """As in a text that an index takes: pandas would refuse them without a row."""
+    row = r'{"text\ud800": "a\udc00", "several": ["b", "\ud800"], "score": 1}'
+    (tmp_path / f"a{suffix}").write_text(f"{row}\n{row}\n", encoding="utf-8")
+    clean_row = {"text\ufffd": "a\ufffd", "several": ["b", "\ufffd"], "score": 1}
+    assert read_table(tmp_path / f"a{suffix}").to_dict("records") == [clean_row] * 2
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

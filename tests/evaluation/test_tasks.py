@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 
@@ -387,7 +389,7 @@ def test_a_conll_file_is_of_no_other_kind(tmp_path: Path) -> None:
 
 
 RANKED_WORDS = table(query=WORDS, document=WORDS, relevance=BITS)
-REFUSED: dict[str, tuple[pd.DataFrame, dict[str, Any], str]] = {
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "unknown kind": (PAIRS, {"kind": "Pairs"}, "'Pairs'"),
     "views": (PAIRS, {"kind": "Views"}, "'Views'"),
     "missing column": (PAIRS, {"columns": {"text1": "nowhere"}}, "'nowhere'"),
@@ -413,6 +415,18 @@ REFUSED: dict[str, tuple[pd.DataFrame, dict[str, Any], str]] = {
     "no truth value": (table(text1=WORDS, text2=WORDS, label=["yes", "no"] * 6,), {}, "'yes'"),
     "small classes": (table(text=WORDS, label=list("aabbccddeeff"),), {}, "no label has 5 texts"),
     "one text": (table(text="same", label=CLASSES), {}, "1 different texts are too few for 5 folds"),
+    "a name that occurs twice": (
+        pd.concat([PAIRS, PAIRS[["score"]]], axis=1), {}, "two columns have one name; there: .*'score', 'score'.",
+    ),
+    "a name and its number": (PAIRS.assign(**{"1": 0}).rename(columns={"score": 1}), {}, "two columns have one name"),
+    "negative limit": (PAIRS, {"limit": -1}, "^limit=-1 must be a whole number of at least 1"),
+    "limit in words": (PAIRS, {"limit": "5"}, "^limit='5' must be"),
+    "kind in numbers": (PAIRS, {"kind": 3}, "^kind=3 must be a name, such as 'STS'"),
+    "list of columns": (PAIRS, {"columns": ["a"]}, r"^columns=\['a'\] must be a dict, such as {'text1': "),
+    "list of labels": (PAIRS, {"labels": ["a"]}, r"^labels=\['a'\] must be a dict"),
+    "dict of columns": (dict(PAIRS), {}, r"^the table: {.* \(dict\) is no table\. Give a file, a DataFrame"),
+    "list of lists": (PAIRS.to_numpy().tolist(), {}, r"^the table: \[\[.* \(list\) is no table"),
+    "number to learn from": (LABELLED_TEXTS, {"train": 3}, r"^train: 3 \(int\) is no table"),
     "unknown class": (LABELLED_TEXTS, {"train": table(text=WORDS, label="a",)}, "'b'"),
 }  # fmt: skip
 
@@ -422,6 +436,49 @@ def test_sources_that_cannot_be_used_say_why(case: str) -> None:
     source, options, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         read_task(source, **options)
+
+
+@pytest.mark.parametrize(
+    "names", [{"text1": "0", "text2": "1", "score": "2"}, {"text1": 0, "text2": 1, "score": 2}]
+)
+def test_names_of_columns_that_are_numbers_count_as_strings(names: dict[str, Any]) -> None:
+    numbered = pd.DataFrame(PAIRS.to_numpy().tolist())
+    assert list(numbered.columns) == [0, 1, 2]
+    assert read_task(numbered, columns=names).items == read_task(PAIRS).items
+    assert list(numbered.columns) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PAIRS.to_dict("records"),
+        lambda: pa.Table.from_pandas(PAIRS),
+    ],
+    ids=["list of dicts", "Arrow"],
+)
+def test_other_tables_in_memory_are_read_as_frames_are(make: Callable[[], object]) -> None:
+    assert read_task(make()) == read_task(PAIRS)
+
+
+def test_words_in_place_of_scores_name_options_that_read_them() -> None:
+    """The remedy of the message, followed to the letter."""
+    worded = PAIRS.assign(score=["yes", "no"] * 6)
+    options = r"kind='PairClassification' .* labels=… .* columns={'label': 'score'} \(--column label=score\)"
+    with pytest.raises(ValueError, match=rf"row 1, column 'score': 'yes' .* {options}"):
+        read_task(worded)
+    task = read_task(
+        worded, "PairClassification", labels={"yes": 1, "no": 0}, columns={"label": "score"}
+    )
+    assert [truth for _, _, truth in task.items] == [1, 0] * 6
+    with pytest.raises(ValueError, match=r"labels=… \(--label\)\.$"):
+        read_task(worded.rename(columns={"score": "label"}), "STS")
+
+
+def test_words_in_place_of_grades_name_an_option_that_reads_them() -> None:
+    worded = table(query=["a", "a", "b", "b"], document=list("cdcd"), relevance=["yes", "no"] * 2)
+    with pytest.raises(ValueError, match=r"'yes' .* what each word stands for: labels=…"):
+        read_task(worded, "Reranking")
+    assert len(read_task(worded, "Reranking", labels={"yes": 1, "no": 0}).items) == 2
 
 
 def test_a_task_is_not_read_again() -> None:

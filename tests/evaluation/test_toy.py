@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import Any
 
 import pytest
 
@@ -84,3 +85,9 @@ def test_a_name_selects_structures_languages_and_a_part() -> None:
 def test_names_that_are_not_known_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="name structures"):
         toy_tasks_named(name)
+
+
+@pytest.mark.parametrize("limit", [-1, 0, 2.5, "5"])
+def test_a_limit_that_draws_nothing_is_refused(limit: Any) -> None:
+    with pytest.raises(ValueError, match=f"^limit={limit!r} must be a whole number"):
+        toy_tasks(["S1"], ["zh"], limit=limit)

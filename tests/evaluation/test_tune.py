@@ -577,7 +577,8 @@ def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
         (lambda: tune.tune("mini", TEXTS, max_cost=float("nan")), "max_cost=nan .*above 0"),
         (lambda: tune.tune("mini", TEXTS, max_cost=-1.0), "max_cost=-1.0 .*above 0"),
         (lambda: tune.tune("mini", TEXTS, __file__), "is not a folder"),
-        (lambda: tune.tune("mini", TEXTS, seed=-1), "seed=-1"),
+        (lambda: tune.tune("mini", np.array(TEXTS), seed=-1), "seed=-1 must be"),
+        (lambda: st_reba.build("mini", "auto", texts=TEXTS, seed="a"), "seed='a' must be"),
     ],
     ids=[
         "kind",
@@ -588,6 +589,7 @@ def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
         "negative cost",
         "file",
         "seed",
+        "seed of auto",
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused(

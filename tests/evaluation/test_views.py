@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.stats import spearmanr
@@ -184,6 +187,30 @@ def test_draws_depend_on_the_seed() -> None:
 
 def test_few_texts_are_all_drawn() -> None:
     assert sorted(draw_texts(TEXTS[:50], 60)) == sorted(TEXTS[:50])
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([*TEXTS, None, 3], r"^texts\[300\]=None is not a text\. Give a list of texts; st-reba tune reads a file\.$"),
+        ([b"one text in bytes", *TEXTS], r"^texts\[0\]=b'one text in bytes' is not a text"),
+        (3, r"^texts=3 \(int\) is no list\. Give a list"),
+        ("/folder/texts.txt", r"^texts='/folder/texts.txt' \(str\) is no list\. .*; st-reba tune reads a file"),
+        (Path("texts.txt"), "^texts=.*Path.* Give a list"),
+        (b"texts", r"^texts=b'texts' \(bytes\)"),
+        (dict.fromkeys(TEXTS), r"^texts={.* \(dict\)"),
+        (pd.DataFrame({"text": TEXTS}), r"^texts=.* \(DataFrame\) is no list"),
+    ],
+    ids=["nothing", "bytes in a list", "number", "file name", "path", "bytes", "dict", "table"],
+)  # fmt: skip
+def test_what_is_no_list_of_texts_is_told(texts: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw_texts(texts, 60)
+
+
+@pytest.mark.parametrize("make", [iter, tuple, pd.Series, np.array])
+def test_texts_of_every_sequence_are_drawn(make: Any) -> None:
+    assert draw_texts(make(TEXTS), 100) == draw_texts(TEXTS, 100)
 
 
 @pytest.mark.parametrize(

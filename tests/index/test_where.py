@@ -98,6 +98,13 @@ def test_a_condition_that_no_document_meets_is_warned_of_once(
     assert warnings == [f"where: no document meets {{'year': 2020}}; there are: {metadata_names}"]
 
 
+def test_a_condition_on_documents_without_metadata_is_warned_of(
+    index_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert find(build(index_path, ["cat"]), {"year": 2020}) == []
+    assert "where: no document meets {'year': 2020}; no document has metadata" in caplog.messages
+
+
 @pytest.mark.parametrize(
     "where",
     [

@@ -120,6 +120,15 @@ def test_wrong_and_large_bodies_are_refused(
     assert is_closed == (status == 413)
 
 
+@pytest.mark.parametrize("digit_count", [400, 4300])
+def test_long_numbers_are_shortened_in_a_message(digit_count: int, ask_server: Any) -> None:
+    (answer,) = ask_server((PATH, b'{"input": "a", "dimensions": ' + b"9" * digit_count + b"}"))
+    assert answer.status_code == 400
+    error = error_of(answer)
+    assert error["param"] == "dimensions"
+    assert error["message"] == f"dimensions={'9' * 79}…: give a number up to 192."
+
+
 @pytest.mark.parametrize(
     ("request_parts", "status", "message"),
     [
@@ -127,6 +136,8 @@ def test_wrong_and_large_bodies_are_refused(
         ((PATH, None), 405, "Method Not Allowed"),
         ((PATH, {"input": "a"}, {"Content-Type": "text/plain"}), 415, "Send Content-Type"),
         (("/v1/search", {"query": "a"}), 404, "There is no '/v1/search' here"),
+        ((PATH + "/", {"input": "a"}), 404, "There is no '/v1/embeddings/' here"),
+        (("/health/", None), 404, "There is no '/health/' here"),
     ],
 )
 def test_other_paths_methods_and_types_are_refused(
@@ -447,6 +458,15 @@ def test_search_by_words_ignores_operators(ask_server: Any, opened_index: st_reb
     results = answer.json()["results"]
     assert results == as_json(opened_index.search("cat", mode="words", explain=True))
     assert [result["id"] for result in results] == ["1"]
+
+
+@pytest.mark.parametrize(("model_name", "status"), [("m", 200), ("m:query", 200), ("other", 404)])
+def test_search_may_name_the_model(
+    model_name: str, status: int, ask_server: Any, opened_index: st_reba.Index
+) -> None:
+    body = {"query": "a", "model": model_name, "mode": "words"}
+    (answer,) = ask_server(("/v1/search", body), index=opened_index)
+    assert answer.status_code == status
 
 
 @pytest.mark.parametrize(

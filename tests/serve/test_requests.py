@@ -101,6 +101,48 @@ def test_token_ids_name_the_remedy() -> None:
 
 
 @pytest.mark.parametrize(
+    "text_input", [[["a"]], [[]], [["a", 1]], ["a", ["b"]], [[1], []], [[[1]]]]
+)
+def test_lists_of_lists_of_texts_are_not_called_token_ids(text_input: object) -> None:
+    with pytest.raises(
+        Refusal, match=r"input: send a text or a list of texts, but no list"
+    ) as refusal:
+        parse_embedding(input=text_input)
+    assert refusal.value.status_code == 400
+    assert refusal.value.param == "input"
+
+
+@pytest.mark.parametrize("model_name", [None, "m", "m:query"])
+def test_a_search_may_name_the_model_that_it_has(model_name: str | None) -> None:
+    body = json.dumps({"query": "a", "model": model_name})
+    SearchRequest.parse(body.encode()).check_model("m")
+
+
+@pytest.mark.parametrize(
+    ("model_name", "status", "message"),
+    [
+        ("other", 404, "There is no model 'other' here, but m, m:document."),
+        ("m:document", 400, "model='m:document': texts are searched for as queries. Send 'm'."),
+    ],
+)
+def test_a_search_with_another_models_name_is_refused(
+    model_name: str, status: int, message: str
+) -> None:
+    body = json.dumps({"query": "a", "model": model_name})
+    with pytest.raises(Refusal) as refusal:
+        SearchRequest.parse(body.encode()).check_model("m", ["query"])
+    assert refusal.value.status_code == status
+    assert refusal.value.param == "model"
+    assert refusal.value.detail == message
+
+
+def test_a_long_name_of_an_unknown_field_is_shortened() -> None:
+    with pytest.raises(Refusal) as refusal:
+        parse_embedding(**{"x" * 10_000: 1})
+    assert len(refusal.value.detail) < 600
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"drop_params": True},  # RAGFlow
@@ -142,6 +184,8 @@ def test_fields_of_widely_used_clients_pass(fields: dict[str, Any]) -> None:
         ({"input_type": "image"}, "input_type"),
         ({"input_type": 1}, "input_type"),
         ({"input_type": "passage", "model": "m:query"}, "input_type"),
+        ({"input_type": "clustering", "model": "m:query"}, "input_type"),
+        ({"input_type": "classification", "model": "m:document"}, "input_type"),
         ({"truncate": "START"}, "truncate"),
         ({"modality": "image"}, "modality"),
         ({"output_dtype": "int8"}, "output_dtype"),
