@@ -133,7 +133,7 @@ def weights_state(transformer: Any, token_ids: Tensor) -> tuple[object, ...]:
         weights.append((weight.data_ptr(), version))
     adapters: list[tuple[object, ...]] = []
     for module in transformer.model.modules():
-        # A layer of PEFT: of its type, as a module looks for what it lacks in many places.
+        # A layer of PEFT. Its type is asked, as a module searches its weights for what it lacks.
         if isinstance(getattr(type(module), "active_adapters", None), property):
             adapters.append((*module.active_adapters, module.disable_adapters))
     return transformer.mode_changes, token_ids.device, weights, adapters
