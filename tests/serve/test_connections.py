@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPConnection
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import h11
 import pytest
@@ -133,3 +135,20 @@ def test_an_answer_to_a_client_that_has_gone_is_no_error() -> None:
     connections.GentleTransport(transport, conn, loop).close()
     loop.close()
     assert transport.was_aborted
+
+
+@pytest.mark.parametrize(
+    ("their_state", "is_closing", "is_closed"),
+    [(h11.DONE, False, True), (h11.SEND_BODY, True, True), (h11.SEND_BODY, False, False)],
+)
+def test_a_connection_lingers_only_while_a_request_arrives(
+    their_state: Any, is_closing: bool, is_closed: bool
+) -> None:
+    transport = Mock()
+    transport.is_closing.return_value = is_closing
+    connection: Any = SimpleNamespace(their_state=their_state)
+    gentle_transport = connections.GentleTransport(transport, connection, Mock())
+    gentle_transport.close()
+    assert transport.close.called == is_closed
+    gentle_transport.close()  # by whoever does not wait
+    assert transport.close.called
