@@ -37,6 +37,7 @@ from .records import (
     DocumentColumns,
     Reject,
     json_line,
+    preview,
 )
 
 HEADER_FILE = "corpus.json"
@@ -413,7 +414,7 @@ class Corpus:
                 reason = f"no vector: it is {fault}; leave the text out, or use another dtype"
                 document = row.document()
                 record_place = f"record {row.record}"
-                rejects[row_number] = Reject(record_place, reason, document.id, row.text[:80])
+                rejects[row_number] = Reject(record_place, reason, document.id, preview(row.text))
         return rejects
 
     def digest(self) -> str:

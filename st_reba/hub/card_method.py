@@ -29,7 +29,8 @@ from ..modules import (
     QueryShift,
     TokenPart,
 )
-from ..modules.layout import TASKS, empty_text_token, reverses_text, special_tokens
+from ..modules.code import has_reversed_text
+from ..modules.layout import TASKS, empty_text_token, special_tokens
 from ..modules.masks import MASKS
 from ..modules.nosink import NoSinkTransformer
 from ..modules.transformer import RepeatTransformer
@@ -242,7 +243,7 @@ def _describe_tokenization(transformer: RepeatTransformer, *, is_bare: bool) -> 
     apart = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
     copy_count = transformer.copies
     times = {1: "once", 2: "twice"}.get(copy_count, f"{copy_count} times")
-    subject = "It stands" if _has_reversed_text(transformer) else "Its token ids stand"
+    subject = "It stands" if has_reversed_text(transformer) else "Its token ids stand"
     place = f"{times} in each input" if has_rows else f"{times} in the input"
     sentence = f"A text of n tokens is tokenized separately from {apart}. {subject} {place}"
     if not is_bare:
@@ -259,14 +260,6 @@ def _describe_tokenization(transformer: RepeatTransformer, *, is_bare: bool) -> 
     return f"{sentence}{': ' + ', '.join(row) if len(row) > 1 else ''}."
 
 
-def _has_reversed_text(transformer: RepeatTransformer) -> bool:
-    return any(
-        reverses_text(template)
-        for row_templates in transformer.templates
-        for template in row_templates.values()
-    )
-
-
 def _layout_lines(
     model: SentenceTransformer, templates: Templates, *, is_bare: bool
 ) -> Iterator[str]:
@@ -277,7 +270,7 @@ def _layout_lines(
     yield _special_token_line(transformer)
     if not is_bare:
         yield from _template_lines(templates)
-    if _has_reversed_text(transformer):
+    if has_reversed_text(transformer):
         yield "`{reversed}` is the text with its words (in Chinese, its characters) in reverse order."
     encoder = _encoder_with_prompt_in_front(transformer)
     if encoder is not None:

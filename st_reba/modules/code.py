@@ -39,7 +39,8 @@ def _computes_attention(transformer: RepeatTransformer) -> bool:
     )
 
 
-def _reverses_text(transformer: RepeatTransformer) -> bool:
+def has_reversed_text(transformer: RepeatTransformer) -> bool:
+    """Whether a template of a model has the text with its words reversed."""
     return any(
         reverses_text(template) for row in transformer.templates for template in row.values()
     )
@@ -62,7 +63,7 @@ OPTIONAL_SECTIONS: dict[str, Callable[[RepeatTransformer], bool]] = {
     "shared_prefix": lambda transformer: transformer.shares_prefix,
     "questions": lambda transformer: transformer.shares_prefix and transformer.template_count > 1,
     "templates": lambda transformer: transformer.template is not None,
-    "reversal": _reverses_text,
+    "reversal": has_reversed_text,
     "attention": _computes_attention,
     "blocks": lambda transformer: (
         _computes_attention(transformer) and _has_terms(transformer.model)
