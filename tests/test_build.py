@@ -258,6 +258,7 @@ REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"layer": [1, 5]}, "layer=(1, 5)"),
     ({"layer": [2, 1]}, "layer=(2, 1)"),
     ({"layer": -5}, "layer=-5"),
+    ({"layer": [-6, 3]}, "layer=(-6, 3)"),
     ({"method": "prompteol:read=attention,layer=0"}, "layer=0"),
     ({"method": "nosink:setting=mask0-bidir,k=9"}, "k=9"),
     ({"template": "{text} {reversed}"}, "mixes {text} and {reversed}"),
