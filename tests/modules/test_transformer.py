@@ -269,9 +269,9 @@ def test_an_adapter_leaves_the_weights_of_its_base_to_the_base(
 
 # Most lines of the file that travels with a model: generous, so that they stop a file that has
 # doubled.
-MAX_LINES = 1350
+MAX_LINES = 1400
 MAX_LINES_OF_REBA = 1500
-MAX_LINES_WITH_MASKS = 1850
+MAX_LINES_WITH_MASKS = 1900
 MAX_LINES_OF_CHUNKS = 200  # in addition
 SECTIONS_OF_ALL = ["layout", "extensions", "passes", "transformer"]
 REBA_SECTIONS = "attention blocks capture pooling"
