@@ -67,7 +67,7 @@ def select_best(
     max_cost: float | None = None,
     default: Candidate | None = None,
 ) -> Candidate:
-    """The best by score, ties going to the cheapest; but the default, unless that is clearly worse.
+    """The best by score, ties going to the cheapest; but the default, unless that is clearly worse or too expensive.
 
     Args:
         candidates: Scored on the same items.
@@ -82,16 +82,18 @@ def select_best(
     ]
     if not affordable:
         lowest_cost = min(candidate.cost for candidate in candidates)
-        raise ValueError(f"max_cost={max_cost}: the cheapest method costs {lowest_cost:.2f}.")
+        raise ValueError(
+            f"max_cost={max_cost}: the cheapest method costs {lowest_cost:.2f}. Raise it."
+        )
     best_candidate = max(affordable, key=lambda candidate: (candidate.score, -candidate.cost))
     if default in affordable and not is_clearly_better(best_candidate, default):
         return default
     return best_candidate
 
 
-def is_clearly_better(candidate: Candidate, standard: Candidate) -> bool:
-    """Whether a candidate's score is above another's by more than chance would explain."""
-    gains = candidate.item_scores - standard.item_scores
+def is_clearly_better(candidate: Candidate, other: Candidate) -> bool:
+    """Whether a candidate's score is above another's by more than chance would explain; there are two items or more."""
+    gains = candidate.item_scores - other.item_scores
     standard_error = float(gains.std()) / math.sqrt(len(gains))
     return float(gains.mean()) > CLEAR_ERRORS * standard_error
 
@@ -133,19 +135,22 @@ class Trials:
         self.items = items
         self.filter_kinds = filter_kinds
         self.folder = folder
-        self.pass_seconds = 0.0
+        self.pass_seconds = 0.0  # of the passes that ran here, not of those that were kept
         self.depth = depth_of(base_model)
         self.plain_positions = items.count_positions(base_model, base_model)
 
     def plan_passes(
         self, methods: Sequence[Method], report_step: Callable[[str], object]
     ) -> list[list[Method]]:
-        """The methods of each pass that can run; ``report_step`` gets a line for each of the others."""
+        """The methods of each pass that can run; ``report_step`` gets a line for each pass that cannot.
+
+        Methods that read attention outputs are left out where the base has none.
+        """
         if not shows_attention(transformer_of(self.base_model).model):
             methods = [method for method in methods if method.read != "attention"]
         passes: list[list[Method]] = []
         for methods_of_pass in group_by_pass(methods, self.depth).values():
-            refusal = self.find_refusal(methods_of_pass[0])
+            refusal = self.find_refusal(methods_of_pass[0])  # all of them have the same input
             if refusal is None:
                 passes.append(methods_of_pass)
             else:
@@ -160,7 +165,7 @@ class Trials:
         try:
             transformer = transformer_of(build_on(self.base_model, method, check=False))
             for role in self.items.texts_by_role:
-                transformer.budget(**input_options_of(self.base_model, role))
+                transformer.budget(**input_options_of(self.base_model, role))  # raises the error
         except ValueError as error:
             return str(error)
         return None
@@ -178,11 +183,11 @@ class Trials:
 
     def _run_pass(self, methods: Sequence[Method]) -> list[Candidate]:
         width = transformer_of(self.base_model).get_embedding_dimension()
-        # The pass runs again for methods whose vectors do not fit.
-        step = max(1, _MAX_BYTES // (4 * width * self.items.text_count))
+        # If the vectors of all methods would take more than that, the pass runs several times.
+        methods_at_once = max(1, _MAX_BYTES // (4 * width * self.items.text_count))
         candidates: list[Candidate] = []
-        for start in range(0, len(methods), step):
-            method_group = MethodGroup(self.base_model, methods[start : start + step])
+        for start in range(0, len(methods), methods_at_once):
+            method_group = MethodGroup(self.base_model, methods[start : start + methods_at_once])
             positions = self.items.count_positions(method_group.model, self.base_model)
             start_time = time.perf_counter()
             encoded_items = self.items.encode(method_group, self.base_model)
@@ -204,7 +209,7 @@ class Trials:
 
     @cached_property
     def _base_digest(self) -> str:
-        """A digest of the base's settings, of all its weights, and of its tokens of the texts."""
+        """A digest of the base's settings, of all its weights, and of the token ids that it gives to the texts."""
         transformer = transformer_of(self.base_model)
         model = transformer.model
         digest = hashlib.sha256(model.config.to_json_string().encode())

@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 BUILDING = ".building"
-_ENCODED_FILES = "vectors/*.npy"
-_VECTOR_FILES = re.compile(r"vectors-\d+\.faiss|\.vectors-.*\.tmp")
-# A new FAISS file is written when pending vectors exceed 1,000 or, if that is more, 10 % of the
-# file; but always when they exceed 20,000.
+_ENCODED_PARTS = "vectors/*.npy"
+# And what is not finished.
+_FAISS_FILES = re.compile(r"vectors-\d+\.faiss|\.vectors-.*\.tmp")
+# Pending vectors are in SQLite, and not yet in the FAISS file. A new file is written when they
+# exceed 1,000 or, if that is more, 10 % of the file; but always when they exceed 20,000.
 MIN_PENDING = 1_000
 PENDING_SHARE = 0.1
 MAX_PENDING = 20_000
@@ -54,7 +55,7 @@ class Change:
     count: int  # documents in the index, afterwards
     added: int = 0
     replaced: int = 0
-    deleted: int = 0  # of "compact": vectors that are no longer on the disk
+    deleted: int = 0  # documents; by "compact": vectors that are no longer on the disk
     unchanged: int = 0  # documents that were there already, with the same content
     rejected: dict[str, int] = field(default_factory=dict)  # rejects by kind of reason
     truncated: int = 0  # added and replaced documents that are longer than the model reads
@@ -83,13 +84,13 @@ def sole_encoder(folder: Path, *, patience: float | None = None) -> Iterator[Pat
     """
     building = folder / BUILDING
     is_kept = False
-    with sole_writer(folder, f"{BUILDING}/{_ENCODED_FILES}", patience=patience):
-        if not is_corpus(building):  # a writer was killed while removing it
+    with sole_writer(folder, f"{BUILDING}/{_ENCODED_PARTS}", patience=patience):
+        if not is_corpus(building):  # a writer was killed while removing a corpus
             shutil.rmtree(building, ignore_errors=True)
         try:
             yield building
         except BaseException as error:
-            is_kept = any(building.glob(_ENCODED_FILES))
+            is_kept = any(building.glob(_ENCODED_PARTS))
             progress = stopped_progress(folder)
             if progress is not None:
                 error.add_note(f"{folder}: {progress}; repeat the call to resume")
@@ -121,11 +122,11 @@ def changing(store: Store, new_state: IndexState | None = None) -> Iterator[Inde
             if new_state is None:
                 raise
             old_state = new_state
-        # A copy, as `read_state` shares its result. File numbers continue, so that the old file
-        # stays until the change is committed.
+        # A copy, as `read_state` shares its result. The count of changes numbers the FAISS files: it
+        # goes on, so that the new file does not overwrite the old one.
         state = replace(new_state or old_state, changes=old_state.changes)
         old_file = old_state.vector_file
-        _remove_other_files(store.folder, old_file)
+        _remove_faiss_files(store.folder, except_name=old_file)
         if new_state is not None:
             for table in TABLES:
                 connection.execute(f"DELETE FROM {table}")
@@ -136,7 +137,7 @@ def changing(store: Store, new_state: IndexState | None = None) -> Iterator[Inde
             state.change_id = uuid.uuid4().hex
             write_state(connection, state)
         except BaseException:
-            _remove_other_files(store.folder, old_file)
+            _remove_faiss_files(store.folder, except_name=old_file)
             raise
     if old_file is not None and old_file != state.vector_file:
         # Only this file: others may belong to a writer that has the lock by now.
@@ -153,7 +154,7 @@ class IndexWriter:
         self.rejected = Counter[str]()
         self._folder = store.folder
         self._first_new_key = state.next_key  # documents from this key on are of this change
-        self._was_empty = state.next_key == 0
+        self._is_first_change = state.next_key == 0
 
     def insert_documents(self, corpus: Corpus, *, strict: bool) -> list[Segment]:
         """Insert the documents of a corpus, or reject them.
@@ -165,9 +166,9 @@ class IndexWriter:
             strict: Stop at the first record that cannot be taken.
 
         Returns:
-            The raw vectors of documents that were inserted.
+            The raw vectors of documents that were inserted, which are loaded when they are needed.
         """
-        # Meanwhile, an index of another model may have replaced this one.
+        # Since the corpus was encoded, an index of another model may have replaced this one.
         corpus_probe = Probe.from_json(corpus.header()["model"])
         corpus_probe.check_same(Probe.from_json(self.state.model), f"the corpus {corpus.path}")
         self.connection.execute("DELETE FROM rejects")
@@ -208,7 +209,7 @@ class IndexWriter:
         truncated_rows = set(corpus.truncated(part_number))
         rejects = list(corpus_part.rejects)
         is_inserted = np.zeros(len(vector_counts), bool)
-        record_name = "record" if self._was_empty else "new record"
+        record_name = "record" if self._is_first_change else "new record"
         for row_number, row in enumerate(corpus_part.rows):
             document_id = row.id
             if document_id is None:
@@ -266,7 +267,7 @@ class IndexWriter:
         document = StoredDocument.from_row(
             self.state.next_key, document_id, row, is_truncated=is_truncated
         )
-        if not insert_document(self.connection, document):  # of a corpus with an id twice
+        if not insert_document(self.connection, document):  # the corpus has the id twice
             return None
         if self.state.words:
             insert_words(self.connection, document.key, document.text)
@@ -284,12 +285,12 @@ class IndexWriter:
         return number
 
     def _find(self, document_id: str) -> StoredDocument | None:
-        if self._was_empty:  # the ids of a first corpus are checked when it is read
+        if self._is_first_change:  # the ids of a first corpus are checked when it is read
             return None
         return next(read_documents(self.connection, "id = ?", document_id), None)
 
     def remove(self, document: StoredDocument) -> None:
-        """Delete a document and its pending vectors; keys in the FAISS file become tombstones."""
+        """Delete a document and its pending vectors; those in the FAISS file stay, with tombstones for their keys."""
         state = self.state
         self.connection.execute("DELETE FROM documents WHERE key = ?", (document.key,))
         if state.words:
@@ -461,13 +462,13 @@ def _load_vectors(corpus: Corpus, part_number: int, is_inserted: Mask, metric: s
     return prepare_vectors(vectors, metric)
 
 
-def _remove_other_files(folder: Path, kept_name: str | None) -> None:
+def _remove_faiss_files(folder: Path, *, except_name: str | None) -> None:
     """Remove FAISS files that killed or failed writers left; to be called by the one writer."""
     for path in folder.iterdir():
-        if path.name != kept_name and _VECTOR_FILES.fullmatch(path.name):
+        if path.name != except_name and _FAISS_FILES.fullmatch(path.name):
             _remove_if_possible(path)
 
 
 def _remove_if_possible(path: Path) -> None:
-    with suppress(OSError):  # a mapped file, where those cannot be removed
+    with suppress(OSError):  # Windows keeps a file that a reader has mapped
         path.unlink()

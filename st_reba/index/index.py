@@ -114,7 +114,8 @@ class Index:
             parameters: FAISS search parameters, such as "nprobe=32"; None: nprobe 1/32 of the lists.
             passages: Tokens of a passage and of the overlap, such as "256:32"; None: texts are not cut.
             text_column, id_column, encoding: As for ``st_reba.corpus.open_source``.
-            batch_tokens, part_size, workers: As for ``encode_corpus``.
+            batch_tokens, part_size, workers: As for ``encode_corpus``; workers are Ray's, None: this
+                process encodes.
             strict: Stop at the first record that cannot be taken; False: it is rejected, and
                 `rejects` lists it.
             overwrite: Replace an index that is already there, at the moment when the new one is
