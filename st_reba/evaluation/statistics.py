@@ -14,6 +14,7 @@ Evidence = NDArray[np.float64]
 Samples = dict[str, NDArray[np.float64]]
 DRAWS = 1000
 LEVEL = 0.95
+_LOW_QUANTILE, _HIGH_QUANTILE = (1 - LEVEL) / 2, (1 + LEVEL) / 2
 # With fewer groups, draws of them say too little about other items.
 MIN_GROUPS = 10
 _ROUNDING = 1e-12
@@ -88,7 +89,7 @@ def paired_bootstrap(
     for name, sample in samples.items():
         if recentred:
             sample += scores[name] - sample.mean()
-        low, high = np.quantile(sample, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+        low, high = np.quantile(sample, [_LOW_QUANTILE, _HIGH_QUANTILE]).tolist()
         intervals[name] = (low, high)
     return intervals, _compare_pairs(scores, samples, _widening(group_count))
 
@@ -96,8 +97,7 @@ def paired_bootstrap(
 def _widening(group_count: int) -> float:
     """What makes up for a bootstrap's standard errors, which are too small where groups are few."""
     degrees_of_freedom = group_count - 1
-    quantile = (1 + LEVEL) / 2
-    student_factor = t.ppf(quantile, degrees_of_freedom) / norm.ppf(quantile)
+    student_factor = t.ppf(_HIGH_QUANTILE, degrees_of_freedom) / norm.ppf(_HIGH_QUANTILE)
     return float(student_factor * np.sqrt(group_count / degrees_of_freedom))
 
 

@@ -219,5 +219,6 @@ class Trials:
             token_ids = transformer.tokenize_content(list(texts))["input_ids"]
             digest.update(repr((input_options_of(self.base_model, role), token_ids)).encode())
         for weight in model.parameters():
-            digest.update(weight.detach().flatten().view(torch.uint8).cpu().numpy().data)
+            weight_bytes = weight.detach().flatten().view(torch.uint8)
+            digest.update(weight_bytes.cpu().numpy().data)
         return digest.hexdigest()

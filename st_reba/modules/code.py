@@ -241,7 +241,7 @@ def join_sections(sources: Sequence[SectionSource]) -> str:
 
 @lru_cache(maxsize=10)
 def _used_names(code: str) -> frozenset[str]:
-    """The names in code: what it imports for types alone, which do not travel, is not among them."""
+    """The names that code uses; not those that it imports only for types, which do not travel."""
     return frozenset(node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name))
 
 

@@ -80,11 +80,10 @@ def load(
 
 def _remedy_for(folder: str) -> str:
     """What to do with a folder that is not a saved model."""
-    if folder in BUNDLED:
+    names = [] if folder in BUNDLED else sorted(os.listdir(folder))
+    if folder in BUNDLED or any(name.endswith(_ENDS_OF_BASES) for name in names):
         return f"Run: st-reba build {folder} FOLDER"
-    if any(name.endswith(_ENDS_OF_BASES) for name in os.listdir(folder)):
-        return f"Run: st-reba build {folder} FOLDER"
-    for name in sorted(os.listdir(folder)):  # as tune's folder holds its model
+    for name in names:  # as tune's folder holds its model
         if os.path.isfile(os.path.join(folder, name, _MODULES)):
             return f"Name {os.path.join(folder, name)!r}, which is one."
     return "Name a folder that st-reba build wrote."
