@@ -8,14 +8,14 @@ from typing import Any
 # Sentences with the word that PromptEOL should say. The first one, and the first four, are
 # templates too.
 EXAMPLES = (
-    ("The cat watches a bird from the window.", "Cat"),
-    ("She waters her roses every evening.", "Gardening"),
-    ("Their daughter was born in May.", "Birth"),
-    ("Do not mix bleach with vinegar.", "Danger"),
-    ("The company will close two factories.", "Closing"),
-    ("How can I learn to swim as an adult?", "Swimming"),
-    ("A loud storm broke the trees behind our house.", "Storm"),
-    ("The president will visit Japan next week.", "Visit"),
+    ("The cat watches a bird from the window.", "cat"),
+    ("She waters her roses every evening.", "gardening"),
+    ("Their daughter was born in May.", "birth"),
+    ("Do not mix bleach with vinegar.", "danger"),
+    ("The company will close two factories.", "closing"),
+    ("How can I learn to swim as an adult?", "swimming"),
+    ("A loud storm broke the trees behind our house.", "storm"),
+    ("The president will visit Japan next week.", "visit"),
 )
 EXAMPLES_ZH = (
     ("猫从窗口看着一只鸟。", "猫"),
@@ -29,8 +29,8 @@ EXAMPLES_ZH = (
 )
 EXAMPLE_COUNTS = (1, 4, 8)
 
-TOPIC_QUESTION = "In one word, what each text says.\n"
-TOPIC_LINE = 'Text: "{text}" Topic: "'
+WORD_QUESTION = "In one word, what each text says.\n"
+WORD_LINE = 'The text: "{text}" In a word: "'
 TOPIC_QUESTION_ZH = "用一个词说出每段文本的意思。\n"
 TOPIC_LINE_ZH = "文本：“{text}”主题：“"
 
@@ -49,16 +49,16 @@ def join_examples(
     return question + "".join(shown_lines) + line
 
 
-def topic_templates() -> dict[str, str]:
-    """The question for a text's topic with each number of examples, in English and in Chinese."""
+def templates_with_examples() -> dict[str, str]:
+    """The question for a text's word with each number of examples; in Chinese, for its topic."""
     templates = {
-        "prompteol-topic": TOPIC_QUESTION + TOPIC_LINE,
+        "prompteol-word": WORD_QUESTION + WORD_LINE,
         "prompteol-topic-zh": TOPIC_QUESTION_ZH + TOPIC_LINE_ZH,
     }
     for count in EXAMPLE_COUNTS:
         examples = EXAMPLES[:count]
-        templates[f"prompteol-topic-{count}"] = join_examples(
-            TOPIC_QUESTION, TOPIC_LINE, examples, '"'
+        templates[f"prompteol-word-{count}"] = join_examples(
+            WORD_QUESTION, WORD_LINE, examples, '"'
         )
         examples_zh = EXAMPLES_ZH[:count]
         templates[f"prompteol-topic-{count}-zh"] = join_examples(
@@ -67,7 +67,7 @@ def topic_templates() -> dict[str, str]:
     return templates
 
 
-_TOPICS = topic_templates()
+_WITH_EXAMPLES = templates_with_examples()
 # A mapping has one for encode_query, one for encode_document, and perhaps one for encode,
 # "similarity".
 TEMPLATES: dict[str, Any] = {
@@ -90,17 +90,17 @@ TEMPLATES: dict[str, Any] = {
     "prompteol-example-zh": (
         "这句话：“厨师在小厨房里切洋葱。”的意思用一个词概括是：“做饭”。这句话：“{text}”的意思用一个词概括是：“"
     ),
-    **_TOPICS,
+    **_WITH_EXAMPLES,
     # One model for search and for all else.
     "prompteol-search": {
         "query": 'Query: "{text}" Its topic, as a single lowercase word, is: "',
         "document": 'Passage: "{text}" Its topic, as a single lowercase word, is: "',
-        "similarity": _TOPICS["prompteol-topic-4"],
+        "similarity": _WITH_EXAMPLES["prompteol-word-4"],
     },
     "prompteol-search-zh": {
         "query": "问题：“{text}”为了便于检索，用一个词概括这个问题。这个词是：“",
         "document": "文档：“{text}”为了便于检索，用一个词概括这篇文档。这个词是：“",
-        "similarity": _TOPICS["prompteol-topic-4-zh"],
+        "similarity": _WITH_EXAMPLES["prompteol-topic-4-zh"],
     },
 }
 # Lists of templates. MetaEOL asks from several sides; in a contrastive list, the last one is

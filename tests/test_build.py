@@ -207,6 +207,12 @@ def test_the_largest_chunk_that_fits_is_accepted(base: Base) -> None:
     build(base("llama", "bos_eos"), chunk=127, max_seq_length=256)
 
 
+def test_chunks_are_repeated_and_a_template_holds_one(base: Base) -> None:
+    model = build(base("llama"), chunk=16, repeats=3, template="About {text}")
+    assert model[0].copies == 1
+    assert model[1].repeats == 3
+
+
 @pytest.mark.parametrize(("tokenizer", "is_warned"), [("bos", False), ("cls_sep", True)])
 def test_a_token_after_the_prompt_is_told(
     base: Base, tokenizer: str, is_warned: bool, caplog: pytest.LogCaptureFixture

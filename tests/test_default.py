@@ -15,10 +15,10 @@ from st_reba.hub.card_method import written_templates
 from st_reba.methods import DEFAULT_METHOD
 from st_reba.prompts import (
     TEMPLATES,
-    TOPIC_LINE,
     TOPIC_LINE_ZH,
-    TOPIC_QUESTION,
     TOPIC_QUESTION_ZH,
+    WORD_LINE,
+    WORD_QUESTION,
 )
 
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。"]
@@ -30,7 +30,7 @@ def build_default(**options: str) -> SentenceTransformer:
 
 @pytest.mark.parametrize(
     ("search_template", "similarity_template"),
-    [("prompteol-search", "prompteol-topic-4"), ("prompteol-search-zh", "prompteol-topic-4-zh")],
+    [("prompteol-search", "prompteol-word-4"), ("prompteol-search-zh", "prompteol-topic-4-zh")],
 )
 def test_encode_asks_as_the_template_for_similarity(
     search_template: str, similarity_template: str
@@ -71,10 +71,18 @@ def test_card_shows_the_three_wordings(tmp_path: Path) -> None:
     assert "- A text given to `encode` is laid out, in JSON's notation, as" in card
 
 
-@pytest.mark.parametrize("ending", ["", "-zh"])
+@pytest.mark.parametrize(
+    ("name", "asked_question", "asked_line"),
+    [
+        ("prompteol-word-{count}", WORD_QUESTION, WORD_LINE),
+        ("prompteol-topic-{count}-zh", TOPIC_QUESTION_ZH, TOPIC_LINE_ZH),
+    ],
+)
 @pytest.mark.parametrize("count", [1, 4, 8])
-def test_a_topic_has_as_many_examples_as_its_name_says(count: int, ending: str) -> None:
-    question, *lines = TEMPLATES[f"prompteol-topic-{count}{ending}"].split("\n")
-    assert question + "\n" in (TOPIC_QUESTION, TOPIC_QUESTION_ZH)
+def test_a_template_has_as_many_examples_as_its_name_says(
+    count: int, name: str, asked_question: str, asked_line: str
+) -> None:
+    question, *lines = TEMPLATES[name.format(count=count)].split("\n")
+    assert question + "\n" == asked_question
     assert len(lines) == count + 1
-    assert lines[-1] in (TOPIC_LINE, TOPIC_LINE_ZH)
+    assert lines[-1] == asked_line

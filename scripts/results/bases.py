@@ -37,13 +37,13 @@ READINGS = {
     "another wording, attention outputs": "prompteol:template=prompteol-says,read=attention",
     "another wording, both word orders": "prompteol:template=reverseol-says",
     "another wording, both word orders, attention outputs": "prompteol:template=reverseol-says,read=attention",
-    "a topic, attention outputs": "prompteol:template=prompteol-topic,read=attention",
-    "a topic, one example, attention outputs": "prompteol:template=prompteol-topic-1,read=attention",
-    "a topic, four examples": "prompteol:template=prompteol-topic-4",
-    "a topic, four examples, attention outputs (the default)": "prompteol:template=prompteol-topic-4,read=attention",
-    "a topic, eight examples, attention outputs": "prompteol:template=prompteol-topic-8,read=attention",
-    "a topic, four examples, both word orders, attention outputs": (
-        "prompteol:template=reverseol-topic-4,read=attention"
+    "in a word, attention outputs": "prompteol:template=prompteol-word,read=attention",
+    "in a word, one example, attention outputs": "prompteol:template=prompteol-word-1,read=attention",
+    "in a word, four examples": "prompteol:template=prompteol-word-4",
+    "in a word, four examples, attention outputs (the default)": "prompteol:template=prompteol-word-4,read=attention",
+    "in a word, eight examples, attention outputs": "prompteol:template=prompteol-word-8,read=attention",
+    "in a word, four examples, both word orders, attention outputs": (
+        "prompteol:template=reverseol-word-4,read=attention"
     ),
     "PromptEOL, layer {two_thirds}": "prompteol:layer={two_thirds}",
     "classical, mean, layer {half}": "classical:pooling=mean,layer={half}",

@@ -3,6 +3,7 @@
 
     python scripts/results/examples.py similarity DATA smollm2=FOLDER gemma3=FOLDER
     python scripts/results/examples.py similarity DATA gemma3=FOLDER --language zh
+    python scripts/results/examples.py similarity DATA gemma3=FOLDER --own --pairs 3000 --counts 0 4
     python scripts/results/examples.py search DATA smollm2=FOLDER --collections cranfield stard
 
 DATA is a folder of public sets: sts/ has sts-dev.csv, sts-test.csv, semeval/YEAR.NAME.test.tsv and,
@@ -12,7 +13,7 @@ Similarity is Spearman's correlation × 100 on pairs of STS-B's dev part and of 
 no sentence with STS-B's test part or with STS 2013 to 2016; in Chinese, on STS-B's dev part without
 the sentences of its test part. Search is nDCG@10 × 100 of whitened vectors, in collections cut to
 some of the documents that are relevant to a query. Prints one line per wording and number of
-examples: the mean over draws, and the range.
+examples: the mean over draws, and the range. With --own, the examples are the package's own.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ from st_reba.prompts import (
     EXAMPLES,
     EXAMPLES_ZH,
     TEMPLATES,
-    TOPIC_LINE,
     TOPIC_LINE_ZH,
-    TOPIC_QUESTION,
     TOPIC_QUESTION_ZH,
+    WORD_LINE,
+    WORD_QUESTION,
     join_examples,
 )
 from st_reba.sentences import QUERY_SAMPLE, sample_sentences
@@ -59,12 +60,17 @@ STSB_SCORE_COLUMN = 4
 SEMEVAL_SCORE_COLUMN = 0
 READINGS = ("states", "attention")
 CLOSING_QUOTES = {"en": '"', "zh": "”"}
-SENTENCES = {"en": (*EXAMPLES, *MORE_EXAMPLES), "zh": (*EXAMPLES_ZH, *MORE_EXAMPLES_ZH)}
+CAPITALIZED_EXAMPLES = tuple((text, word.capitalize()) for text, word in EXAMPLES)
+# Draws show words as they would begin a line.
+SENTENCES = {
+    "en": (*CAPITALIZED_EXAMPLES, *MORE_EXAMPLES),
+    "zh": (*EXAMPLES_ZH, *MORE_EXAMPLES_ZH),
+}
 # A question before the examples, and the line of a text.
 SENTENCE_WORDINGS = {
     "en": {
-        "topic": (TOPIC_QUESTION, TOPIC_LINE),
-        "in a word": (TOPIC_QUESTION, 'The text: "{text}" In a word: "'),
+        "topic": (WORD_QUESTION, 'Text: "{text}" Topic: "'),
+        "in a word": (WORD_QUESTION, WORD_LINE),
         "keyword": ("", 'Text: "{text}" Keyword: "'),
     },
     "zh": {
@@ -298,6 +304,17 @@ def sentence_templates(language: str, count: int, draw: int) -> Iterator[tuple[s
         yield wording, join_examples(question, line, examples, closing_quote)
 
 
+def own_templates(language: str, count: int, draw: int) -> Iterator[tuple[str, str]]:
+    """Wordings with their template for the package's own examples; in English, also with words in lower case."""
+    closing_quote = CLOSING_QUOTES[language]
+    for wording, (question, line) in SENTENCE_WORDINGS[language].items():
+        examples = SENTENCES[language][:count]
+        yield wording, join_examples(question, line, examples, closing_quote)
+        if language == "en" and count > 0:
+            lower_case = f"{wording}, lower case"
+            yield lower_case, join_examples(question, line, EXAMPLES[:count], closing_quote)
+
+
 def passage_templates(language: str, count: int, draw: int) -> Iterator[tuple[str, dict[str, str]]]:
     """Wordings with their templates of queries and of documents for a draw of examples."""
     passages = PASSAGES_ZH if language == "zh" else PASSAGES
@@ -330,7 +347,7 @@ def print_rows(
         scores_by_wording: dict[str, dict[str, list[float]]] = {}
         for draw in range(draw_count):
             for wording, template in templates(options.language, count, draw):
-                if options.wordings and wording not in options.wordings:
+                if options.wordings and wording.split(",")[0] not in options.wordings:
                     continue
                 scores_by_reading = scores_by_wording.setdefault(wording, {})
                 for reading, score in task.score(template).items():
@@ -350,11 +367,15 @@ def range_of(scores: Sequence[float]) -> str:
 def measure_similarity(options: argparse.Namespace) -> None:
     """Print the table of similarity."""
     development = development_sets(options.data, options.language, options.pairs)
+    templates = sentence_templates
+    if options.own:
+        options.draws = 1
+        templates = own_templates
     print("| base | wording | examples | draws | states | attention outputs |")
     print("|---|---|--:|--:|--:|--:|")
     for name, folder in options.bases:
         task = Similarity(load_base(folder, dtype="bfloat16"), development)
-        print_rows(name, task, sentence_templates, options)
+        print_rows(name, task, templates, options)
 
 
 def measure_search(options: argparse.Namespace) -> None:
@@ -385,6 +406,9 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     similarity = commands.add_parser("similarity", help="examples that are sentences")
     similarity.add_argument("--pairs", type=int, default=250, help="pairs of each set")
+    similarity.add_argument(
+        "--own", action="store_true", help="the package's own examples instead of draws"
+    )
     similarity.set_defaults(run=measure_similarity)
     search = commands.add_parser("search", help="examples that are passages and queries")
     search.add_argument("--collections", nargs="+", required=True, metavar="NAME")

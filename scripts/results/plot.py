@@ -62,13 +62,13 @@ ROWS = (
     PlottedRow("NoSink: MASK0-BIDIR, k = 9, mean", "NoSink, k chosen by labels"),
     PlottedRow("PromptEOL", "PromptEOL, as published"),
     PlottedRow(
-        "a topic, four examples, attention outputs (the default)",
+        "in a word, four examples, attention outputs (the default)",
         "the default",
         is_highlighted=True,
     ),
     PlottedRow("Echo-2, mean", "Echo", label_offset=(12, 1)),
     PlottedRow("ReBA-2, mean", "ReBA", label_offset=(12, 17)),
-    PlottedRow("a topic, four examples, both word orders, attention outputs", "both word orders"),
+    PlottedRow("in a word, four examples, both word orders, attention outputs", "both word orders"),
     PlottedRow(
         "three questions, attention outputs",
         "three questions",
@@ -169,7 +169,7 @@ def draw_figure(rows: Mapping[str, Mapping[str, str]], colours: Colours) -> str:
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-size="15"'
     lines = [
         f'{opening} font-family="{FONT}">',
-        "<title>Similarity against work, SmolLM2-135M: the default is near the best, at 1.3 times the work</title>",
+        "<title>Similarity against work, SmolLM2-135M: the default is near the best, at 1.5 times the work</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="{colours.background}"/>',
         *elements,
         "</svg>",

@@ -170,7 +170,7 @@ CHINESE_METHODS = {
     "both word orders, attention outputs": "prompteol:template=reverseol-zh,read=attention",
     "a topic in Chinese, four examples": "prompteol:template=prompteol-topic-4-zh",
     "the same topic, attention outputs (the Chinese default)": "prompteol:template=prompteol-topic-4-zh,read=attention",
-    "the English default": "prompteol:template=prompteol-topic-4,read=attention",
+    "the English default": "prompteol:template=prompteol-word-4,read=attention",
 }
 
 

@@ -46,7 +46,7 @@ METHODS = {
     "nosink": "nosink:setting=mask0-bidir,k={k}",
     "prompteol": "prompteol",
     # The default, as callers that know only `encode` see it.
-    "similarity": "prompteol:template=prompteol-topic-4,read=attention",
+    "similarity": "prompteol:template=prompteol-word-4,read=attention",
     "default": DEFAULT_METHOD,
 }
 NAMES = {

@@ -68,8 +68,8 @@ class Case:
 
 MEAN: Options = {"method": "classical", "pooling": "mean"}
 # The default's prompt for what `encode` takes: as it is, and without its examples.
-DEFAULT_PROMPT: Options = {"method": "prompteol", "template": "prompteol-topic-4"}
-NO_EXAMPLES: Options = {"method": "prompteol", "template": "prompteol-topic", "read": "attention"}
+DEFAULT_PROMPT: Options = {"method": "prompteol", "template": "prompteol-word-4"}
+NO_EXAMPLES: Options = {"method": "prompteol", "template": "prompteol-word", "read": "attention"}
 ONE_QUESTION: Options = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:1]}
 THREE_QUESTIONS: Options = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:3]}
 FIVE_QUESTIONS: Options = {"method": "prompteol", "template": ENSEMBLES["metaeol"][:5]}

@@ -141,7 +141,7 @@ def similarity_methods(
         methods += at_layers(twice, depth, half)
         methods += at_layers(twice, depth, third)
         other_methods = [method for prompts in other_prompts for method in prompts]
-        reversed_default = "reverseol-topic-4-zh" if script_name == "CJK" else "reverseol-topic-4"
+        reversed_default = "reverseol-topic-4-zh" if script_name == "CJK" else "reverseol-word-4"
         other_methods.append(Method("prompteol", template=reversed_default))
         for method in other_methods:
             methods += with_outputs(method, depth, third + 1)

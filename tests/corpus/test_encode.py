@@ -17,6 +17,7 @@ from tiny import WORDS, tiny_model
 import st_reba
 import st_reba.corpus.encode as encoding
 import st_reba.corpus.encode_part as encode_part_module
+import st_reba.encode as encode_module
 from st_reba.corpus import Corpus, Document, encode_corpus, open_source
 from st_reba.corpus.passages import PassageSize
 from st_reba.files import sole_writer
@@ -520,3 +521,16 @@ def test_a_part_that_was_removed_is_forgotten(tmp_path: Path) -> None:
     assert corpus.part_count() == 3
     with pytest.raises(ValueError, match="not the documents of a part"):
         corpus.part_info(3)
+
+
+def test_a_corpus_is_told_as_many_positions_as_its_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_counts: list[int] = []
+    for module in (encoding, encode_module):
+        monkeypatch.setattr(module, "hint_at_bfloat16", lambda _, count: told_counts.append(count))
+    model = st_reba.build("mini", "prompteol:template=three-questions", check=False, device="cpu")
+    encode_module.encode_texts(model, TEXTS, show_progress_bar=False)
+    encode(tmp_path / "corpus", model=model, part_size=len(TEXTS))
+    of_texts, of_corpus, *_ = told_counts
+    assert of_corpus == of_texts
