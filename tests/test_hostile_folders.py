@@ -413,6 +413,7 @@ ADAPTERS: list[dict[str, Any]] = [
     {"target_modules": "(.|[a-z.])" * 30 + "X"},
     {"modules_to_save": ["(([a-z_.0-9]*)*)*X"]},
     {"init_lora_weights": "pissa_niter_1000000000"},
+    {"init_lora_weights": "pissa_niter_1001"},
     {"base_model_name_or_path": 5},
 ]
 

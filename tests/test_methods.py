@@ -35,6 +35,9 @@ WRITTEN_METHODS = [
         "classical", pooling="cls", setting="mask0-bidir", k="all", layer=(1, -2), join="concat"
     ),
     Method("nosink", setting="mask0&bidir", k=[-1, 2], k0=0, m=0),
+    Method("nosink", setting="extend-bidir", k=2, layer=(1, 2)),
+    Method("nosink", setting="extra-bidir", k=2, implementation="authors", layer=(1, 2)),
+    Method("prompteol", read="attention", setting="mask0-bidir", k=1),
 ]
 
 
@@ -42,6 +45,10 @@ WRITTEN_METHODS = [
 def test_a_method_is_read_as_it_was_written(method: Method) -> None:
     assert Method.parse(str(method)) == method
     assert Method(**json.loads(json.dumps(method.to_dict()))) == method
+
+
+def test_the_short_form_shows_letters_of_every_script() -> None:
+    assert "{text}，即" in str(Method("prompteol", template="{text}，即"))
 
 
 def test_options_by_name_come_before_those_of_the_short_form() -> None:
@@ -73,6 +80,46 @@ def test_options_without_a_method_are_those_of_prompteol() -> None:
     model: Any = st_reba.build("mini", template="reverseol-says", read="attention")
     assert method_of(model) == Method("prompteol", template="reverseol-says", read="attention")
     assert model[0].reading == {"of": "attention", "first": 4, "last": 6}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected_layers"),
+    [
+        ({}, (6, 6)),
+        ({"layer": 0}, (0, 0)),
+        ({"layer": -7}, (0, 0)),
+        ({"layer": (1, -2)}, (1, 5)),
+        ({"read": "attention"}, (4, 6)),
+        ({"read": "attention", "layer": 1}, (1, 1)),
+    ],
+    ids=str,
+)
+def test_layers_are_counted_from_either_end(
+    options: dict[str, Any], expected_layers: tuple[int, int]
+) -> None:
+    assert Method("echo", **options).read_layers(6) == expected_layers
+
+
+@pytest.mark.parametrize(
+    ("options", "lowest_layer"),
+    [
+        ({"layer": 7}, 0),
+        ({"layer": -8}, 0),
+        ({"layer": (-8, 6)}, 0),
+        ({"layer": (0, 7)}, 0),
+        ({"layer": (3, 2)}, 0),
+        ({"read": "attention", "layer": 0}, 1),
+    ],
+    ids=str,
+)
+def test_layers_that_are_not_there_are_refused(options: dict[str, Any], lowest_layer: int) -> None:
+    with pytest.raises(ValueError, match=f"give {lowest_layer} to 6, or -1"):
+        Method("echo", **options).read_layers(6)
+
+
+def test_templates_without_weights_are_averaged() -> None:
+    method = Method("prompteol", template=["{text} is", "{text} says", "{text}!", "{text}:"])
+    assert method.template_weights == (0.25,) * 4
 
 
 # By method, options that are refused; commas join those that are refused together.

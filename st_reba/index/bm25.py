@@ -167,8 +167,8 @@ def decode_varints(encoded_numbers: bytes) -> Scores:
     """Numbers as SQLite writes them: seven bits per byte, the highest first; only the last byte is below 128.
 
     Example:
-        >>> decode_varints(bytes([5, 129, 0])).tolist()
-        [5.0, 128.0]
+        >>> decode_varints(bytes([5, 129, 128, 0])).tolist()
+        [5.0, 16384.0]
     """
     all_bytes = np.frombuffer(encoded_numbers, np.uint8)
     last_places = np.flatnonzero(all_bytes < 128)

@@ -63,7 +63,7 @@ def build_index(
     whiten: bool | None,
     tokens: bool,
     strict: bool,
-) -> Change:
+) -> None:
     """Build an index of documents, or of an encoded corpus.
 
     Args:
@@ -96,7 +96,7 @@ def build_index(
                 )
             writer.write_words()
             writer.write_vectors(writer.whitened(raw_vectors, model), factory, parameters)
-    return _finish(store, writer, unchanged_count=0)
+    _warn_of_truncation(store, writer)
 
 
 def extend_index(
@@ -118,7 +118,15 @@ def extend_index(
         with changing(store) as writer:
             raw_vectors = writer.insert_documents(corpus, strict=strict)
             writer.store_vectors(writer.whitened(raw_vectors, model))
-    return _finish(store, writer, new_records.unchanged_count)
+    _warn_of_truncation(store, writer)
+    return Change(
+        count=writer.state.documents,
+        added=writer.counts["added"],
+        replaced=writer.counts["replaced"],
+        unchanged=new_records.unchanged_count,
+        rejected=dict(writer.rejected),
+        truncated=writer.counts["truncated"],
+    )
 
 
 def _check_length(max_seq_length: int | None, state: IndexState) -> None:
@@ -144,19 +152,11 @@ def _encode(
     return corpus
 
 
-def _finish(store: Store, writer: IndexWriter, unchanged_count: int) -> Change:
+def _warn_of_truncation(store: Store, writer: IndexWriter) -> None:
     counts = writer.counts
-    state = writer.state
     inserted_count = counts["added"] + counts["replaced"]
-    warn_of_truncation(store.folder, counts["truncated"], inserted_count, state.max_seq_length)
-    return Change(
-        count=state.documents,
-        added=counts["added"],
-        replaced=counts["replaced"],
-        unchanged=unchanged_count,
-        rejected=dict(writer.rejected),
-        truncated=counts["truncated"],
-    )
+    max_seq_length = writer.state.max_seq_length
+    warn_of_truncation(store.folder, counts["truncated"], inserted_count, max_seq_length)
 
 
 class _NewRecords:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 from unittest.mock import Mock, call
 
 import pytest
@@ -90,6 +91,8 @@ def test_downloads_keep_their_bars(has_bars: bool) -> None:
         silence_loading()
         assert hub.are_progress_bars_disabled() is not has_bars
         assert not transformers_logging.is_progress_bar_enabled()
+        loading_logger = logging.getLogger("sentence_transformers.util.file_io")
+        assert not loading_logger.isEnabledFor(logging.WARNING)
     finally:
         transformers_logging.enable_progress_bar()
         if was_disabled:
@@ -128,6 +131,27 @@ def test_expected_errors_are_one_line(
     raise_in_zoo(monkeypatch, error_class("a\nb"))
     assert main(["zoo"]) == 1
     assert capsys.readouterr() == ("", "st-reba: a b\n")
+
+
+def test_words_of_an_error_have_at_most_300_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raise_in_zoo(monkeypatch, ValueError(f"{'a' * 300} {'b' * 301}"))
+    assert main(["zoo"]) == 1
+    assert capsys.readouterr().err == f"st-reba: {'a' * 300} {'b' * 300}…\n"
+
+
+@pytest.mark.parametrize(("error_number", "status"), [(errno.ENAMETOOLONG, 2), (errno.EACCES, 1)])
+def test_an_error_of_a_file_names_its_option(
+    error_number: int,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = OSError(error_number, "it is not good", "x")
+    monkeypatch.setattr("st_reba.index.Index.open", Mock(side_effect=error))
+    assert main(["search", "a", "query", "--model", "x"]) == status
+    assert capsys.readouterr().err == "st-reba: --model x: it is not good\n"
 
 
 @pytest.mark.parametrize("error_class", [KeyboardInterrupt, typer.Abort])
@@ -267,6 +291,21 @@ def test_no_flag_is_on_and_only_these_options_have_a_default() -> None:
             if type(parameter.default) in (int, str) or parameter.default is True:
                 defaults.setdefault(command_name, {})[parameter.name] = parameter.default
     assert defaults == DEFAULTS
+
+
+def test_numbers_have_a_least_value_and_ports_a_largest() -> None:
+    bounds: dict[str, tuple[object, object]] = {}
+    for command in app.registered_commands:
+        for name, annotation in get_type_hints(command.callback, include_extras=True).items():
+            for option in getattr(annotation, "__metadata__", ()):
+                if option.min is not None:
+                    bounds[name] = (option.min, option.max)
+    at_least_one = ["item_limit", "result_count", "workers", "batch_tokens", *SERVER_LIMITS]
+    assert bounds == dict.fromkeys(at_least_one, (1, None)) | {
+        "sample": (50, None),
+        "seed": (0, None),
+        "port": (0, 65535),
+    }
 
 
 @pytest.mark.parametrize(

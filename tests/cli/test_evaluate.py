@@ -67,6 +67,10 @@ def test_compare_prints_json(compare_words: list[str], capsys: Capture) -> None:
 def test_compare_varies_an_option(compare_words: list[str], capsys: Capture) -> None:
     assert main([*compare_words, "--vary", "layer=2,3"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "|  | 2 | 3 |"
+    assert main([*compare_words, "--vary", "layer=2,3", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores.keys() == {"classical:pooling=mean", "echo"}
+    assert scores["echo"].keys() == {"2", "3"}
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,14 @@ def read_card(folder: Path) -> str:
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
+def test_onnx_refuses_a_folder_before_it_loads(
+    saved_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("st_reba.safety.load", Mock(side_effect=ValueError("loaded")))
+    assert main(["onnx", "model", str(saved_folder), "--overwrite"]) == 1
+    assert "exists, and is not an exported model" in capsys.readouterr().err
+
+
 def test_onnx_hands_on_its_options(
     saved_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,6 +15,7 @@ import pytest
 import st_reba
 from st_reba.cli import main
 from st_reba.cli.app import to_json
+from st_reba.cli.streams import ClosedOutput, WatchedOutput
 from st_reba.corpus import encode_corpus
 from st_reba.index import Index
 
@@ -64,6 +66,12 @@ def test_closed_streams_are_named(
     *input_errors, output_error = capsys.readouterr().err.splitlines()
     assert input_errors == [input_error, input_error]
     assert output_error.startswith("st-reba: standard output: it is closed")
+
+
+def test_output_that_cannot_be_written_ends_the_command() -> None:
+    output = WatchedOutput(ClosedOutput())  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="it is closed"):
+        output.write("a line")
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "gbk", "ascii", "utf-8", "latin-1"])
@@ -160,6 +168,40 @@ def test_a_stopped_index_describes_what_is_kept(
     assert (
         error == "st-reba: Stopped. 2 of 2 documents are encoded; run the same command to resume."
     )
+
+
+def test_a_killed_index_describes_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    former_handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(Index, "build", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    assert main(["index", "texts.txt", str(tmp_path / "index"), "--model", "model"]) == 143
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        error == "st-reba: Stopped. Nothing was encoded yet; run the same command to start again."
+    )
+    assert signal.getsignal(signal.SIGTERM) == former_handler
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_an_error_that_cannot_be_printed_keeps_its_status(
+    is_closed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stderr", None if is_closed else full)
+        assert main(["nothing"]) == 2
+    assert capsys.readouterr() == ("", "")
+
+
+def test_no_file_takes_the_place_of_a_closed_stream() -> None:
+    standard_input = os.dup(0)
+    os.close(0)
+    try:
+        assert main(["--version"]) == 0
+        assert os.path.samestat(os.fstat(0), os.stat(os.devnull))
+    finally:
+        os.dup2(standard_input, 0)
+        os.close(standard_input)
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def test_encode_writes_a_corpus(
         ("--out new --task query", "--task query"),
         ("--encoding x", "encoding='x'"),
         ("--out new/v.npy", "no such folder"),
+        ("--out file", "file: already there, and not a folder"),
     ],
 )
 def test_encode_refuses_options_that_do_not_fit(
@@ -129,8 +130,17 @@ def test_encode_refuses_options_that_do_not_fit(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("v.npy").touch()
+    Path("file").touch()
     with pytest.raises((ValueError, FileExistsError, FileNotFoundError), match=message):
         run("encode", model_folder, "-", *options.split(), input="a\n")
+
+
+def test_encode_refuses_texts_of_which_none_can_be_encoded(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    blank_file = write_records(tmp_path / "blank.jsonl", {"text": " "})
+    with pytest.raises(ValueError, match=r"blank\.jsonl: .*no text"):
+        run("encode", model_folder, blank_file, "--out", tmp_path / "corpus")
 
 
 def test_encode_refuses_a_folder_where_it_may_not_write(model_folder: Path, tmp_path: Path) -> None:
@@ -193,6 +203,15 @@ def test_search_prints_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
     st_reba.Index.build(st_reba.build("mini"), ["bread \x1b[31mred", "water"], tmp_path / "index")
     output = run("search", tmp_path / "index", "bread", "--mode", "words")
     assert output.endswith("bread \ufffd[31mred\n")
+
+
+def test_search_shortens_long_texts(tmp_path: Path) -> None:
+    whole_text = f"bread {'a' * 294}"
+    long_text = f"water {'a' * 295}"
+    st_reba.Index.build(st_reba.build("mini"), [whole_text, long_text], tmp_path / "index")
+    for query, shown_text in (("bread", whole_text), ("water", f"{long_text[:300]}…")):
+        output = run("search", tmp_path / "index", query, "--mode", "words")
+        assert output.endswith(f"  {shown_text}\n")
 
 
 def test_search_by_words_ignores_operators(index_folder: Path) -> None:

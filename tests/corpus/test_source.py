@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from st_reba.corpus import Document, Reject
-from st_reba.corpus.records import preview, to_json_value, validate
+from st_reba.corpus.records import describe_rejects, preview, to_json_value, validate
 from st_reba.corpus.source import open_source, read_texts
 
 Rows = list[dict[str, Any]]
@@ -248,7 +248,9 @@ def test_folders_of_datasets_are_read(tmp_path: Path) -> None:
         ({"text": "a"}, {}, TypeError, "the input is one dict"),
         (Document("a"), {}, TypeError, "the input is a Document"),
         (7, {}, TypeError, "the input is a int"),
-        ([{"x": "a"}], {}, ValueError, "name one with text_column"),
+        ([{}], {}, ValueError, "there: none; name one with text_column"),
+        ([{"x": "a"}], {}, ValueError, "there: 'x'; name one with text_column"),
+        ([{"x": "a", "y;": "b"}], {}, ValueError, "there: 'x', 'y;'; name one with text_column"),
         ([{"text": "a"}], {"text_column": "x"}, ValueError, "text_column='x' is not a column"),
         ([{"text": "a"}], {"id_column": "x"}, ValueError, "id_column='x' is not a column"),
         ([{"text": "a"}], {"id_column": "text"}, ValueError, "name another id_column"),
@@ -300,6 +302,9 @@ def test_the_first_id_may_be_in_a_later_record() -> None:
     table_rows = [{"text": "cat"}, {"text": "dog", "id": "x"}]
     assert read(table_rows)[1] == Document("dog", "x")
     assert open_source(table_rows).columns["id_column"] is None
+    remembered = {"text_column": "text", "id_column": "key"}
+    table_rows[1]["key"] = "y"
+    assert read(table_rows, remembered_columns=remembered)[1] == Document("dog", "y", {"id": "x"})
 
 
 def test_a_source_is_read_once() -> None:
@@ -470,9 +475,34 @@ def test_keys_of_metadata_are_strings() -> None:
         to_json_value({"pages": {1: "title"}})
 
 
-@pytest.mark.parametrize("arrow_column", [pa.array(["a", "b"]), pa.chunked_array([["a"], ["b"]])])
-def test_columns_of_arrow_are_texts(arrow_column: Any) -> None:
-    assert read(arrow_column) == [Document("a"), Document("b")]
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a", "b"]),
+        pa.chunked_array([["a"], ["b"]]),
+        pl.Series(["a", "b"]),
+        pd.Series(["a", "b"]),
+    ],
+    ids=["array", "chunks", "polars", "pandas"],
+)
+def test_columns_alone_are_texts(column: Any) -> None:
+    assert read(column) == [Document("a"), Document("b")]
+
+
+def test_a_folder_of_texts_may_be_called_documents(tmp_path: Path) -> None:
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "a.md").write_text("cat", encoding="utf-8")
+    (document,) = read(tmp_path)
+    assert document.id == "documents/a.md"
+
+
+@pytest.mark.parametrize(
+    ("count", "subject"), [(1, "1 record is"), (2, "all 2 records are"), (3, "all 3 records are")]
+)
+def test_up_to_three_rejects_are_all_described(count: int, subject: str) -> None:
+    rejects = [Reject("here", "no text: it is blank")] * count
+    examples = " | ".join(map(str, rejects))
+    assert describe_rejects(rejects) == f"no documents: {subject} set aside: {examples}"
 
 
 @pytest.mark.parametrize("value", [pl.DataFrame({"text": ["a"]}).lazy(), 5])

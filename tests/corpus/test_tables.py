@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from st_reba.corpus.tables import read_rows, read_table, table_rows
+from st_reba.corpus.tables import holds_bytes, read_rows, read_table, table_rows
 
 WRONG = "wrong type"
 
@@ -84,6 +85,16 @@ def test_a_quote_that_joins_rows_is_told_with_their_lines(tmp_path: Path) -> Non
     ]
 
 
+def test_a_quote_that_joins_few_rows_into_no_row_costs_its_own_line(tmp_path: Path) -> None:
+    """Though their cells are not alike."""
+    content = 'id,text,n\n1,z,"open,en\n7,b,zh\nx y,c",fr\n'
+    assert rows(tmp_path / "a.csv", content) == [
+        ("a, line 2", WRONG),
+        {"id": "7", "text": "b", "n": "zh"},
+        {"id": "x y", "text": 'c"', "n": "fr"},
+    ]
+
+
 def test_lines_of_a_text_may_have_as_many_commas_as_the_table(tmp_path: Path) -> None:
     """Three lines of four cells that are not alike may be so by chance."""
     content = 'id,a,b,text\n1,x,y,"for one\nand two,three,or,more\nthen,five,six,seven"\n'
@@ -125,7 +136,7 @@ def test_unreadable_rows_of_jsonl_cost_their_lines(tmp_path: Path) -> None:
         {"text": "b"},
         ("a, line 6", WRONG),
     ]
-    with pytest.raises(ValueError, match="line 3"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 3"):
         read_table(tmp_path / "a.jsonl")
 
 
@@ -167,6 +178,12 @@ def test_cells_and_names_of_another_encoding_are_unreadable(
 ) -> None:
     content = text.encode("gb18030")
     assert rows(tmp_path / name, content) == [(row_place, "not utf-8")]
+
+
+def test_a_line_of_json_in_another_encoding_costs_itself(tmp_path: Path) -> None:
+    content = '"a"\n"狗"\n"b"\n'.encode("gb18030")
+    expected_rows = [{"text": "a"}, ("a, line 2", "not utf-8"), {"text": "b"}]
+    assert rows(tmp_path / "a.jsonl", content) == expected_rows
 
 
 @pytest.mark.parametrize(
@@ -212,6 +229,28 @@ def test_bytes_and_unnamed_levels_of_parquet_are_left_out(
     assert "columns of bytes are left out: raw, fixed" in caplog.text
     assert len(parquet_rows) == 600
     assert parquet_rows[-1] == ("a, row 599", {"text": "a", "n": 599})
+
+
+class Picture:
+    """As a library of pictures has them."""
+
+    __module__ = "PIL.Image"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_of_bytes"),
+    [
+        (["text", b"raw"], True),
+        ([], False),
+        (np.array([b"raw"]), True),
+        (np.array([b"raw", 1], object), True),
+        (np.array([1.5]), False),
+        (Picture(), True),
+    ],
+    ids=["list", "empty list", "bytes of NumPy", "objects of NumPy", "numbers", "picture"],
+)
+def test_bytes_are_recognized_within_other_values(value: object, is_of_bytes: bool) -> None:
+    assert holds_bytes(value) == is_of_bytes
 
 
 UNUSABLE_TABLES = {

@@ -129,8 +129,19 @@ def test_the_separator_is_recognized(
         (b'id, text\n1, "a, b"\n', Document("a, b", "1")),
         (b'sep=,\nid, "text"\n1, a\n', Document("a", "1")),
         (b" id,text \n1, a\n", Document(" a", "1")),
+        (b"text\n a\n", Document(" a")),
+        (b"id, text,n\n1, a,2\n", Document(" a", "1", {"n": "2"})),
     ],
-    ids=["named", "UTF-16", "one column", "spaces", "named, spaces", "spaces in names alone"],
+    ids=[
+        "named",
+        "UTF-16",
+        "one column",
+        "spaces",
+        "named, spaces",
+        "spaces in names alone",
+        "space in one column",
+        "space after one separator",
+    ],
 )
 def test_separators_of_excel_and_of_one_column(
     tmp_path: Path,
@@ -229,7 +240,9 @@ def test_json_values_may_take_several_lines(tmp_path: Path) -> None:
         '["a"\n"b"]',
         '["a"]\n["b"]',
         '["a"\n',
+        '["a",\n' + "[" * 10**5,
     ],
+    ids=["no value", "cut in a key", "no comma", "two arrays", "no end", "too deep"],
 )
 def test_broken_json_is_refused(
     tmp_path: Path,
@@ -237,6 +250,19 @@ def test_broken_json_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match="line 2: no JSON: "):
         read(tmp_path / "a.json", file_content)
+
+
+def test_the_length_of_json_values_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each by itself, also where it begins late in what is read at once."""
+    monkeypatch.setattr("st_reba.corpus.text_files.MAX_CHARS", 80)
+    monkeypatch.setattr("st_reba.corpus.json_rows._CHUNK", 64)
+    texts = ["a" * 50, "b" * 50]
+    records = read(tmp_path / "a.json", json.dumps(texts))
+    assert records == [Document(text) for text in texts]
+    with pytest.raises(ValueError, match="or a value of more than 80 characters"):
+        read(tmp_path / "a.json", f'["{"c" * 200}"]')
 
 
 def test_settings_in_a_folder_are_no_texts(
@@ -309,7 +335,7 @@ def test_a_blank_path_is_refused(path: str) -> None:
 
 def test_compressed_parquet_is_not_supported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"suffix '\.parquet\.gz' is not supported"):
-        read(tmp_path / "a.parquet.gz", b"")
+        read(tmp_path / "a.b.parquet.gz", b"")
 
 
 @pytest.mark.parametrize("encoding", ["", "nonsense", "base64", "undefined", "a\0"])
@@ -317,8 +343,11 @@ def test_unknown_encodings_are_refused(
     tmp_path: Path,
     encoding: str,
 ) -> None:
-    with pytest.raises(ValueError, match=r"encoding=.* is not known; name one of text"):
+    message = r"^encoding=.* is not known; name one of text"
+    with pytest.raises(ValueError, match=message):
         read(tmp_path / "a.txt", "a\n", encoding=encoding)
+    with pytest.raises(ValueError, match=message):
+        read_bytes(b"a\n", encoding)
 
 
 DIGITS = "9" * 5_000
@@ -424,6 +453,7 @@ def test_remedies_name_encodings_that_can_help(tmp_path: Path) -> None:
     """Of one byte for a letter there are many, and each decodes most bytes of the others."""
     (tmp_path / "a.txt").write_bytes("f\u00fcr\n".encode("cp1252"))
     (reject,) = open_source(tmp_path / "a.txt").read()
+    assert "not utf-8: byte 0xfc; " in str(reject)
     assert "'gb18030' (Chinese) or encoding='cp1252' (Western Europe)" in str(reject)
     (tmp_path / "b.txt").write_bytes("Hund\n".encode("utf-16-be"))
     with pytest.raises(ValueError, match=r"does not start with BOM.*encoding='utf-16-le'$"):

@@ -107,6 +107,10 @@ PUBLISHED_FOLDERS: dict[str, tuple[Files, dict[str, int]]] = {
     ),
     "no header": ({"qrels/test.tsv": "q1\td1\t1.0\nq2\td2\t1.0\n"}, {}),
     "TREC": ({"qrels/test.tsv": "q1 0 d1 1\r\nq2 0 d2 1\r\n"}, {}),
+    "two grades": (
+        {"qrels/test.tsv": "query-id\tcorpus-id\tscore\trel\nq1\td1\t1\t0\nq2\td2\t1\t0\n"},
+        {},
+    ),
     "named columns": ({"qrels/test.tsv": "corpus-id\tquery-id\tscore\nd1\tq1\t1\nd2\tq2\t1\n"}, {}),
 }
 
@@ -118,6 +122,20 @@ def test_published_folders_are_read_and_losses_counted(case: str, tmp_path: Path
     assert task.texts == ("ships", "trains", "Ships sail.", "Trains stop.")
     assert task.items == ((0, (2,), (1.0,)), (1, (3,), (1.0,)))
     assert task.dropped == dropped
+
+
+def test_without_judgements_of_test_the_first_by_name_are_read(tmp_path: Path) -> None:
+    train_judgements = JUDGEMENTS.replace("\t1\n", "\t2\n")
+    folder = write_folder(tmp_path, {"qrels/train.tsv": train_judgements})
+    (folder / "qrels/test.tsv").rename(folder / "qrels/dev.tsv")
+    assert read_task(folder).items == ((0, (2,), (1.0,)), (1, (3,), (1.0,)))
+
+
+def test_a_folder_without_queries_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, {})
+    (folder / "queries.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"there is no queries\.jsonl"):
+        read_task(folder)
 
 
 def test_packed_judgements_are_read(tmp_path: Path) -> None:

@@ -68,6 +68,15 @@ def test_settings_that_hide_the_sink_hide_m_tokens(tried_methods: list[Method]) 
     assert hidden_tokens["inplace-bidir"] == 1
 
 
+def test_a_tie_goes_to_the_smaller_k(
+    tried_methods: list[Method], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCORES, ("inplace-bidir", 5, None), 6.0)
+    monkeypatch.setitem(SCORES, ("mask0-bidir", 3, None), 6.0)
+    best_method, _ = choose_k("mini", toy_tasks(["S3"], ["en"])[0])
+    assert str(best_method) == "nosink:pooling=mean,setting=mask0-bidir,k=3"
+
+
 def test_a_baseline_that_is_best_leaves_no_k0_to_try(
     tried_methods: list[Method], monkeypatch: pytest.MonkeyPatch
 ) -> None:

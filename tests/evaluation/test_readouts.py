@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba import Method
 from st_reba.encode import computed_positions, encode_texts, transformer_of
+from st_reba.evaluation import shared_pass
 from st_reba.evaluation.encoding import averaging_bar
 from st_reba.evaluation.readouts import (
     build_on,
@@ -234,6 +235,23 @@ def test_methods_share_a_pass_if_and_only_if_input_and_masks_agree(
     assert len(groups) == pass_count
     grouped_names = [str(method) for group in groups.values() for method in group]
     assert sorted(grouped_names) == sorted(map(str, parse_methods(names)))
+
+
+def test_no_texts_have_no_vectors() -> None:
+    method = Method("echo")
+    assert encode_methods(load_base("mini"), [method], [])[method].shape == (0, 192)
+
+
+def test_states_of_all_layers_that_are_read_fit_into_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base_model = load_base("mini")
+    readouts = [Readout(3, "mean"), Readout(6, "mean"), Readout(6, "last"), Readout(6, "mean", 4)]
+    shared = shared_pass.SharedPass(base_model, readouts, for_words=False)
+    row_length = len(transformer_of(base_model).preprocess(["a cat"])["input_ids"][0])
+    reading_count = 3
+    monkeypatch.setattr(shared_pass, "_MAX_NUMBERS", 3 * row_length * shared.width * reading_count)
+    assert list(map(len, shared.plan_batches(["a cat"] * 7, 4096, {}))) == [3, 3, 1]
 
 
 def test_vectors_depend_on_neither_batch_nor_repetition() -> None:

@@ -224,6 +224,12 @@ def test_files_with_a_header_may_be_unquoted(tmp_path: Path) -> None:
     assert read_task(tmp_path / "named.tsv").items == read_task(tmp_path / "plain.tsv").items
 
 
+def test_a_number_may_name_the_first_of_four_columns(tmp_path: Path) -> None:
+    named = table(**{"2020": [0] * 12}, text1=WORDS, text2=REVERSED_WORDS, score=range(12))
+    named.to_csv(tmp_path / "named.tsv", sep="\t", index=False)
+    assert read_task(tmp_path / "named.tsv").items == read_task(PAIRS).items
+
+
 def test_labels_get_values_and_other_rows_are_dropped() -> None:
     labels = ["entailment", "neutral", "contradiction"] * 8
     source = table(a=WORDS * 2, b=REVERSED_WORDS * 2, gold=labels)
@@ -235,6 +241,11 @@ def test_labels_get_values_and_other_rows_are_dropped() -> None:
     )
     assert (len(task.items), task.dropped) == (16, {"its label": 8})
     assert task.items[1][2] == 0
+
+
+def test_five_texts_are_enough_for_folds() -> None:
+    task = read_task(table(text=WORDS[:5] * 2, label=CLASSES[:10]))
+    assert (task.kind, len(task.texts)) == ("Classification", 5)
 
 
 def test_truth_values_are_read_in_every_form() -> None:
@@ -414,7 +425,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "missing label": (table(text=WORDS, label=["a", "b", " "] * 4,), {}, "row 3, column 'label': .* missing"),
     "no truth value": (table(text1=WORDS, text2=WORDS, label=["yes", "no"] * 6,), {}, "'yes'"),
     "small classes": (table(text=WORDS, label=list("aabbccddeeff"),), {}, "no label has 5 texts"),
-    "one text": (table(text="same", label=CLASSES), {}, "1 different texts are too few for 5 folds"),
+    "four texts": (
+        table(text=WORDS[:4] * 3, label=CLASSES), {}, "4 different texts are too few for 5 folds",
+    ),
     "a name that occurs twice": (
         pd.concat([PAIRS, PAIRS[["score"]]], axis=1), {}, "two columns have one name; there: .*'score', 'score'.",
     ),
@@ -427,7 +440,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "dict of columns": (dict(PAIRS), {}, r"^the table: {.* \(dict\) is no table\. Give a file, a DataFrame"),
     "list of lists": (PAIRS.to_numpy().tolist(), {}, r"^the table: \[\[.* \(list\) is no table"),
     "number to learn from": (LABELLED_TEXTS, {"train": 3}, r"^train: 3 \(int\) is no table"),
-    "unknown class": (LABELLED_TEXTS, {"train": table(text=WORDS, label="a",)}, "'b'"),
+    "unknown class": (LABELLED_TEXTS, {"train": table(text=WORDS, label="z",)}, "train has the label 'a'"),
 }  # fmt: skip
 
 

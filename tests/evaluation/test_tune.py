@@ -458,6 +458,7 @@ def test_each_pass_is_reported_with_the_best_method(
     assert lines[1].startswith(f"1/2 {first_pass[0]}: 1 s; best ")
     assert lines[2].startswith(f"2/2 {second_pass[0]}: 1 s; best ")
     assert lines[2].endswith(f": {replace(report.method, filter=None)}")
+    assert lines[3].startswith("scoring the choice, and what it is compared with")
 
 
 def read_ranking(document: str) -> Task:
@@ -575,7 +576,7 @@ def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
         (lambda: st_reba.build("mini", "auto", texts=TEXTS[:20]), "give 50 at least"),
         (lambda: st_reba.build("mini", "auto", texts=TEXTS, quantization="int3"), "quantization"),
         (lambda: tune.tune("mini", TEXTS, max_cost=float("nan")), "max_cost=nan .*above 0"),
-        (lambda: tune.tune("mini", TEXTS, max_cost=-1.0), "max_cost=-1.0 .*above 0"),
+        (lambda: tune.tune("mini", TEXTS, max_cost=0.0), "max_cost=0.0 .*above 0"),
         (lambda: tune.tune("mini", TEXTS, __file__), "is not a folder"),
         (lambda: tune.tune("mini", np.array(TEXTS), seed=-1), "seed=-1 must be"),
         (lambda: st_reba.build("mini", "auto", texts=TEXTS, seed="a"), "seed='a' must be"),
@@ -585,8 +586,8 @@ def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
         "no texts",
         "few texts",
         "quantization",
+        "no number for a cost",
         "no cost",
-        "negative cost",
         "file",
         "seed",
         "seed of auto",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -295,6 +296,25 @@ def test_notes_tell_how_to_keep_an_index_from_whitening(plan: RetrievalPlan) -> 
     assert "--no-whiten" in plan.notes(candidate)[-1]
     centered_candidate = replace(candidate, filter_kind="center")
     assert "--no-whiten" not in " ".join(plan.notes(centered_candidate))
+
+
+def test_notes_tell_what_scores_of_labels_are(
+    plan: RetrievalPlan, labelled_plan: RetrievalPlan
+) -> None:
+    candidate = Candidate(Method("prompteol"), "center", 1.0, torch.zeros(3))
+    notes = labelled_plan.notes(candidate)
+    assert notes[0] == "Scores are nDCG@10 of the labelled queries."
+    assert notes[1].startswith("Whitened: half-whitened as an index does by default")
+    assert plan.notes(candidate)[0].startswith("A score (0 to 1) says how early a search")
+
+
+def test_the_time_of_words_is_for_a_thousand_texts(
+    plan: RetrievalPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(perf_counter=iter([1.0, 3.0]).__next__)
+    monkeypatch.setattr(tune_plan, "time", clock)
+    row = plan._score_words()
+    assert row.seconds == pytest.approx(1000 * 2 / plan.test_items.text_count)
 
 
 def test_the_default_is_kept_as_an_index_whitens_it(base_folder: str, plan: RetrievalPlan) -> None:

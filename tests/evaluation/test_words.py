@@ -13,7 +13,11 @@ import st_reba
 from st_reba.evaluation import Task, compare, read_task
 from st_reba.evaluation.encoding import shared_vectors
 from st_reba.evaluation.instructions import Instructions
-from st_reba.evaluation.kinds.word_sense import CHINESE_COLUMNS, QUESTION_COLUMNS
+from st_reba.evaluation.kinds.word_sense import (
+    CHINESE_COLUMNS,
+    QUESTION_COLUMNS,
+    find_quoted_word,
+)
 from st_reba.evaluation.readouts import load_base
 from st_reba.methods import Method
 
@@ -39,6 +43,12 @@ def test_published_questions_quote_the_word(tmp_path: Path) -> None:
     assert task.items == (((0, 1, 2, 3), 2),)
     words = [text[start:end] for text, (start, end) in zip(task.texts, task.spans, strict=True)]
     assert words == ["银行"] * 4
+
+
+@pytest.mark.parametrize("quotes", ["“”", "「」", "『』", "‘’", '""', "''"])
+def test_a_word_is_quoted_in_any_marks(quotes: str) -> None:
+    opening, closing = quotes[0], quotes[1]
+    assert find_quoted_word(f"哪句话中{opening} 银行{closing}的意思不同") == "银行"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +117,15 @@ def test_words_have_the_vectors_of_encode_words(base_model: SentenceTransformer,
 def test_guessing_the_odd_sentence_scores_a_quarter(base_model: SentenceTransformer) -> None:
     results = compare(base_model, question_task("ABCD"), METHODS, draws=0).results
     assert [result.scores["accuracy cosine"] for result in results] == [0.25] * len(METHODS)
+
+
+def test_too_few_questions_for_intervals_are_told(
+    base_model: SentenceTransformer, caplog: pytest.LogCaptureFixture
+) -> None:
+    (result,) = compare(base_model, question_task("ABCD"), ["classical"]).results
+    assert result.interval is None
+    assert "table: no intervals" in caplog.text
+    assert "fewer than 10 independent items" in caplog.text
 
 
 def test_entities_are_encoded_word_by_word() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import webbrowser
 from pathlib import Path
-from unittest.mock import ANY, Mock, call
+from unittest.mock import ANY, MagicMock, Mock, call
 
 import pytest
 from starlette import applications, responses, testclient
@@ -101,6 +101,16 @@ def test_launch_opens_models_and_serves_this_machine_alone(
     assert not launch_calls.Timer.called
 
 
+def test_the_page_is_served_at_a_port_of_its_own(
+    launch_calls: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bind_socket = MagicMock()
+    monkeypatch.setattr(serve, "bind_socket", bind_socket)
+    launch_calls.run_server.side_effect = None
+    launch(["mini"])
+    bind_socket.assert_called_once_with("127.0.0.1", 7860)
+
+
 def test_launch_opens_an_index_and_a_browser(launch_calls: Mock) -> None:
     launch(["mini"], port=0, index="i", open_browser=True, dtype="float16")
     launch_calls.open_index.assert_called_once_with("i", dtype="float16")
@@ -148,6 +158,8 @@ def test_the_browser_asks_no_other_server() -> None:
 def test_a_foreign_host_is_refused() -> None:
     client = testclient.TestClient(serve.make_app({}, None, ["testserver"]))
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
+    client = testclient.TestClient(serve.make_app({}, None), follow_redirects=False)
+    assert client.get("/", headers={"Host": "any.example"}).status_code == 307
 
 
 @pytest.mark.slow

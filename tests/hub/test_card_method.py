@@ -25,6 +25,7 @@ from st_reba.hub import save
 from st_reba.hub.card import card_values
 from st_reba.hub.card_base import describe_base
 from st_reba.hub.card_method import describe_input, describe_method
+from st_reba.hub.card_recipe import describe_options
 
 TEXTS = [f"{name} sells {number} books." for name in ("Ann", "王芳", "Tom") for number in range(40)]
 INSTRUCTION_OF_QUERIES = {"query": "Find it", "document": "Doc: "}
@@ -63,6 +64,30 @@ def test_the_recipe_of_a_filtered_model_builds_it_without_the_filter(
     assert "builds the model by `st-reba build recipe.yaml my_model`, without its filter:" in card
     assert "- `filter`" not in card
     assert "| filter | a linear map of 192 to 192 dimensions, fitted on texts |" in card
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "option_help"),
+    [
+        ("nosink:setting=mask0-bidir,k=all", "k", "the converted layers"),
+        (
+            "nosink:setting=mask0-mid,k=2,k0=1",
+            "k0",
+            "half of it, at least 1, is how many of the converted layers, counted from the top, "
+            "hide the sink",
+        ),
+        (
+            "classical:pooling=cls",
+            "pooling",
+            "how the formula pools the positions; the other choices are `last` and `mean`",
+        ),
+    ],
+)
+def test_the_help_of_an_option_follows_its_value(
+    cut_model: SentenceTransformer, method: str, option: str, option_help: str
+) -> None:
+    described_options = describe_options(cut_model, st_reba.Method.parse(method))
+    assert described_options[option] == option_help
 
 
 def test_a_dense_layer_with_an_activation_is_no_filter(tmp_path: Path) -> None:

@@ -187,6 +187,7 @@ DAMAGES: dict[str, Callable[[Any], Any]] = {
     "an unknown number type": lambda stored: stored["made"].update(dtype="os"),
     "no fields": lambda stored: stored.update(fields=None),
     "a tolerance in words": lambda stored: stored.update(tolerance="x"),
+    "10,001 digests": lambda stored: stored.update(digests=dict.fromkeys(range(10_001), "0")),
     "a digest that is a number": lambda stored: stored.update(digests={"config.json": 1}),
 }
 

@@ -153,6 +153,20 @@ def test_an_export_does_not_replace_weights(model: SentenceTransformer, tmp_path
         save_module.check_free(tmp_path / "saved", overwrite=True, is_export=True)
 
 
+def test_an_export_replaces_an_export_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(FileExistsError, match="is not an exported model"):
+        save_module.check_free(tmp_path, overwrite=True, is_export=True)
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "model.onnx").touch()
+    save_module.check_free(tmp_path, overwrite=True, is_export=True)
+    with pytest.raises(FileExistsError, match="holds an exported model. Give overwrite=True"):
+        save_module.check_free(tmp_path, overwrite=False, is_export=True)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(FileExistsError, match="is not an exported model"):
+        save_module.check_free(tmp_path, overwrite=True, is_export=True)
+
+
 def test_a_link_stays_a_link(model: SentenceTransformer, tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     link = tmp_path / "link"

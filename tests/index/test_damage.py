@@ -37,6 +37,7 @@ READS: dict[str, Callable[[Index], object]] = {
 }
 ALTERATIONS = [
     f"UPDATE tombstones SET key = {2**62}",
+    "UPDATE tombstones SET key = 40",  # the next key
     f"UPDATE documents SET key = {2**31} WHERE id = 'd3'",
     f"UPDATE documents SET vector_count = {2**62} WHERE id = 'd3'",
     "UPDATE documents SET vector_count = 'x' WHERE id = 'd3'",
@@ -103,7 +104,7 @@ def test_a_damaged_document_is_not_passed_on(
         read(index)
 
 
-@pytest.mark.parametrize("wrong_key", [-5, 2**40])
+@pytest.mark.parametrize("wrong_key", [-5, 40, 2**40])  # 40 is the next key
 def test_a_search_refuses_keys_of_no_document(
     index_copy: Path,
     wrong_key: int,
@@ -209,9 +210,11 @@ def test_a_state_without_end_is_damage(index_copy: Path, is_signed: bool) -> Non
 
 
 def test_the_error_of_a_lost_vector_file_has_a_remedy(index_copy: Path) -> None:
+    opened_index = Index.open(index_copy)
     next(index_copy.glob("*.faiss")).unlink()
-    with pytest.raises(FileNotFoundError, match="missing; restore a copy"):
-        Index.open(index_copy)
+    for use in (opened_index.verify, lambda: Index.open(index_copy)):
+        with pytest.raises(FileNotFoundError, match="missing; restore a copy"):
+            use()
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,14 @@ def test_rows_may_be_written_in_small_groups(
     pd.testing.assert_frame_equal(*tables)
 
 
+def test_groups_of_rows_are_as_large_as_they_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "_ROW_CHARACTERS", 10)
+    lengths = [4, 6, 1, 9, 12, 3, 3]
+    rows = [(0, "a" * length, None) for length in lengths]
+    groups = export._bounded_groups(rows)
+    assert list(map(len, groups)) == [2, 2, 1, 2]
+
+
 def test_a_faiss_file_finds_the_vectors_by_key(
     index: Index,
     tmp_path: Path,

@@ -8,7 +8,7 @@ import pytest
 from indexes import build, make_documents
 
 from st_reba.index import Index
-from st_reba.index.factories import try_factory
+from st_reba.index.factories import _check_list_count, try_factory
 
 UNUSABLE = [
     ("IVF0,Flat", None),
@@ -52,6 +52,21 @@ def test_build_refuses_an_index_that_cannot_be_searched(
     monkeypatch.setattr("st_reba.corpus.encode_part.encode_texts", None)  # nothing is encoded
     with pytest.raises(ValueError, match="factory="):
         build(index_path, factory=factory, parameters=parameters)
+
+
+@pytest.mark.parametrize("list_count", ["1", "4194304", "4096k", "4M"])
+def test_as_many_lists_are_allowed_as_memory_holds(list_count: str) -> None:
+    _check_list_count(f"IVF{list_count},Flat")
+
+
+@pytest.mark.parametrize("list_count", ["0", "4194305", "4097k", "5M"])
+def test_more_lists_than_memory_holds_are_refused(list_count: str) -> None:
+    with pytest.raises(ValueError, match=f"{list_count} inverted lists, where 1 to 4,194,304"):
+        _check_list_count(f"IVF{list_count},Flat")
+
+
+def test_parameters_other_than_nprobe_may_be_zero() -> None:
+    try_factory("IVF2,Flat", 8, "nprobe=1,max_codes=0")
 
 
 @pytest.mark.parametrize("factory", ["IVF-5,Flat", "IVF2,PQ7", "IVF4,FlatDedup"])

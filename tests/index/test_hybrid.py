@@ -63,6 +63,7 @@ def test_hybrid_agrees_with_brute_force(
         assert result.score == pytest.approx(expected_scores[result.id])
         assert result.score <= previous_score
         previous_score = result.score
+    assert index.search(query, 3, where=where) == results[:3]
 
 
 def test_scores_of_both_sides_are_true_whichever_list_a_document_is_on(

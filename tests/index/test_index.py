@@ -415,7 +415,11 @@ def test_an_index_without_its_model_is_searched_by_vectors(tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "model")
     with pytest.raises(ValueError, match="gone"):
         Index.open(tmp_path / "index").search("cat")
-    assert len(Index.open(tmp_path / "index").search(np.ones(16, np.float32))) == 2
+    query_vector = np.ones(16, np.float32)
+    results = Index.open(tmp_path / "index").search(query_vector)
+    assert len(results) == 2
+    index = Index.open(tmp_path / "index")
+    assert index.search("cat", vectors=query_vector, mode="vectors") == results
 
 
 def test_a_model_from_nowhere_is_not_known(index_path: Path) -> None:

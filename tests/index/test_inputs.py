@@ -78,10 +78,11 @@ def test_results_are_documents_with_their_nearest_passage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("st_reba.index.nearest._TIES", 0)
-    results = index_of_passages.search("gold", 2)
+    results = index_of_passages.search("gold", 2, mode="vectors")
     assert {result.id: result.passage for result in results} == {"1": "gold gold ", "2": "gold"}
-    assert len(index_of_passages.search("dog", 3)) == 3
-    results_by_query = index_of_passages.search(["gold", "king"], 2)
+    assert len(index_of_passages.search("dog", 3, mode="vectors")) == 3
+    # The two nearest passages are of two documents for one query, of one for the other.
+    results_by_query = index_of_passages.search(["gold", "cat ship"], 2, mode="vectors")
     assert list(map(len, results_by_query)) == [2, 2]
 
 

@@ -167,6 +167,28 @@ def test_a_search_notices_that_a_document_is_missing(
         index.search("cat", 99)
 
 
+def test_an_index_whose_pending_vectors_are_missing_is_not_opened(
+    built_index: Path,
+    tmp_path: Path,
+) -> None:
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    run_sql(index_copy, "DELETE FROM pending WHERE key = 41")
+    with pytest.raises(ValueError, match="pending vectors are not what was written"):
+        Index.open(index_copy)
+
+
+def test_verify_reads_pending_vectors_again(
+    built_index: Path,
+    tmp_path: Path,
+) -> None:
+    index_copy = Path(shutil.copytree(built_index, tmp_path / "copy"))
+    index = Index.open(index_copy)
+    index.verify()
+    run_sql(index_copy, "UPDATE pending SET vector = zeroblob(64) WHERE key = 41")
+    with pytest.raises(ValueError, match="pending vectors are not what was written"):
+        index.verify()
+
+
 def test_a_deletion_notices_that_the_state_is_missing(
     built_index: Path,
     tmp_path: Path,

@@ -72,12 +72,12 @@ def test_an_addition_that_waited_in_vain_keeps_its_vectors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with index._store.writing(create=False), pytest.raises(BlockingIOError) as raised:
-        index.add(make_texts(9), **QUIET)
-    assert stopped_progress(index.path) == (9, 9)
-    note = f"{index.path}: 9 of 9 documents are encoded; repeat the call to resume"
+        index.add(make_texts(1), **QUIET)
+    assert stopped_progress(index.path) == (1, 1)
+    note = f"{index.path}: 1 of 1 documents are encoded; repeat the call to resume"
     assert raised.value.__notes__ == [note]
     monkeypatch.setattr("st_reba.corpus.encode_part.encode_texts", None)
-    assert index.add(make_texts(9), **QUIET).added
+    assert index.add(make_texts(1), **QUIET).added
     assert stopped_progress(index.path) is None
 
 

@@ -81,16 +81,19 @@ def test_integers_beyond_64_bits_are_compared_as_floats(index: Index) -> None:
 
 
 def test_few_conditions_are_cached(index: Index) -> None:
+    mask_counts = set()
     for year in range(20):
         find(index, {"n": year})
-    assert index._snapshots.latest is not None
-    assert len(index._snapshots.latest.masks) <= 8
+        assert index._snapshots.latest is not None
+        mask_counts.add(len(index._snapshots.latest.masks))
+    assert max(mask_counts) == 8
 
 
 def test_a_condition_that_no_document_meets_is_warned_of_once(
     index: Index,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    assert find(index, {"lang": "zh"})
     for _ in range(2):
         assert find(index, {"year": 2020}) == []
     metadata_names = r"a\tb, a' b, big, lang, n, on, tags".replace(r"\t", "\t")

@@ -149,7 +149,8 @@ def test_an_index_ranks_as_the_model_with_the_filter(
 
 
 @pytest.mark.parametrize(
-    ("count", "extent"), [(19, None), (50, "center:texts=50"), (110, "whiten:power=0.25")]
+    ("count", "extent"),
+    [(19, None), (20, "center:texts=20"), (99, "center:texts=99"), (100, "whiten:power=0.25")],
 )
 def test_few_texts_allow_less(
     index_path: Path,

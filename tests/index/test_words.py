@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from ranking import all_documents, word_occurrences, words_in
 from st_reba.evaluation.word_scores import word_scores
 from st_reba.index import Document, bm25
 from st_reba.index.query_terms import MAX_QUERY_TERMS, read_terms
-from st_reba.index.terms import ENGLISH, OTHER, language_of
+from st_reba.index.terms import ENGLISH, OTHER, language_of, separated
 from st_reba.index.words import create_words, insert_separated
 
 SYNTAX_TEXT = r"""
@@ -134,6 +137,23 @@ def test_symbols_are_no_part_of_words(index_path: Path, text: str, query: str) -
     assert not index.search("❤️", mode="words")
 
 
+FIRST_AND_LAST_INVISIBLE = (
+    *(0xAD, 0x200D, 0x200E, 0x200F, 0xFEFF),
+    *(0x180B, 0x180F, 0x2060, 0x2064, 0x20D0, 0x20FF),
+    *(0xFE00, 0xFE0F, 0xE0100, 0xE01EF, 0x300, 0x36F),
+)
+
+
+@pytest.mark.parametrize("code", FIRST_AND_LAST_INVISIBLE)
+def test_invisible_characters_and_marks_do_not_part_a_word(code: int) -> None:
+    assert separated(f"x{chr(code)}y") == "xy"
+
+
+@pytest.mark.parametrize(("text", "plain_text"), [("x\u1810y", "x\u1810y"), ("\u1f00", "α")])
+def test_characters_beside_the_invisible_ones_are_letters(text: str, plain_text: str) -> None:
+    assert separated(text) == plain_text
+
+
 def test_letters_of_their_own_stay(index_path: Path) -> None:
     index = build(index_path, ["cat мой", "cat мои"])
     assert ids_of(index.search("мой", mode="words")) == ["0"]
@@ -146,6 +166,12 @@ def test_the_language_is_told_by_its_frequent_words() -> None:
     assert language_of(english_texts) == ENGLISH
     assert language_of([*german_texts, *english_texts]) == ENGLISH
     assert language_of([*german_texts, "The name of the rose"]) == OTHER
+
+
+def test_english_words_are_counted_among_fifty_or_more() -> None:
+    assert language_of(["wort " * 49]) == ENGLISH
+    assert language_of(["the", "wort " * 49]) == OTHER
+    assert language_of(["the " * 3, "wort " * 97]) == ENGLISH
 
 
 def test_terms_of_a_long_query_are_bounded() -> None:
@@ -172,6 +198,25 @@ def test_few_weights_of_words_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         for terms, scores in zip(read_terms(ENGLISH, queries), expected_scores, strict=True):
             assert words.score(connection, terms) == pytest.approx(scores)
             assert sum(len(postings.weights) for postings in words._postings.values()) <= 4
+
+
+def test_single_characters_add_to_the_scores_of_found_documents() -> None:
+    texts = ["睡觉 觉", "觉", "cat", "dog"]
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        create_words(connection, ENGLISH)
+        insert_separated(connection, [(key, separated(text)) for key, text in enumerate(texts)])
+        words = bm25.WordScores(connection, len(texts))
+        (terms,) = read_terms(ENGLISH, ["睡觉"])
+        scores = words.score(connection, terms)
+        scores_of_pairs = words.score(connection, replace(terms, supporting=Counter()))
+    assert scores[0] > scores_of_pairs[0] > 0
+    assert not scores[1:].any()
+
+
+def test_the_best_keys_are_by_score_and_then_by_key() -> None:
+    scores = np.array([0.0, 2.0, 1.0, 2.0, 3.0])
+    assert bm25.best_keys(scores, 2).tolist() == [4, 1]
+    assert bm25.best_keys(scores, 9).tolist() == [4, 1, 3, 2]
 
 
 def test_words_follow_every_change(tmp_path: Path) -> None:
@@ -237,9 +282,27 @@ def test_words_that_do_not_fit_their_documents_are_noticed(
     assert ids_of(index.search("gold", mode="words")) == ["3"]
 
 
-def test_words_of_a_document_that_is_not_there_are_noticed_by_a_search(tmp_path: Path) -> None:
+def test_words_that_documents_have_exchanged_are_noticed(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["cat", "dog"])
+    remove_words = "INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)"
+    for key, text, other_text in ((0, "cat", "dog"), (1, "dog", "cat")):
+        run_sql(index.path, remove_words, key, text)
+        run_sql(index.path, "INSERT INTO words (rowid, text) VALUES (?, ?)", key, other_text)
+    with pytest.raises(ValueError, match="its words are not those of its documents"):
+        index.verify()
+
+
+@pytest.mark.parametrize("mode", ["words", "hybrid"])
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [(99, "its words are not those of its documents"), (1, "documents are missing")],
+    ids=["never there", "deleted"],
+)
+def test_words_of_a_document_that_is_not_there_are_noticed_by_a_search(
+    tmp_path: Path, key: int, problem: str, mode: Any
+) -> None:
     index = build(tmp_path / "index", ["cat", "dog", "ship", "gold moon"])
-    run_sql(index.path, "INSERT INTO words (rowid, text) VALUES (99, 'gold')")
-    for mode in ("words", "hybrid"):
-        with pytest.raises(ValueError, match="its words are not those of its documents"):
-            index.search("gold", mode=mode)  # type: ignore[arg-type]
+    index.delete(["1"])
+    run_sql(index.path, "INSERT INTO words (rowid, text) VALUES (?, 'gold')", key)
+    with pytest.raises(ValueError, match=problem):
+        index.search("gold", mode=mode)

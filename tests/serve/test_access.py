@@ -21,14 +21,25 @@ def test_without_the_variable_there_is_no_key() -> None:
     assert read_keys(None) == []
 
 
-@pytest.mark.parametrize("value", ["", " ", ",", ", ,", "secret,", "secret,,other", "\t"])
+@pytest.mark.parametrize(
+    ("value", "empty_key"),
+    [
+        ("", "key 1 of 1"),
+        (" ", "key 1 of 1"),
+        (",", "key 1 of 2"),
+        (", ,", "key 1 of 3"),
+        ("secret,", "key 2 of 2"),
+        ("secret,,other", "key 2 of 3"),
+        ("\t", "key 1 of 1"),
+    ],
+)
 def test_a_variable_with_an_empty_key_starts_no_server(
-    value: str, monkeypatch: pytest.MonkeyPatch
+    value: str, empty_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, value)
     load_model = Mock()
     monkeypatch.setattr(st_reba, "load", load_model)
-    with pytest.raises(ValueError, match=f"{API_KEY_VARIABLE}: key . of . is empty") as error:
+    with pytest.raises(ValueError, match=f"{API_KEY_VARIABLE}: {empty_key} is empty") as error:
         st_reba.serve.serve("organization/model", port=0)
     assert "secret" not in str(error.value)
     assert not load_model.called

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import quote
 
 import httpx
@@ -73,6 +74,9 @@ def test_an_answer_counts_positions(ask_server: Any, prompted_model: Any) -> Non
     }
     assert answer.json()["object"] == "list"
     assert answer.json()["model"] == "m"
+    (just_enough,) = ask_server((PATH, {"input": TEXTS}), max_tokens=token_count)
+    (too_many,) = ask_server((PATH, {"input": TEXTS}), max_tokens=token_count - 1)
+    assert statuses_of([just_enough, too_many]) == [200, 422]
 
 
 def test_cut_vectors_keep_their_length(ask_server: Any, prompted_model: Any) -> None:
@@ -91,7 +95,7 @@ def test_cut_vectors_keep_their_length(ask_server: Any, prompted_model: Any) -> 
 
 @pytest.mark.parametrize("as_base64", [False, True])
 def test_nan_is_no_answer(as_base64: bool) -> None:
-    vectors = np.full((1, 2), np.nan, dtype=np.float32)
+    vectors = np.array([[1, np.nan]], np.float32)
     with pytest.raises(ValueError, match="not finite"):
         embeddings_json(vectors, 2, as_base64)
 
@@ -445,6 +449,16 @@ def test_search_answers_a_text_by_a_list(ask_server: Any, opened_index: st_reba.
     assert {result["id"] for result in results} == {"2", "3"}
 
 
+def test_long_queries_of_a_search_are_cut_and_counted(
+    ask_server: Any, short_model: SentenceTransformer
+) -> None:
+    app = EmbeddingServer(short_model, "m", index=Mock(search=Mock(return_value=[[]])))
+    (answer,) = ask_server(("/v1/search", {"query": LONG_TEXTS[1]}), app=app)
+    (metrics,) = ask_server(("/metrics", None), app=app)
+    assert answer.json()["results"] == []
+    assert "st_reba_cut_texts_total 1.0" in metrics.text.splitlines()
+
+
 def test_search_answers_texts_by_a_list_each(ask_server: Any, opened_index: st_reba.Index) -> None:
     queries = ["a cat", "money"]
     (answer,) = ask_server(("/v1/search", {"query": queries}), index=opened_index)
@@ -496,9 +510,18 @@ def test_search_says_that_the_index_is_gone(ask_server: Any, opened_index: st_re
     assert error_of(answer)["type"] == "server_error"
 
 
-@pytest.mark.parametrize(("pause", "status"), [(2.0, 408), (0.0, 413)])
+@pytest.mark.parametrize(
+    ("pause", "headers", "status"),
+    [
+        (2.0, {}, 408),
+        (0.0, {}, 413),
+        (2.0, {"Content-Length": str(2**20)}, 408),
+        (2.0, {"Content-Length": str(2**20 + 1)}, 413),  # without waiting for it
+    ],
+)
 def test_a_body_that_does_not_arrive_or_grows_too_large_is_refused(
     pause: float,
+    headers: dict[str, str],
     status: int,
     prompted_model: SentenceTransformer,
     connect: Any,
@@ -513,7 +536,9 @@ def test_a_body_that_does_not_arrive_or_grows_too_large_is_refused(
 
     async def send_requests() -> None:
         async with connect(EmbeddingServer(prompted_model, "m", max_body=1)) as client:
-            answer = await client.post(PATH, content=send_in_pieces(), headers=JSON_HEADERS)
+            answer = await client.post(
+                PATH, content=send_in_pieces(), headers=JSON_HEADERS | headers
+            )
             assert answer.status_code == status
             assert answer.headers["connection"] == "close"
             next_answer = await client.post(PATH, json={"input": "cat"})

@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY, Mock
+from unittest.mock import ANY, MagicMock, Mock
 
 import httpx
 import numpy as np
@@ -123,6 +123,13 @@ def test_a_model_is_served_under_its_name(
         serve_calls.load(),
         served_name,
     )
+
+
+def test_the_default_address_is_local(serve_calls: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+    bind_socket = MagicMock()
+    monkeypatch.setattr(run, "bind_socket", bind_socket)
+    st_reba.serve.serve("a/b")
+    bind_socket.assert_called_once_with("127.0.0.1", 8080)
 
 
 def test_an_index_is_opened_with_the_model(serve_calls: Mock) -> None:
