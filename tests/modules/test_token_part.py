@@ -36,7 +36,7 @@ def fit(model: SentenceTransformer) -> SentenceTransformer:
 @pytest.fixture(scope="module")
 def short_model() -> SentenceTransformer:
     """It reads 40 positions at most, and its texts have two rows."""
-    model = st_reba.build("mini", "prompteol", template="reverseol-topic", device="cpu")
+    model = st_reba.build("mini", "prompteol", template="reverseol-word", device="cpu")
     model.max_seq_length = 40
     return fit(model)
 
