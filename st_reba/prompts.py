@@ -50,7 +50,7 @@ def join_examples(
 
 
 def templates_with_examples() -> dict[str, str]:
-    """The question for a text's word with each number of examples; in Chinese, for its topic."""
+    """Templates that ask for a text in a word, in Chinese for its topic, without examples and with some."""
     templates = {
         "prompteol-word": WORD_QUESTION + WORD_LINE,
         "prompteol-topic-zh": TOPIC_QUESTION_ZH + TOPIC_LINE_ZH,
