@@ -292,7 +292,7 @@ class _DocumentSearch:
         vector_scores = np.array([hit.score for hit in hits])
         scores = fused_scores(word_scores[keys], vector_scores)
         fused_hits = []
-        for row in np.lexsort((keys, -vector_scores, -scores)).tolist():
+        for row in np.lexsort((keys, -scores)).tolist():
             word_score = float(word_scores[keys[row]])
             fused_hits.append(replace(hits[row], score=float(scores[row]), word_score=word_score))
         return fused_hits

@@ -83,6 +83,19 @@ def test_scores_of_both_sides_are_true_whichever_list_a_document_is_on(
         assert explained_scores == pytest.approx(true_scores[result.id])
 
 
+def test_hybrid_results_of_one_score_are_in_the_order_they_were_added(
+    index_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index = build(index_path, ["ship king", "rain", "gold moon", "cat cat"])
+    query_vector = np.asarray(MODEL.encode_query("gold", show_progress_bar=False))
+    vector_order = ids_of(index.search(query_vector, 4))
+    monkeypatch.setattr("st_reba.index.fusion.VECTORS_SHARE", 0)
+    hybrid_order = ids_of(index.search("gold", 4, vectors=query_vector))
+    assert hybrid_order == ["2", "0", "1", "3"]
+    assert vector_order != hybrid_order
+
+
 def test_each_mode_gives_its_own_score(index_path: Path) -> None:
     index = build(index_path, ["gold moon", "cat", "ship king", "rain"])
     cosines = encoded(["gold moon"]) @ encoded(["gold"], "encode_query")[0]
