@@ -220,6 +220,7 @@ def test_what_is_no_text_is_named_with_its_place(base_path: str, item: Any) -> N
 def test_no_texts_give_no_vectors(base_path: str) -> None:
     model = plain_model(base_path)
     assert encode_texts(model, []).shape == (0, model.get_embedding_dimension())
+    assert encode_texts(model, [], truncate_dim=7).shape == (0, 7)
 
 
 def short_reading_model(base_path: str, kind: str) -> SentenceTransformer:

@@ -169,7 +169,50 @@ def test_a_text_may_have_a_quarter_of_the_size_of_the_weights(
     check_repository(folder)
 
 
+# Settings by which transformers, timm, peft or a tokenizer read other files or replace classes.
+SETTINGS_OF_OTHER_FILES = (
+    "attribute_map",
+    "audio_tokenizer",
+    "configuration_files",
+    "fusion_config",
+    "gguf_file",
+    "init_inputs",
+    "kernel_config",
+    "layer_replication",
+    "megatron_config",
+    "transformers_weights",
+    "use_kernels",
+    "use_pretrained_backbone",
+    "use_timm_backbone",
+)
+PROCESSOR_FILES = (
+    "audio_tokenizer_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+    "video_preprocessor_config.json",
+)
+MODEL_TYPES_OF_SEVERAL_MODELS = (
+    "encoder-decoder",
+    "rag",
+    "speech-encoder-decoder",
+    "timm_backbone",
+    "timm_wrapper",
+    "vision-encoder-decoder",
+    "vision-text-dual-encoder",
+)
+# The file and setting, in which options are passed on to transformers.
+PLACES_OF_OPTIONS = [
+    *((SETTINGS, f"{name}_args") for name in ("config", "model", "tokenizer", "processor")),
+    *((SETTINGS, f"{name}_kwargs") for name in ("config", "model", "processor")),
+    *(
+        (f"sentence_{name}_config.json", "model_args")
+        for name in ("albert", "camembert", "distilbert", "roberta", "xlm-roberta", "xlnet")
+    ),
+]
 PADDED = {"processing_kwargs": {"text": {"padding": "max_length"}}}
+ENDLESS_PATTERN = "(a*)*X"
 SOUND_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     (SETTINGS, {"model_args": {"cache_dir": None, "attn_implementation": "eager"}}),
     (SETTINGS, {**PADDED, "max_seq_length": 4096}),
@@ -188,6 +231,34 @@ UNSOUND_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"model_type": "llama", "text_name_or_path": "a/b"}, "text_name_or_path"),
     ("config.json", {"model_type": "llama", "quantization_config": {}}, "quant_method=None is"),
     ("adapter_config.json", {"peft_type": "LORA", "target_modules": "a+b+c+d+e+"}, "take|match"),
+    *(
+        ("adapter_config.json", {"peft_type": "LORA", setting: ENDLESS_PATTERN}, setting)
+        for setting in ("exclude_modules", "target_modules", "modules_to_save", "rank_pattern")
+    ),
+    *(
+        (
+            "config.json",
+            {
+                "model_type": "llama",
+                "quantization_config": {"quant_method": "awq", setting: [ENDLESS_PATTERN]},
+            },
+            setting,
+        )
+        for setting in ("llm_int8_skip_modules", "modules_to_not_convert")
+    ),
+    *(
+        ("config.json", {"model_type": "llama", setting: "x"}, f"{setting}='x' can lead")
+        for setting in SETTINGS_OF_OTHER_FILES
+    ),
+    *(
+        ("config.json", {"model_type": "llama", "inner": {"model_type": model_type}}, "together")
+        for model_type in MODEL_TYPES_OF_SEVERAL_MODELS
+    ),
+    *((name, {"gguf_file": "x"}, f"{name}: gguf_file") for name in PROCESSOR_FILES),
+    *(
+        (name, {setting: {"cache_dir": "x"}}, f"{name}: {setting}: cache_dir may not")
+        for name, setting in PLACES_OF_OPTIONS
+    ),
 ]
 
 
@@ -233,6 +304,16 @@ def test_tables_and_masks_may_be_whole_numbers(
     name: str, shape: tuple[int, ...], is_table: bool
 ) -> None:
     assert StoredTensor("U8", shape, "").is_integer_table(name) is is_table
+
+
+@pytest.mark.parametrize("setting", ["r", "rank", "init_r", "target_r"])
+def test_an_adapter_has_no_higher_rank_than_its_weights(tmp_path: Path, setting: str) -> None:
+    save_file({"a": torch.zeros(4, 9)}, tmp_path / "adapter_model.safetensors")
+    write_json(tmp_path / "adapter_config.json", {"peft_type": "ADALORA", setting: 4})
+    check_base(Repository(str(tmp_path)))
+    write_json(tmp_path / "adapter_config.json", {"peft_type": "ADALORA", setting: 5})
+    with pytest.raises(RepositoryRefused, match="r=5 is more than the rank of the weights, 4"):
+        check_base(Repository(str(tmp_path)))
 
 
 def test_an_adapter_of_itself_is_refused(tmp_path: Path) -> None:

@@ -157,10 +157,13 @@ def test_tune_hands_on_its_options(tune_calls: list[tuple[Any, ...]], capsys: Ca
 
 
 def test_tune_reads_labels(tune_calls: list[tuple[Any, ...]]) -> None:
-    assert main(["tune", "mini", "t.txt", "out", "--labels", "l.csv"]) == 0
-    labels = tune_calls[0][3]["labels"]
+    command = ["tune", "mini", "t.txt", "out", "--labels", "l.csv"]
+    assert main(command) == 0
+    assert main([*command, "--label", "a=1", "--label", "b=2"]) == 0
+    labels, renamed_labels = (options["labels"] for *_, options in tune_calls)
     assert labels.kind == "Classification"
     assert labels.items[1] == (1, "b")
+    assert renamed_labels.items[1] == (1, "2")
 
 
 def test_tune_for_search_reads_rankings(tune_calls: list[tuple[Any, ...]]) -> None:

@@ -138,9 +138,9 @@ def build_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mock:
             {"layer": [1, 2]},
         ),
         (
-            "--repeats 0 --set k=all --set m=2 --set k0=0",
+            "--repeats 0 --pooling mean --set k=all --set m=2 --set k0=0",
             None,
-            {"repeats": 0, "k": "all", "m": 2, "k0": 0},
+            {"repeats": 0, "pooling": "mean", "k": "all", "m": 2, "k0": 0},
         ),
         (
             "--prompt query=a=b --set normalize=false",
@@ -154,9 +154,14 @@ def build_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mock:
             {"template": ["a{text}", "b{text}"]},
         ),
         (
-            "--dtype bfloat16 --trust-remote-code",
+            "--dtype bfloat16 --device cpu --quantization nf4 --trust-remote-code",
             None,
-            {"dtype": "bfloat16", "trust_remote_code": True},
+            {
+                "dtype": "bfloat16",
+                "device": "cpu",
+                "quantization": "nf4",
+                "trust_remote_code": True,
+            },
         ),
         (
             "--method auto --texts texts.txt --set chunk=9",

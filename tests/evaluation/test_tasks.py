@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from st_reba.evaluation import Task, read_task
+from st_reba.evaluation.tables import read_score
 from st_reba.evaluation.task import KINDS, find_kind
 from st_reba.evaluation.task_source import TaskSource, subsample
 from st_reba.evaluation.tasks import kind_of_source
@@ -492,6 +493,11 @@ def test_words_in_place_of_grades_name_an_option_that_reads_them() -> None:
     with pytest.raises(ValueError, match=r"'yes' .* what each word stands for: labels=…"):
         read_task(worded, "Reranking")
     assert len(read_task(worded, "Reranking", labels={"yes": 1, "no": 0}).items) == 2
+
+
+@pytest.mark.parametrize("cell", [1e30, "-1e30"])
+def test_a_score_may_be_as_large_as_the_message_says(cell: object) -> None:
+    assert abs(read_score(cell)) == 1e30
 
 
 def test_a_task_is_not_read_again() -> None:

@@ -111,6 +111,16 @@ def test_a_method_whose_vectors_alone_are_too_large_is_read_by_itself(
     assert [candidate.method for candidate in candidates] == methods
 
 
+def test_another_limit_of_the_input_is_another_pass() -> None:
+    """Though none of the texts is cut: two copies of one may be."""
+    text_views = TaskItems(views_of(DOCUMENTS[:2]))
+    keys = set[str]()
+    for max_seq_length in (64, 65):
+        base_model = load_base("mini", max_seq_length=max_seq_length)
+        keys.add(Trials(base_model, text_views, [None]).pass_key([Method("echo")]))
+    assert len(keys) == 2
+
+
 def test_attention_is_not_read_where_a_base_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:
     text_views = TaskItems(views_of(DOCUMENTS[:20]))
     base_trials = Trials(load_base("mini"), text_views, [None])

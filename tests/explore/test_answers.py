@@ -73,11 +73,14 @@ def test_search_ranks_the_results_of_an_index(cat_index: st_reba.Index) -> None:
     assert answers(cat_index).search(["echo"], "index", "hybrid", "a cat", "") == expected_html
 
 
-def test_search_ranks_pasted_texts() -> None:
+def test_search_ranks_pasted_texts_also_where_there_is_an_index(
+    cat_index: st_reba.Index,
+) -> None:
     results = {"echo": compute.ranked(echo_model(), "a cat", ["The cat sleeps."])}
     expected_html = draw.draw_results(results, "a cat", WORDS["found"])
-    answer_html = answers().search(["echo"], "pasted", "hybrid", "a cat", "The cat sleeps.")
-    assert answer_html == expected_html
+    for page_answers in (answers(), answers(cat_index)):
+        answer_html = page_answers.search(["echo"], "pasted", "hybrid", "a cat", "The cat sleeps.")
+        assert answer_html == expected_html
 
 
 def test_search_by_words_shows_what_the_index_finds_by_words(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -102,6 +102,13 @@ def test_a_template_keeps_its_copies() -> None:
     assert_close(inside.rows, reba_weights(matrix, row))
 
 
+def test_a_pipeline_made_by_hand_keeps_its_copies() -> None:
+    model = st_reba.build("mini", "echo", repeats=3)
+    model[0].recipe = None
+    assert compute.copies_of(model) == (3, False)
+    assert max(look(model, "天气", 2).copies) == 3
+
+
 def test_a_layer_that_runs_twice_is_shown_twice() -> None:
     model = st_reba.build("mini", "nosink", setting="extra-bidir", k=2)
     assert compute.passes_of(model) == 8
@@ -181,8 +188,12 @@ def test_saved_models_are_loaded_as_they_are(
     monkeypatch.setattr(compute, "describe_unserved_tasks", Mock(return_value={}))
     monkeypatch.chdir(tmp_path)
     Path("my model").mkdir()
-    compute.open_model(base, method)
+    model = compute.open_model(base, method, device="cpu")
     assert [name for name, _, _ in recorder.mock_calls] == called_functions
+    last_function = called_functions[-1]
+    assert model is getattr(recorder, last_function).return_value
+    arguments = (base, method) if last_function == "build" else (base,)
+    assert recorder.mock_calls[-1] == getattr(call, last_function)(*arguments, device="cpu")
 
 
 def test_a_field_that_the_page_cannot_fill_is_refused() -> None:
@@ -221,6 +232,8 @@ def test_lines_beyond_the_bounds_are_refused(text: str, key: str, values: dict[s
 
 def test_a_query_is_a_line_and_not_blank_or_long() -> None:
     assert compute.query_of(" a\n b") == "a b"
+    longest_query = "长" * MAX_CHARACTERS
+    assert compute.query_of(longest_query) == longest_query
     with pytest.raises(Refused) as refused:
         compute.query_of("\n ")
     assert refused.value.key == "no_query"
@@ -231,16 +244,25 @@ def test_a_query_is_a_line_and_not_blank_or_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_length", "token_count", "key"),
-    [(41, 21, "cut"), (None, MAX_POSITIONS // 2, "too_many_positions")],
+    ("max_length", "token_count", "key", "values"),
+    [
+        (41, 21, "cut", {"count": 21, "kept": 20}),
+        (
+            None,
+            MAX_POSITIONS // 2,
+            "too_many_positions",
+            {"count": MAX_POSITIONS + 1, "most": MAX_POSITIONS},
+        ),
+    ],
 )
 def test_a_text_that_does_not_fit_is_refused(
-    max_length: int | None, token_count: int, key: str
+    max_length: int | None, token_count: int, key: str, values: dict[str, int]
 ) -> None:
     model = st_reba.build("mini", "reba", max_seq_length=max_length)
     with pytest.raises(Refused) as refused:
         look(model, "天" * token_count, 2)
     assert refused.value.key == key
+    assert refused.value.values == values
 
 
 def test_a_text_that_fits_just_is_shown() -> None:

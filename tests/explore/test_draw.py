@@ -108,6 +108,12 @@ def test_tokens_have_their_weights_in_lines_of_copies() -> None:
     assert labels == ["文本之外", "第 1 遍", "第 2 遍"]
 
 
+def test_weights_of_0_need_no_scale() -> None:
+    inside = inside_of("<s>", "看", "水", "看")
+    answer_html = draw.draw_inside(inside, np.zeros(4), [], 0, WORDS["en"])
+    assert "nan" not in answer_html
+
+
 def test_maps_and_the_sink_of_a_text_are_drawn() -> None:
     answer_html = draw_chinese_text()
     assert escape(WORDS["zh"]["sink_about"].format(token="<s>")) in answer_html

@@ -111,8 +111,18 @@ def test_the_page_is_served_at_a_port_of_its_own(
     bind_socket.assert_called_once_with("127.0.0.1", 7860)
 
 
+def test_the_page_for_other_machines_is_served_by_any_name(
+    launch_calls: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "bind_socket", MagicMock())
+    launch_calls.run_server.side_effect = None
+    launch(["mini"], host="0.0.0.0")
+    launch_calls.make_app.assert_called_once_with(ANY, None, ())
+
+
 def test_launch_opens_an_index_and_a_browser(launch_calls: Mock) -> None:
     launch(["mini"], port=0, index="i", open_browser=True, dtype="float16")
+    launch_calls.open_model.assert_called_once_with("mini", None, dtype="float16")
     launch_calls.open_index.assert_called_once_with("i", dtype="float16")
     models = {"mini": launch_calls.open_model()}
     launch_calls.make_app.assert_called_once_with(models, launch_calls.open_index(), LOOPBACK)
@@ -140,7 +150,17 @@ def test_each_language_is_mounted_without_what_asks_other_servers(
         paths.append(mount.kwargs["path"])
         assert mount.kwargs["ssr_mode"] is False
         assert mount.kwargs["enable_monitoring"] is False
+        assert mount.kwargs["footer_links"] == []
     assert paths == ["/en", "/zh"]
+    assert page_module.Page.mock_calls == [call({}, None, "en"), call({}, None, "zh")]
+
+
+@pytest.mark.usefixtures("page_module")
+def test_a_browser_gets_the_page_in_its_language() -> None:
+    client = testclient.TestClient(serve.make_app({}, None), follow_redirects=False)
+    for accepted_languages, location in (("zh-CN,en;q=0.5", "zh/"), ("en,zh;q=0.5", "en/")):
+        answer = client.get("/", headers={"Accept-Language": accepted_languages})
+        assert answer.headers["location"] == location
 
 
 @pytest.mark.usefixtures("page_module")

@@ -118,6 +118,22 @@ def test_norms_behind_the_attention_are_told(
     assert describe_method(model, describe_base(model[0])).states == states
 
 
+@pytest.mark.parametrize(
+    ("options", "states"),
+    [
+        ({"layer": 0}, "the hidden state of layer 0"),
+        (
+            {"layer": [2, 4], "join": "concat"},
+            "the concatenation of the hidden states of layers 2 to 4, each divided by its length,",
+        ),
+    ],
+    ids=["embeddings", "several layers"],
+)
+def test_the_layers_that_are_read_are_told(options: dict[str, Any], states: str) -> None:
+    model = st_reba.build("mini", "echo", device="cpu", **options)
+    assert describe_method(model, describe_base(model[0])).states == states
+
+
 def test_a_card_of_cut_vectors_does_not_claim_their_length(
     cut_model: SentenceTransformer, tmp_path: Path
 ) -> None:

@@ -6,8 +6,10 @@ import json
 import runpy
 import shutil
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub.constants as constants
 import pytest
@@ -228,7 +230,22 @@ def test_who_may_not_write_is_refused(
     assert_refused(copied_folder, f"{REPO}: .* To write there, log in", OSError)
     monkeypatch.delenv("HF_TOKEN")
     assert_refused(copied_folder, "no token")
+    push(copied_folder, REPO, dry_run=True)
     assert not hub.repos
+    push(copied_folder, REPO, token="hf_writer")
+    assert hub.repos
+
+
+def test_code_of_a_folder_runs_only_where_that_is_allowed(
+    copied_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing_verify = Mock(side_effect=ValueError("enough"))
+    # The package's attribute st_reba.hub.push is a function.
+    monkeypatch.setattr(import_module("st_reba.hub.push"), "verify", failing_verify)
+    for is_trusted in (False, True):
+        with pytest.raises(ValueError, match="enough"):
+            push(copied_folder, REPO, trust_remote_code=is_trusted, dry_run=True)
+        failing_verify.assert_called_with(copied_folder, trust_remote_code=is_trusted)
 
 
 def test_a_hub_that_does_not_answer_asks_for_no_login(

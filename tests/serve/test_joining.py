@@ -19,10 +19,14 @@ from st_reba.serve.app import EmbeddingServer
 
 
 class BatchRecorder:
-    """Records the size of each joined batch. A text "bad" fails; batches wait until ``may_run`` is set."""
+    """Records the size and the longest text of each joined batch.
+
+    A text "bad" fails; batches wait until ``may_run`` is set.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batch_sizes: list[int] = []
+        self.longest_texts: list[int] = []  # in characters
         self.may_run = threading.Event()
         self.may_run.set()
         self.has_begun = threading.Event()
@@ -33,6 +37,7 @@ class BatchRecorder:
         self.has_begun.set()
         assert self.may_run.wait(30)
         self.batch_sizes.append(len(texts))
+        self.longest_texts.append(max(map(len, texts)))
         if "bad" in texts:
             raise RuntimeError("out of memory")
         return self.encode_texts(model, texts, **options)
@@ -67,6 +72,17 @@ def test_requests_are_joined(
     assert sum(batches.batch_sizes) == 2 * len(texts)
     assert max(batches.batch_sizes) <= 16
     assert len(batches.batch_sizes) < 16
+
+
+def test_texts_of_similar_length_share_a_batch(
+    ask_server: Any, plain_model: SentenceTransformer, batches: BatchRecorder
+) -> None:
+    texts = ["cat", "a cat " * 40, "dog", "a dog " * 40]
+    (answer,) = ask_server(
+        (PATH, {"input": texts}), app=EmbeddingServer(plain_model, "m", batch_size=2)
+    )
+    assert batches.longest_texts == [240, 3]
+    assert_near(vectors_of(answer), plain_model.encode(texts))
 
 
 def test_a_failing_text_fails_its_own_request_alone(

@@ -26,6 +26,24 @@ def test_without_a_name_there_is_no_task() -> None:
     assert parse_embedding().task("m") is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "task"),
+    [
+        ({"task": "retrieval.query"}, "query"),  # Jina's
+        ({"task": "retrieval.passage"}, "document"),
+        ({"task": "text-matching"}, None),
+        ({"task": "separation"}, None),
+        ({"task_type": "RETRIEVAL_DOCUMENT"}, "document"),  # Google's
+        ({"task_type": "SEMANTIC_SIMILARITY"}, None),
+    ],
+    ids=str,
+)
+def test_the_purposes_of_other_clients_choose_the_task(
+    fields: dict[str, str], task: str | None
+) -> None:
+    assert parse_embedding(**fields).task("m") == task
+
+
 def test_a_search_has_ten_results_by_default() -> None:
     assert SearchRequest.parse(b'{"query": "a"}').k == 10
 

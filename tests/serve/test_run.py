@@ -133,7 +133,8 @@ def test_the_default_address_is_local(serve_calls: Mock, monkeypatch: pytest.Mon
 
 
 def test_an_index_is_opened_with_the_model(serve_calls: Mock) -> None:
-    st_reba.serve.serve("a/b", index="i", port=0)
+    st_reba.serve.serve("a/b", index="i", port=0, dtype="float16")
+    serve_calls.load.assert_called_once_with("a/b", dtype="float16")
     serve_calls.open_index.assert_called_once_with("i", serve_calls.load())
     opened_index = serve_calls.open_index()
     assert serve_calls.EmbeddingServer.call_args.kwargs["index"] is opened_index
