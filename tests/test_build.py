@@ -270,6 +270,7 @@ REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"template": "{text} {reversed}"}, "mixes {text} and {reversed}"),
     ({"template": "{features} {text}"}, "the name of an argument of encode"),
     ({"template": "{text} {text!r}"}, "a field that is not a plain name"),
+    ({"template": "In one word:"}, "template='In one word:' has no {text} slot"),
     ({"template": "{text} {"}, "template='{text} {' is malformed"),
     ({"template": {"query": "{text}"}}, "the keys query, document"),
     ({"template": {"query": "{text}", "document": "{text}{text}"}}, "same number of {text} slots"),
@@ -327,6 +328,7 @@ REFUSED_CALLS: dict[str, tuple[Callable[[str], object], str]] = {
     "no copy": (lambda path: RepeatTransformer(path, repeats=0), "repeats=0"),
     "unknown positions": (lambda path: RepeatTransformer(path, pooled="first"), "pooled='first'"),
     "unknown join": (lambda path: read(path, last=2, join="sum"), "join='sum'"),
+    "an unknown reading": (lambda path: read(path, of="keys", last=2), "of='keys'"),
     "a layer that is not there": (lambda path: read(path, last=9), "layers 1 to 9"),
     "a second run of no layer": (
         lambda path: NoSinkTransformer(path, layer_masks=["forward"] * 3, second=[(9, "backward")]),
@@ -373,6 +375,10 @@ REFUSED_CALLS: dict[str, tuple[Callable[[str], object], str]] = {
     "no content token": (find_no_content_token, "function does not put its special tokens"),
     "a field without a value": (
         lambda path: encoded(build(path, template="{kind} {text}{text}")),
+        "{kind} needs one text",
+    ),
+    "a field that is not a text": (
+        lambda path: RepeatTransformer(path, template="{kind} {text}").row_layouts(kind=3),
         "{kind} needs one text",
     ),
     "an unknown field": (lambda path: RepeatTransformer(path).row_layouts(kind="x"), "kind='x'"),

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from typing import get_args
+import logging
+from types import SimpleNamespace
+from typing import Any, get_args
 
+import pytest
 import torch
+from architectures import TOKENIZERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Span as ReferencePositions
 
-from st_reba.modules.layout import POOLED, RowLayout, copy_starts, pad, pooled_positions, spans_of
+from st_reba.modules.layout import (
+    POOLED,
+    RowLayout,
+    check_token_ids,
+    copy_starts,
+    pad,
+    pooled_positions,
+    spans_of,
+    special_tokens,
+    tokenize,
+)
 from st_reba.poolings import POSITIONS
 
 LITERALS = st.lists(st.integers(1, 9), max_size=3).map(tuple)
@@ -78,3 +92,38 @@ def test_each_pooled_choice_sees_its_own_positions(
 def test_every_pooled_position_is_described() -> None:
     assert set(POSITIONS) == set(POOLED)
     assert set(get_args(ReferencePositions)) < set(POOLED)
+
+
+def drop_letters(texts: str | list[str], **options: object) -> dict[str, Any]:
+    """A tokenizer that knows only the word "the", which is 5, between 1 and twice 2."""
+    if isinstance(texts, list):
+        return {"input_ids": [[5] if text == "the" else [] for text in texts]}
+    return {"input_ids": [1, 5, 2, 2] if texts == "the" else [1, 2, 2]}
+
+
+def test_special_tokens_stand_around_a_word_that_the_tokenizer_knows() -> None:
+    assert special_tokens(drop_letters) == ((1,), (2, 2))
+
+
+def test_the_limit_of_a_tokenizer_neither_cuts_its_special_tokens_nor_warns_of_a_text(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    tokenizer = TOKENIZERS["bos_eos"]()
+    tokenizer.model_max_length = 2
+    tokenize(tokenizer, ["The river runs past the old mill."])
+    assert special_tokens(tokenizer) == ((tokenizer.bos_token_id,), (tokenizer.eos_token_id,))
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("token_ids", [[], [9]], ids=["no token", "a token"])
+def test_tokens_are_not_compared_with_a_number_of_embeddings_that_is_not_known(
+    token_ids: list[int],
+) -> None:
+    model: Any = SimpleNamespace(get_input_embeddings=object)
+    check_token_ids(torch.tensor(token_ids), model)
+
+
+def test_a_batch_without_a_token_holds_none_that_the_model_lacks() -> None:
+    model: Any = SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(2, 1))
+    check_token_ids(torch.tensor([]), model)

@@ -160,6 +160,12 @@ def test_layers_that_are_not_there_are_refused(k: Any) -> None:
         plan_layers("inplace-back", 4, k=k)
 
 
+def test_a_model_that_is_not_loaded_may_have_1024_layers() -> None:
+    assert plan_layers("inplace-back", None, k=1024).layer_masks == [BACKWARD] * 1024
+    with pytest.raises(ValueError, match="at most 1024 layers"):
+        plan_layers("inplace-back", None, k=1025)
+
+
 @pytest.mark.parametrize(
     ("k", "message"),
     [([1, True], "different"), ([1, 5], "5 layers"), (1, "k0=2 is more")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import reference
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from st_reba import PromptEnsemble
 from st_reba.modules import blocks
-from st_reba.modules.outputs import watch_attention
+from st_reba.modules.outputs import AfterSibling, watch_attention
+from st_reba.modules.passes import ForwardPass, running
 
 TEMPLATES = ["A {text} B", 'This: "{text}" is "', "{text}"]
 
@@ -69,6 +71,21 @@ def test_outputs_are_the_mean_over_layers(
                 expected_vector = expected_vector / expected_vector.norm()
                 expected_vector = expected_vector + normed_mean / normed_mean.norm()
         assert_close(vector, expected_vector)
+
+
+def test_a_module_that_gets_its_input_by_name_takes_no_part(base: Base) -> None:
+    """It is shown to be no norm of the attention's output, as these are called by position."""
+    model = build(base("llama"), "prompteol")
+    forward_pass = ForwardPass(model[0].model, features_of(model, ["a"]))
+    observe_module = Mock()
+    forward_pass.after_sibling.append(observe_module)
+    module = torch.nn.Identity()
+    module.register_forward_hook(AfterSibling())
+    with running(forward_pass):
+        module(input=torch.ones(1))
+        observe_module.assert_not_called()
+        module(torch.ones(1))
+        observe_module.assert_called_once()
 
 
 @pytest.mark.parametrize("equal_norms", [True, False])

@@ -17,6 +17,7 @@ from reference import hidden_and_attention, symmetrized_max
 from torch import Tensor
 
 from st_reba import backbones
+from st_reba.modules import RepeatTransformer
 from st_reba.modules.layers import layers_of, watch_layers
 
 DEPTH = 3
@@ -95,6 +96,17 @@ def test_inner_layers_equal_the_oracle(
             fused_attention = symmetrized_max(attention[:left_layers])
             expected = reference.reba(states, fused_attention, text_layout, "mean")
         assert_close(vector, expected)
+
+
+def test_layers_are_joined_by_their_mean_after_the_norm_unless_told_otherwise(base: Base) -> None:
+    reading = {"of": "states", "first": 1, "last": 2}
+    told = {"join": "mean", "final_norm": True}
+    states: list[Tensor] = []
+    for options in (reading, reading | told):
+        transformer: Any = RepeatTransformer(base("llama"), reading=options)
+        with torch.no_grad():
+            states.append(transformer(transformer.preprocess(TEXTS))["token_embeddings"])
+    assert torch.equal(*states)
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,43 @@ def test_no_keys_are_kept(base: Base) -> None:
     assert not RepeatTransformer(base("gemma2")).config.use_cache
 
 
+def test_two_copies_that_share_nothing_are_the_default(base: Base) -> None:
+    """They fill the 256 positions, but for the token before them."""
+    transformer = RepeatTransformer(base("llama"))
+    features = transformer.preprocess(["a"])
+    assert transformer.copies == features["copy_ids"].max() == 2
+    assert transformer.budget() == (256 - 1) // 2
+    assert set(features) == {"input_ids", "attention_mask", "copy_ids", "spans"}
+    assert not transformer.can_share()
+
+
 def test_more_than_64_copies_are_refused(base: Base) -> None:
+    assert RepeatTransformer(base("llama"), repeats=64).copies == 64
     with pytest.raises(ValueError, match="repeats=65"):
         RepeatTransformer(base("llama"), repeats=65)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_causal"),
+    [((True, True, True), True), ((True, False, True), False), ((), False)],
+    ids=["all", "not all", "none is known"],
+)
+def test_a_model_is_causal_if_all_of_its_layers_say_so(
+    base: Base, flags: tuple[bool, ...], is_causal: bool
+) -> None:
+    loaded: Any = Transformer(base("llama"))
+    for layer in loaded.model.layers:
+        del layer.self_attn.is_causal
+    for layer, flag in zip(loaded.model.layers, flags, strict=False):
+        layer.self_attn.is_causal = flag
+    assert RepeatTransformer(loaded).causal == is_causal
+
+
+def test_a_processor_without_a_tokenizer_is_refused(base: Base) -> None:
+    loaded: Any = Transformer(base("llama"))
+    loaded.processor = SimpleNamespace()
+    with pytest.raises(ValueError, match="SimpleNamespace holds no tokenizer"):
+        RepeatTransformer(loaded)
 
 
 def test_an_instruction_makes_a_text_a_query(base: Base) -> None:
