@@ -54,8 +54,12 @@ def test_an_adapter_with_its_own_embeddings_lengthens_its_base(
     assert model[0].model.config.vocab_size == len(model[0].model.get_input_embeddings().weight)
 
 
-def test_trained_tokens_lengthen_their_base(llama: Path, tmp_path: Path) -> None:
-    options = {"trainable_token_indices": new_ids(llama), "save_embeddings": False}
+@pytest.mark.parametrize("is_named", [False, True], ids=["tokens", "tokens of a module"])
+def test_trained_tokens_lengthen_their_base(llama: Path, tmp_path: Path, is_named: bool) -> None:
+    token_ids: Any = new_ids(llama)
+    if is_named:
+        token_ids = {"embed_tokens": token_ids}
+    options = {"trainable_token_indices": token_ids, "save_embeddings": False}
     adapter, merged = extended_adapter(llama, tmp_path, **options)
     model = build(adapter, "classical", pooling="mean")
     assert_close(

@@ -334,6 +334,10 @@ REFUSED_CALLS: dict[str, tuple[Callable[[str], object], str]] = {
         lambda path: NoSinkTransformer(path, layer_masks=["forward"] * 3, second=[(9, "backward")]),
         "second=[(9, 'backward')]",
     ),
+    "fewer than no sinks": (
+        lambda path: NoSinkTransformer(path, layer_masks=["forward"] * 3, m=-1),
+        "give an m of 0 or more",
+    ),
     "unknown pooling": (lambda path: ReBAPooling(32, "first"), "pooling='first'"),
     "empty pieces": (lambda path: ChunkedReBAPooling(32, chunk=0), "chunk=0"),
     "pieces without a copy": (

@@ -259,6 +259,14 @@ def test_a_number_of_layers_that_is_no_number_is_refused(block_count: Any, tmp_p
         check_gguf(replace(file, metadata=metadata), has_other_tokenizer=False)
 
 
+def test_a_tokenizer_that_splits_by_no_rule_needs_neither_rule_nor_merges(tmp_path: Path) -> None:
+    file = read_gguf(str(gguf_file(tmp_path)))
+    metadata = file.metadata | {"tokenizer.ggml.model": "llama"}
+    for name in ("tokenizer.ggml.pre", "tokenizer.ggml.merges"):
+        del metadata[name]
+    check_gguf(replace(file, metadata=metadata), has_other_tokenizer=False)
+
+
 def test_a_pipe_is_no_gguf_file(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     os.mkfifo(tmp_path / "pipe.gguf")

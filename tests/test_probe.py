@@ -109,6 +109,16 @@ def test_the_version_changes_with_weights_and_settings() -> None:
     assert len({first_version, second_version, version_of(model)}) == 3
 
 
+def test_a_model_whose_weights_changed_is_measured_again() -> None:
+    model = tiny_model()
+    first_probe = take_probe(model)
+    assert take_probe(model) is first_probe
+    with torch.no_grad():
+        next(model.parameters()).normal_(generator=torch.Generator().manual_seed(1))
+    with pytest.raises(ValueError, match="cannot be used with"):
+        first_probe.check_same(take_probe(model), "the index")
+
+
 def test_the_rate_of_encoding_is_measured_with_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     monkeypatch.setattr(model, "encode_document", lambda *_, **__: np.eye(len(PROBE_TEXTS)))
@@ -169,9 +179,14 @@ def test_a_model_of_the_hub_is_loaded_at_its_revision(
     stored_probe = replace(take_probe(MODEL), source="me/it", revision="abc")
     stored_probe.load_model(tmp_path, {"device": "cpu"})
     stored_probe.load_model(tmp_path, {"revision": "def"})
+    replace(stored_probe, revision=None).load_model(tmp_path, {})
+    # What is stored here may have been made from a revision of the Hub.
+    replace(stored_probe, source=".").load_model(tmp_path, {})
     assert calls == [
         ("me/it", {"device": "cpu", "revision": "abc"}),
         ("me/it", {"revision": "def"}),
+        ("me/it", {}),
+        (str(tmp_path), {}),
     ]
 
 

@@ -240,6 +240,12 @@ def test_the_table_of_classes_has_ours() -> None:
     assert listed_classes == our_classes()
 
 
+@pytest.mark.parametrize("name", ["ReBAPooling", "st_reba.Filter", "st_reba.__name__"])
+def test_the_table_of_classes_has_no_other_name_of_the_package(name: str) -> None:
+    """Without its prefix, a class would stand where another package may have one of that name."""
+    assert BaseModel._module_classes.get(name) is None
+
+
 def test_registering_again_keeps_the_classes_of_other_plugins() -> None:
     table: dict[str, type] = {"other.Module": torch.nn.Linear}
     module = SimpleNamespace(BaseModel=SimpleNamespace(_module_classes=table))

@@ -225,6 +225,9 @@ def test_scores_are_divided_by_the_root_of_the_head_size_by_default() -> None:
     unscaled, _ = attention(*arguments, None, softcap=2.0, scaling=None)
     scaled, _ = attention(*arguments, None, softcap=2.0, scaling=0.25)
     assert torch.equal(unscaled, scaled)
+    module, query, key, value = arguments
+    halved, _ = attention(module, query / 2, key, value, None, softcap=2.0, scaling=0.5)
+    assert torch.equal(halved, scaled)
 
 
 def test_position_biases_are_added_to_scores() -> None:

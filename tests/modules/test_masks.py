@@ -354,6 +354,16 @@ def test_an_additive_mask_is_read_as_a_mask_of_true_and_false() -> None:
     assert torch.equal(boolean_mask, native_mask)
 
 
+def test_a_layer_that_is_not_converted_keeps_its_own_mask() -> None:
+    """Also one of numbers that are added to scores, as position biases are."""
+    transformer: Any = Mock(layer_masks=[FORWARD, NOSINK_FORWARD], second=(), m=1)
+    masks = LayerMasks(transformer)
+    native_mask = torch.zeros(1, 1, 2, 2)
+    layer_mask = masks.mask_for_layer(Mock(layer_idx=0), native_mask, False)
+    assert layer_mask.mask is native_mask
+    assert masks.mask_for_layer(Mock(layer_idx=0), None, True) == LayerMask(None, True, False)
+
+
 def test_one_copy_and_one_sink_are_the_defaults(base: Base) -> None:
     transformer = NoSinkTransformer(base("llama"), layer_masks=[NOSINK_FORWARD] * DEPTH)
     assert (transformer.m, transformer.copies, transformer.own_input) == (
@@ -371,6 +381,18 @@ def test_tokens_that_the_model_lacks_are_refused_with_its_own_input_too(base: Ba
     transformer.tokenizer.add_tokens([f"new{number}" for number in range(99)])
     with pytest.raises(ValueError, match="the model only .* embeddings"):
         transformer.preprocess(["new98"])
+
+
+def test_a_models_own_input_is_padded_on_the_right_whatever_its_tokenizer_does(base: Base) -> None:
+    transformer = NoSinkTransformer(
+        base("llama"), layer_masks=[NOSINK_FORWARD] * DEPTH, own_input=True
+    )
+    transformer.tokenizer.pad_token = "<s>"
+    transformer.tokenizer.padding_side = "left"
+    short_mask, long_mask = transformer.preprocess(["a", "a b c"])["attention_mask"].tolist()
+    real_count = sum(short_mask)
+    assert real_count < sum(long_mask) == len(long_mask)
+    assert short_mask == [1] * real_count + [0] * (len(short_mask) - real_count)
 
 
 def test_masks_that_the_attention_does_not_use_are_missed(base: Base) -> None:

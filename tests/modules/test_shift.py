@@ -34,6 +34,17 @@ def test_folder_without_weights_is_refused(tmp_path: Path) -> None:
         QueryShift.load(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("is_safe", "file_name"), [(True, "model.safetensors"), (False, "pytorch_model.bin")]
+)
+def test_weights_are_saved_in_the_format_that_is_asked_for(
+    tmp_path: Path, is_safe: bool, file_name: str
+) -> None:
+    QueryShift(2, SHIFT).save(str(tmp_path), safe_serialization=is_safe)
+    assert {file.name for file in tmp_path.iterdir()} == {"config.json", file_name}
+    assert torch.equal(QueryShift.load(str(tmp_path)).get_buffer("shift"), SHIFT)
+
+
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
     """A saved model that ends with a shift."""

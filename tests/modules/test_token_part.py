@@ -123,6 +123,19 @@ def test_the_first_token_of_the_vocabulary_counts() -> None:
     assert not torch.equal(first, second)
 
 
+def test_a_part_in_16_bits_computes_in_32() -> None:
+    """But for what its buffers lose, and the vectors that it gives."""
+    generator = torch.Generator().manual_seed(0)
+    token_part = TokenPart(2, 5, 3, 2, share=0.4)
+    for buffer in token_part.buffers():
+        buffer.copy_(torch.randn(buffer.shape, generator=generator).bfloat16())
+    vectors = torch.randn(4, 2, generator=generator).bfloat16()
+    means = torch.randn(4, 3, generator=generator)
+    expected = token_part.join(vectors.float(), means, "query")
+    joined = token_part.bfloat16().join(vectors, means, "query")
+    assert torch.equal(joined, expected.bfloat16())
+
+
 @pytest.mark.parametrize("features", [{}, {"content_ids": torch.tensor([[1, -1]])}])
 def test_a_module_without_embeddings_is_refused(features: dict[str, Tensor]) -> None:
     with pytest.raises(ValueError, match="no tokens of the texts are there"):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from st_reba.modules.layout import (
     special_tokens,
     tokenize,
 )
+from st_reba.modules.training import checkpoint_in_pass
 
 
 def test_bfloat16_products_of_few_processors_are_switched_off(
@@ -262,6 +264,13 @@ def test_checkpointing_that_would_be_wrong_is_refused(
     assert model[0].train().model.training
 
 
+def test_checkpointing_in_an_unknown_way_is_called_so() -> None:
+    layer: Any = torch.nn.Linear(1, 1)
+    layer.gradient_checkpointing = True
+    with pytest.raises(ValueError, match="Linear does it in an unknown way"):
+        checkpoint_in_pass(layer, [object()])
+
+
 def test_an_adapter_whose_base_is_in_no_folder_is_not_trained(base: Base) -> None:
     model: Any = build_pipeline(base("llama"), "echo last").train()
     transformer = model[0]
@@ -374,10 +383,22 @@ def test_a_published_copy_names_the_section_that_it_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("st_reba.modules.extensions.IS_INSTALLED", False)
+    monkeypatch.setattr("st_reba.modules.load_sections", lambda: pytest.fail("it was loaded"))
     empty_registry = Extensions()
     assert not empty_registry.has("run_shared")
     with pytest.raises(ValueError, match="lacks 'parse_templates'.* pip install st-reba"):
         empty_registry.parse_templates("{text}")
+
+
+def test_the_package_loads_its_sections_for_a_name_that_is_not_there_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = Extensions()
+    load_sections = partial(setattr, registry, "reverse_words", str.swapcase)
+    monkeypatch.setattr("st_reba.modules.load_sections", load_sections)
+    assert registry.reverse_words("a") == "A"
+    with pytest.raises(ValueError, match="lacks 'no_such_section'"):
+        registry.no_such_section("a")
 
 
 def test_numbered_layers_whose_code_can_be_read_lack_the_terms_that_it_does_not_name() -> None:

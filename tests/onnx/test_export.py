@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -272,9 +273,20 @@ def test_verify_refuses_a_vector_that_is_off(exported_model: Exported) -> None:
     assert not verify_graph(str(exported_model.folder), golden_values, hub={}).ok
 
 
-def test_verify_refuses_another_device(exported_model: Exported) -> None:
-    with pytest.raises(ValueError):
-        verify(exported_model.folder, device="cuda")
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"device": "cuda"}, "device='cuda'"),
+        ({"dtype": "bfloat16"}, "dtype='bfloat16'"),
+        ({"device": "cpu", "dtype": "float16"}, "device='cpu', dtype='float16'"),
+    ],
+    ids=str,
+)
+def test_verify_refuses_another_device_and_number_type(
+    exported_model: Exported, options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ValueError, match=f"is a graph, .* drop {named}"):
+        verify(exported_model.folder, **options)
 
 
 def test_verify_downloads_graphs_from_the_hub(
@@ -382,6 +394,42 @@ def test_a_fault_of_tracing_is_named_by_its_cause(
     ):
         tracing.export_graph(graph, tmp_path / "b")
     assert logging.root.manager.disable == logging.NOTSET
+
+
+@pytest.mark.parametrize(("spare_bytes", "stands_beside"), [(0, False), (-1, True)])
+def test_weights_stand_beside_a_graph_where_they_are_larger_than_a_file_may_be(
+    base: Base,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spare_bytes: int,
+    stands_beside: bool,
+) -> None:
+    weights = onnx.numpy_helper.from_array(np.ones(1024, np.float32), "weights")
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1024])
+    node = onnx.helper.make_node("Identity", ["weights"], ["y"])
+    proto = onnx.helper.make_model(onnx.helper.make_graph([node], "graph", [], [output], [weights]))
+    traced_model = import_module("onnx_ir").from_proto(proto)
+    monkeypatch.setattr(tracing, "_trace", lambda graph: traced_model)
+    monkeypatch.setattr(tracing, "MAX_BYTES", 4096 + spare_bytes)
+    graph = EmbeddingGraph(build(base("llama"), "echo"))
+    tracing.export_graph(graph, tmp_path / "onnx" / "model.onnx")
+    assert (tmp_path / "onnx" / "model.onnx_data").exists() == stands_beside
+
+
+def test_an_added_token_that_the_file_reads_otherwise_is_refused(
+    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = EmbeddingGraph(build(base("mini"), "reba"))
+    graph.transformer.text_tokenizer.add_tokens("quokka")
+    write_tokenizer(graph, tmp_path)
+    tokenize_content = graph.transformer.tokenize_content
+
+    def split_inside_words(texts: list[str]) -> Any:
+        return tokenize_content([text.replace("aquokka", "aquo kka") for text in texts])
+
+    monkeypatch.setattr(graph.transformer, "tokenize_content", split_inside_words)
+    with pytest.raises(ValueError, match="for 'aquokkab', a tokenizer.json gives"):
+        write_tokenizer(graph, tmp_path)
 
 
 def test_rows_of_attention_need_the_attention_interface(base: Base, tmp_path: Path) -> None:
@@ -511,6 +559,7 @@ def test_the_file_of_a_model_without_positions_has_its_limit(
     write_folder(model, graph, tmp_path)
     config = read_json(tmp_path / "config.json")
     assert config.get("max_position_embeddings") == max_length
+    assert "null" not in config
 
 
 def test_an_exported_folder_says_what_it_is_where_torch_should_load_it(
