@@ -270,7 +270,6 @@ REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"template": "{text} {reversed}"}, "mixes {text} and {reversed}"),
     ({"template": "{features} {text}"}, "the name of an argument of encode"),
     ({"template": "{text} {text!r}"}, "a field that is not a plain name"),
-    ({"template": "In one word:"}, "template='In one word:' has no {text} slot"),
     ({"template": "{text} {"}, "template='{text} {' is malformed"),
     ({"template": {"query": "{text}"}}, "the keys query, document"),
     ({"template": {"query": "{text}", "document": "{text}{text}"}}, "same number of {text} slots"),

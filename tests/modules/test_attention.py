@@ -128,6 +128,26 @@ def test_blocks_have_the_output_and_the_probabilities_of_the_whole(
     assert len(block_sizes) == (11 if terms.causal else 15)
 
 
+@pytest.mark.parametrize(
+    ("room", "text_count", "query_count"),
+    [(0, 1, 16), (63, 1, 63), (64, 2, 32)],
+    ids=["no room", "one text", "two texts"],
+)
+def test_a_block_takes_another_text_where_each_has_room_for_32_queries(
+    room: int, text_count: int, query_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block of one text has at least 16 queries; ``room`` is for queries of a text with four heads."""
+    monkeypatch.setattr(blocks, "BLOCK_SIZE", room * 4 * LENGTH)
+    shapes: list[tuple[int, ...]] = []
+    with torch.no_grad():
+        attend_in_blocks(
+            *random_heads(),
+            SCORES["window"],
+            lambda block, texts, start: shapes.append(block.shape),
+        )
+    assert shapes[0] == (text_count, 4, query_count, LENGTH)
+
+
 @pytest.mark.parametrize("terms", SCORES.values(), ids=SCORES)
 def test_blocks_have_the_gradients_of_the_whole(
     terms: ScoreTerms, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import families
 import pytest
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from st_reba import backbones
 from st_reba.modules import RepeatTransformer
-from st_reba.modules.layers import layers_of, watch_layers
+from st_reba.modules.layers import ModuleCall, layers_of, watch_layers
 
 DEPTH = 3
 STATE_SIZE = 32
@@ -147,6 +148,21 @@ def test_another_list_of_the_same_length_is_not_taken_for_the_layers(
     other_list[0].layer_idx = 0
     decoder.embed_tokens.others = other_list
     assert layers_of(decoder) is decoder.layers
+
+
+@pytest.mark.parametrize("is_by_name", [False, True])
+def test_a_layer_runs_again_with_its_other_arguments(is_by_name: bool) -> None:
+    states, other_states, output = torch.rand(3, 1, 2, 4)
+    layer = Mock()
+    layer.forward.return_value = output
+    if is_by_name:
+        layer_call = ModuleCall(layer, (), {"hidden_states": states, "position": 1})
+        assert layer_call.repeat(other_states) is output
+        layer.forward.assert_called_once_with(other_states, position=1)
+    else:
+        layer_call = ModuleCall(layer, (states, "mask"), {"position": 1})
+        assert layer_call.repeat(other_states) is output
+        layer.forward.assert_called_once_with(other_states, "mask", position=1)
 
 
 def test_a_base_whose_states_change_without_its_upper_layers_is_refused(

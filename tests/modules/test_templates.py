@@ -93,3 +93,8 @@ def test_more_than_64_templates_or_slots_are_refused(base: Base, template: str |
 def test_a_template_holds_the_text_in_one_word_order() -> None:
     with pytest.raises(ValueError, match="mixes {text} and {reversed}"):
         parse_templates('"{text}" "{reversed}" Word: "')
+
+
+def test_a_template_holds_the_text() -> None:
+    with pytest.raises(ValueError, match="template='In one word:' has no {text} slot"):
+        parse_templates({"query": "{text}", "document": "In one word:"})

@@ -28,7 +28,7 @@ from tokenizers import normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from st_reba.modules import RepeatTransformer
-from st_reba.modules.code import _has_terms, code_of
+from st_reba.modules.code import _has_terms, code_of, merged_imports
 from st_reba.modules.extensions import Extensions
 from st_reba.modules.layout import (
     RowLayout,
@@ -63,6 +63,7 @@ def test_two_copies_that_share_nothing_are_the_default(base: Base) -> None:
     transformer = RepeatTransformer(base("llama"))
     features = transformer.preprocess(["a"])
     assert transformer.copies == features["copy_ids"].max() == 2
+    assert transformer.max_seq_length == 256
     assert transformer.budget() == (256 - 1) // 2
     assert set(features) == {"input_ids", "attention_mask", "copy_ids", "spans"}
     assert not transformer.can_share()
@@ -172,6 +173,31 @@ def test_a_prompt_that_leaves_no_room_is_told_by_its_positions(base: Base) -> No
     )
     with pytest.raises(ValueError, match=message):
         model.encode("a", prompt=prompt)
+
+
+def test_the_longest_of_several_templates_leaves_no_room(base: Base) -> None:
+    template = ["{text}", "A long wording: {text}", "A word: {text}"]
+    transformer = RepeatTransformer(base("llama"), template=template)
+    taken = max(len(transformer.text_tokenizer(wording[:-6])["input_ids"]) for wording in template)
+    transformer.text_tokenizer.model_max_length = taken
+    with pytest.raises(ValueError, match=f"template and prompt take {taken} positions"):
+        transformer.budget()
+
+
+def test_a_limit_beyond_the_positions_is_refused_where_it_is_given(base: Base) -> None:
+    transformer = RepeatTransformer(base("llama"), processor_kwargs={"model_max_length": 257})
+    with pytest.raises(ValueError, match="max_seq_length=257 is more than the model's 256"):
+        transformer.budget()
+
+
+@pytest.mark.parametrize("pipeline", ["echo last", "reba mean", "mask0"])
+def test_states_are_zero_at_padding_alone(base: Base, pipeline: str) -> None:
+    model: Any = build_pipeline(base("llama"), pipeline)
+    features = features_of(model, ["a", "The river runs past the old mill."])
+    is_real = features["attention_mask"].bool()
+    with torch.no_grad():
+        states = model[0](features)["token_embeddings"]
+    assert torch.equal(states.any(dim=2), is_real)
 
 
 # 10³⁰ is transformers' way of saying that the tokenizer has no limit; the model has 256 positions.
@@ -366,6 +392,11 @@ def test_a_model_takes_the_code_with_it_that_it_needs_and_no_more(
         max_lines += MAX_LINES_OF_CHUNKS
     assert len(code.splitlines()) <= max_lines
     ast.parse(code)
+
+
+def test_a_section_may_use_the_name_of_an_import_that_must_stand_first() -> None:
+    statements = ast.parse("from __future__ import annotations").body
+    assert merged_imports(statements, {"annotations"}) == []
 
 
 @pytest.mark.slow
