@@ -135,7 +135,7 @@ class DelimitedRows:
         record_lines = self._feed.record_lines
         column_count = len(header)
         is_whole = len(fields) == column_count
-        if self._joins_rows(record_lines, header, is_whole=is_whole):
+        if self._joins_rows(record_lines, column_count, is_whole=is_whole):
             last_line_number = line_number + len(record_lines) - 1
             return self._give_up_first_line(
                 f"it would swallow lines {line_number + 1} to {last_line_number}, which are rows by themselves"
@@ -151,9 +151,8 @@ class DelimitedRows:
             "columns"
         )
 
-    def _joins_rows(self, lines: list[str], header: list[str], *, is_whole: bool) -> bool:
+    def _joins_rows(self, lines: list[str], column_count: int, *, is_whole: bool) -> bool:
         """True if a quote joins lines that appear to be rows by themselves."""
-        column_count = len(header)
         if len(lines) == 1 or column_count == 1:
             return False
         # If the record is a valid row, its first line must look like a row by itself too.
@@ -161,7 +160,9 @@ class DelimitedRows:
         rows = [line.rstrip("\r\n").split(self.separator) for line in joined_lines]
         if any(len(row) != column_count for row in rows):
             return False
-        if is_whole and _has_spaced_cells(rows) and not _has_spaced_cells([header]):
+        if self._skips_spaces:
+            rows = [[cell.lstrip(" ") for cell in row] for row in rows]
+        if is_whole and _has_spaced_cells(rows):
             return False  # commas of a text
         agreement = len(rows) * (column_count - 1)
         if not is_whole or agreement >= _MAX_CHANCE_AGREEMENT:

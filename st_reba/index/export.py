@@ -112,8 +112,6 @@ def _write_parquet(
     rows = _read_rows(connection)
     with parquet.ParquetWriter(stream, schema) as writer:
         for segment in segments:
-            if not len(segment.keys):
-                continue
             vectors = segment.load()
             for segment_rows in _bounded_groups(islice(rows, len(segment.keys))):
                 column_values = zip(*segment_rows, strict=True)

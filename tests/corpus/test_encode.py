@@ -150,8 +150,10 @@ def test_a_complete_corpus_is_not_encoded_again(
 
 
 def test_a_run_that_was_killed_at_its_beginning_begins_again(tmp_path: Path) -> None:
-    (tmp_path / "corpus" / "documents").mkdir(parents=True)
-    (tmp_path / "corpus" / ".corpus.json.1.tmp").touch()
+    for folder_name in ("documents", "vectors"):
+        (tmp_path / "corpus" / folder_name).mkdir(parents=True)
+    for file_name in (".corpus.json.1.tmp", ".lock"):
+        (tmp_path / "corpus" / file_name).touch()
     encode(tmp_path / "corpus").verify()
 
 
@@ -325,6 +327,9 @@ def test_rejects_are_listed(tmp_path: Path) -> None:
     places = [json.loads(line)["place"] for line in lines]
     assert places == [row_place for row_place, _, _ in rejects]
     assert corpus.header()["totals"]["rejected"] == 5
+    # Without vectors, those of them that cannot be used are not known.
+    corpus.vectors_path(0).unlink()
+    assert len(list(corpus.rejects())) == 4
 
 
 def test_a_part_may_have_rejects_alone(tmp_path: Path) -> None:
@@ -338,6 +343,7 @@ def test_a_strict_source_stops_at_a_reject(tmp_path: Path) -> None:
     assert not (tmp_path / "corpus").exists()
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize(
     ("place", "value", "row", "fault"),
     [(1, 0, 0, "zero"), ((-2, 0), 1e6, 1, "NaN or infinite in float16")],
@@ -399,7 +405,9 @@ def test_folders_and_files_of_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.txt").write_text("cat", encoding="utf-8")
     (tmp_path / "file").touch()
-    for name in ("mine", "file"):
+    (tmp_path / "other" / "documents").mkdir(parents=True)
+    (tmp_path / "other" / "documents" / "a.txt").touch()
+    for name in ("mine", "file", "other"):
         with pytest.raises(FileExistsError):
             encode(tmp_path / name, overwrite=True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["a.txt"]

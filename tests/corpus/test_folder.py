@@ -74,6 +74,43 @@ def test_vectors_of_another_shape_or_type_are_not_read(
         corpus.vectors(0)
 
 
+def test_vectors_that_were_written_again_are_compared_again(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "corpus")
+    corpus.vectors(0)
+    corpus.write_vectors(0, np.ones((1, 16), np.float32), "float32")
+    np.save(corpus.vectors_path(0), np.zeros((1, 16), np.float32))
+    with pytest.raises(ValueError, match="its SHA-256 is not that"):
+        corpus.vectors(0)
+
+
+def test_vectors_that_came_back_are_compared_again(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "corpus")
+    corpus.vectors(0)
+    summary = corpus.summary_path(0).read_bytes()
+    corpus.remove_vectors(0)
+    corpus.summary_path(0).write_bytes(summary)
+    np.save(corpus.vectors_path(0), np.zeros((1, 16), np.float32))
+    with pytest.raises(ValueError, match="its SHA-256 is not that"):
+        corpus.vectors(0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model": {}, "settings": {"part_size": 1}},
+        {"model": {"vectors": []}, "settings": {}},
+    ],
+    ids=["model", "settings"],
+)
+def test_a_header_in_which_something_is_missing_is_damaged(
+    tmp_path: Path, content: dict[str, Any]
+) -> None:
+    corpus = Corpus(tmp_path)
+    corpus.write_header(content)
+    with pytest.raises(ValueError, match="not the header of a corpus, or damaged"):
+        corpus.header()
+
+
 def test_numbers_of_options_are_below_two_to_the_31st() -> None:
     assert EncodeOptions(batch_tokens=2**31 - 1).batch_tokens == 2**31 - 1
     with pytest.raises(ValueError, match="batch_tokens=2147483648 must be a whole number"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,11 @@ def mixed_folder(tmp_path: Path) -> Path:
     write(tmp_path / "more" / "c.csv", [{"body": "ship", "doc_id": 7}])
     (tmp_path / "more" / ".hidden.txt").write_text("hidden", encoding="utf-8")
     (tmp_path / "picture.png").touch()
+    (tmp_path / "LICENSE").touch()
     (tmp_path / "model" / "modules.json").touch()
     (tmp_path / "model" / "README.md").write_text("card", encoding="utf-8")
     (tmp_path / "corpus" / "corpus.json").touch()
+    write(tmp_path / "corpus" / "rejects.jsonl", [{"place": "record 1", "text": "rejected"}])
     write(tmp_path / "corpus" / "documents" / "00000.parquet", ROWS)
     return tmp_path
 
@@ -114,7 +116,19 @@ def test_the_texts_of_a_folder_are_read(
 ) -> None:
     line = Document("cat", None, {"file": "a.txt", "line": 1})
     assert read(mixed_folder) == [line, *EXPECTED, Document("ship", "7")]
-    assert "1 .png" in caplog.text
+    assert "not read: 1 without a suffix, 1 .png; convert them to" in caplog.text
+
+
+def test_the_commonest_suffixes_that_are_not_read_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.txt").write_text("cat\n", encoding="utf-8")
+    for suffix_number in range(9):
+        for file_number in range(9 - suffix_number):
+            (tmp_path / f"{file_number}.x{suffix_number}").touch()
+    assert len(read(tmp_path)) == 1
+    assert "not read: 9 .x0, 8 .x1," in caplog.text
+    assert ", 2 .x7; convert them to" in caplog.text
 
 
 def test_tables_of_a_folder_may_have_different_columns(mixed_folder: Path) -> None:
@@ -159,10 +173,13 @@ def test_rows_of_a_single_file_do_not_name_it(tmp_path: Path) -> None:
     assert document == Document("cat", None, {"year": 2019})
 
 
-def test_columns_that_name_a_file_stay(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", [{"text": "king", "file": "own.py", "line": 7, "id": None}])
+@pytest.mark.parametrize(
+    "place", [{"file": "own.py", "line": 7}, {"file": "own.py"}, {"line": 7}, {"row": 7}]
+)
+def test_columns_that_name_a_file_stay(tmp_path: Path, place: dict[str, Any]) -> None:
+    write(tmp_path / "a.jsonl", [{"text": "king", **place, "id": None}])
     (document,) = read(tmp_path)
-    assert document == Document("king", None, {"file": "own.py", "line": 7})
+    assert document == Document("king", None, place)
 
 
 def test_the_position_does_not_count_in_the_content_of_a_document() -> None:
@@ -190,6 +207,12 @@ def test_times_of_numpy_are_iso_strings() -> None:
     assert isinstance(document, Document)
     iso_text = "2024-05-01T10:00:00.500000"
     assert document.metadata == {"at": iso_text, "both": [iso_text], "took": "0:00:00"}
+
+
+@pytest.mark.parametrize("unit", ["ns", "ps", "fs", "as"])
+def test_times_of_numpy_may_be_finer_than_those_of_python(unit: str) -> None:
+    duration = np.timedelta64(2, "us").astype(f"timedelta64[{unit}]")
+    assert to_json_value(duration) == "0:00:00.000002"
 
 
 @pytest.fixture
@@ -222,6 +245,8 @@ def test_texts_alone_are_read_with_a_warning_of_rejects(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert read(folder_of_texts / "a.md") == [CAT]
+    (oddly_named,) = read(folder_of_texts / "e\udcb0.md")
+    assert oddly_named.id == "e\ufffd.md"
     assert read_texts(folder_of_texts / "a.md") == [CAT.text]
     assert not caplog.text
     write(folder_of_texts / "d.csv", [{"body": "ship"}])
@@ -255,6 +280,7 @@ def test_folders_of_datasets_are_read(tmp_path: Path) -> None:
         ([{"text": "a"}], {"id_column": "x"}, ValueError, "id_column='x' is not a column"),
         ([{"text": "a"}], {"id_column": "text"}, ValueError, "name another id_column"),
         (pd.DataFrame({"text": []}), {}, ValueError, "the DataFrame: no documents"),
+        ([{f"c{n}": "a" for n in range(21)}], {}, ValueError, "'c18', 'c19'; name one"),
     ],
 )
 def test_inputs_and_columns_that_do_not_fit_are_refused(
@@ -291,6 +317,28 @@ def test_ids_may_be_uuids() -> None:
     if hasattr(pa, "uuid"):  # from pyarrow 18 on
         ids = pa.array([document_id.bytes], pa.uuid())
         assert read(pa.table({"text": ["cat"], "id": ids, "owner": ids})) == expected
+
+
+def test_values_that_are_no_ids_are_left_out_or_rejected() -> None:
+    without_id, reject = read([{"text": "cat", "id": ""}, {"text": "dog", "id": True}])
+    assert without_id == Document("cat")
+    assert isinstance(reject, Reject)
+    assert reject.reason.startswith("wrong type: the id 'True' is not a valid string")
+
+
+def test_bytes_in_place_of_the_text_are_rejected() -> None:
+    (reject,) = read([{"text": b"raw", "id": "a"}])
+    assert isinstance(reject, Reject)
+    assert (reject.kind, reject.id) == ("wrong type", "a")
+
+
+def test_rejects_of_an_input_stay() -> None:
+    reject = Reject("standard input, line 1", "not utf-8: byte 0xff")
+    assert read(["cat", reject]) == [Document("cat"), reject]
+
+
+def test_the_column_of_the_texts_is_not_that_of_the_ids() -> None:
+    assert read([{"id": "cat", "_id": "x"}], text_column="id") == [Document("cat", "x")]
 
 
 def test_columns_may_be_named() -> None:
@@ -433,7 +481,7 @@ def test_wrong_documents_are_rejected(
     assert isinstance(reject, Reject)
     assert reject.kind == reject_kind
     assert reject.place == "here"
-    assert reject.id in (None, "b")
+    assert reject.id == ("b" if "b" in fields[1:2] else None)
 
 
 def test_valid_documents_are_cleaned() -> None:
@@ -456,6 +504,7 @@ def test_a_preview_is_one_short_line(
 def test_metadata_are_converted_to_json() -> None:
     metadata = {
         "date": date(2020, 1, 2),
+        "time": time(10, 5),
         "decimal": Decimal("1.5"),
         "number": np.float32(0.5),
         "array": np.array([1]),
@@ -463,6 +512,7 @@ def test_metadata_are_converted_to_json() -> None:
     }
     assert to_json_value(metadata) == {
         "date": "2020-01-02",
+        "time": "10:05:00",
         "decimal": "1.5",
         "number": 0.5,
         "array": [1],

@@ -231,23 +231,74 @@ def test_bytes_and_unnamed_levels_of_parquet_are_left_out(
     assert parquet_rows[-1] == ("a, row 599", {"text": "a", "n": 599})
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([b"x"], pa.large_binary()),
+        pa.array([b"x"], pa.binary_view()),
+        pa.array([b"x"]).dictionary_encode(),
+    ],
+    ids=["large", "view", "dictionary"],
+)
+def test_bytes_are_left_out_in_every_type_of_arrow(array: pa.Array) -> None:
+    table = pa.table({"text": ["a"], "raw": array})
+    assert list(table_rows(table) or ()) == [("the Table, row 0", {"text": "a"})]
+
+
+def test_rows_of_a_long_table_in_memory_are_read_once() -> None:
+    table = pa.table({"n": range(600)})
+    numbers = [row["n"] for _, row in table_rows(table) or () if isinstance(row, dict)]
+    assert numbers == list(range(600))
+
+
 class Picture:
     """As a library of pictures has them."""
 
     __module__ = "PIL.Image"
 
 
+class Sound:
+    """As a library of sounds has them."""
+
+    __module__ = "torchcodec.decoders"
+
+
+class Video:
+    """As the datasets library has them."""
+
+    __module__ = "datasets.features"
+
+
 @pytest.mark.parametrize(
     ("value", "is_of_bytes"),
     [
         (["text", b"raw"], True),
+        (("text", b"raw"), True),
+        (bytearray(b"raw"), True),
+        (memoryview(b"raw"), True),
         ([], False),
         (np.array([b"raw"]), True),
         (np.array([b"raw", 1], object), True),
+        (np.array([(1, b"raw")], "i8,S3"), True),
         (np.array([1.5]), False),
         (Picture(), True),
+        (Sound(), True),
+        (Video(), True),
     ],
-    ids=["list", "empty list", "bytes of NumPy", "objects of NumPy", "numbers", "picture"],
+    ids=[
+        "list",
+        "tuple",
+        "bytearray",
+        "memoryview",
+        "empty list",
+        "bytes of NumPy",
+        "objects of NumPy",
+        "records of NumPy",
+        "numbers",
+        "picture",
+        "sound",
+        "video",
+    ],
 )
 def test_bytes_are_recognized_within_other_values(value: object, is_of_bytes: bool) -> None:
     assert holds_bytes(value) == is_of_bytes

@@ -100,6 +100,13 @@ def test_a_text_whose_lines_look_like_rows_stays_whole(tmp_path: Path, text: str
     assert records == [Document(text, "7"), Document("A different text", "12")]
 
 
+def test_a_quote_that_joins_rows_is_noticed_where_spaces_follow_separators(tmp_path: Path) -> None:
+    lines = 'd1, a, en\nd2, "open, en\nd3, b, en\nd4, c", en\nd5, d, en\n'
+    document_ids, reject_places = ids_and_places(read(tmp_path / "a.csv", f"id, text, n\n{lines}"))
+    assert document_ids == ["d1", "d3", "d4", "d5"]
+    assert reject_places == ["a.csv, line 3"]
+
+
 def test_an_open_quote_in_the_header_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="line 1: a quote opens"):
         read(tmp_path / "a.csv", 'id,"text,lang\n1,a,b\n')
@@ -233,6 +240,25 @@ def test_json_values_may_take_several_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("file_name", "file_content"),
+    [
+        ("a.jsonl", '"a"\n\ufeff"b"\n'),
+        ("a.json", '[\r\n\t"a",\r\n\t"b"\r\n]\r\n'),
+        ("a.json", '\n ["a", "b"]'),
+        ("a.jsonl", '\n["a",\n"b"]'),
+        ("a.json", '{\n"text": "a"}\n\ufeff{\n"text": "b"}'),
+    ],
+    ids=["joined lines", "indented", "space before", "line before", "joined values"],
+)
+def test_marks_and_white_space_between_values_of_json_are_skipped(
+    tmp_path: Path,
+    file_name: str,
+    file_content: str,
+) -> None:
+    assert read(tmp_path / file_name, file_content) == [Document("a"), Document("b")]
+
+
+@pytest.mark.parametrize(
     "file_content",
     [
         '[{"text": "a"},\n{"text":}]',
@@ -241,8 +267,9 @@ def test_json_values_may_take_several_lines(tmp_path: Path) -> None:
         '["a"]\n["b"]',
         '["a"\n',
         '["a",\n' + "[" * 10**5,
+        "\n" + '{"a": ' * 10**5,
     ],
-    ids=["no value", "cut in a key", "no comma", "two arrays", "no end", "too deep"],
+    ids=["no value", "cut in a key", "no comma", "two arrays", "no end", "too deep", "deep line"],
 )
 def test_broken_json_is_refused(
     tmp_path: Path,
@@ -263,6 +290,17 @@ def test_the_length_of_json_values_is_bounded(
     assert records == [Document(text) for text in texts]
     with pytest.raises(ValueError, match="or a value of more than 80 characters"):
         read(tmp_path / "a.json", f'["{"c" * 200}"]')
+
+
+def test_a_number_of_json_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it lies across what is read at once."""
+    monkeypatch.setattr("st_reba.corpus.json_rows._CHUNK", 64)
+    text = "a" * 59
+    document, reject = read(tmp_path / "a.json", f'["{text}",12]')
+    assert document == Document(text)
+    assert isinstance(reject, Reject)
 
 
 def test_settings_in_a_folder_are_no_texts(

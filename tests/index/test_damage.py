@@ -104,17 +104,21 @@ def test_a_damaged_document_is_not_passed_on(
         read(index)
 
 
-@pytest.mark.parametrize("wrong_key", [-5, 40, 2**40])  # 40 is the next key
+@pytest.mark.parametrize(
+    ("key", "wrong_key"),
+    [(5, -5), (5, 40), (5, 2**40), (0, -5), (39, 40)],  # 40 is the next key
+)
 def test_a_search_refuses_keys_of_no_document(
     index_copy: Path,
+    key: int,
     wrong_key: int,
 ) -> None:
     """A search compares no digests, but refuses keys that no document has."""
     vector_file = index_copy / "vectors-1.faiss"
-    before, _, after = vector_file.read_bytes().rpartition(encode_key(5))
+    before, _, after = vector_file.read_bytes().rpartition(encode_key(key))
     vector_file.write_bytes(before + encode_key(wrong_key) + after)
     with pytest.raises(ValueError, match=r"vectors-1\.faiss: damaged.*keys.*restore a copy"):
-        Index.open(index_copy, MODEL).search(make_documents(6)[5].text, 40)
+        Index.open(index_copy, MODEL).search(make_documents(40)[key].text, 40)
 
 
 def encode_key(key: int) -> bytes:

@@ -64,6 +64,22 @@ def test_groups_of_rows_are_as_large_as_they_may_be(monkeypatch: pytest.MonkeyPa
     assert list(map(len, groups)) == [2, 2, 1, 2]
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.faiss"])
+def test_vectors_are_written_before_the_whitening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """All of them: a disk that is full is noticed while an earlier export has its own whitening."""
+    sizes: list[int] = []
+
+    def record_size(*_: Any) -> None:
+        (unfinished,) = tmp_path.glob(f".{name}.*.tmp")
+        sizes.append(unfinished.stat().st_size)
+
+    monkeypatch.setattr(export, "_write_whitening", record_size)
+    build(tmp_path / "index", make_documents(9)).export(tmp_path / name)
+    assert sizes == [(tmp_path / name).stat().st_size]
+
+
 def test_a_faiss_file_finds_the_vectors_by_key(
     index: Index,
     tmp_path: Path,
@@ -111,6 +127,7 @@ def test_an_export_outlives_a_compaction(
         ("a.csv", "give it such a name"),
         ("no/a.faiss", "no such folder"),
         ("index/a.parquet", "in the folder of the index"),
+        ("link/a.parquet", "in the folder of the index"),
     ],
 )
 def test_a_target_that_is_no_new_file_is_refused(
@@ -120,6 +137,7 @@ def test_a_target_that_is_no_new_file_is_refused(
 ) -> None:
     index = build(tmp_path / "index", ["cat"])
     (tmp_path / "mine.parquet").write_text("mine", encoding="utf-8")
+    (tmp_path / "link").symlink_to(index.path)
     with pytest.raises((ValueError, OSError), match=reason):
         index.export(tmp_path / file_name)
     assert (tmp_path / "mine.parquet").read_text(encoding="utf-8") == "mine"
@@ -129,10 +147,19 @@ def test_overwriting_removes_files_of_a_killed_export(tmp_path: Path) -> None:
     index = build(tmp_path / "index", ["cat"])
     export_path = tmp_path / "mine.parquet"
     export_path.write_text("mine", encoding="utf-8")
-    leftover = tmp_path / ".mine.parquet.0123456789ab.tmp"
-    leftover.touch()
+    leftovers = []
+    for name in ("mine.parquet", "mine.parquet.whitening.safetensors"):
+        leftovers.append(tmp_path / f".{name}.0123456789ab.tmp")
+        leftovers[-1].touch()
     assert index.export(export_path, overwrite=True) == 1
-    assert not leftover.exists()
+    assert not any(leftover.exists() for leftover in leftovers)
+
+
+def test_a_folder_is_not_overwritten(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["cat"])
+    (tmp_path / "a.parquet").mkdir()
+    with pytest.raises(FileExistsError, match="already there"):
+        index.export(tmp_path / "a.parquet", overwrite=True)
 
 
 def test_an_empty_index_is_not_exported(tmp_path: Path) -> None:

@@ -267,10 +267,10 @@ def test_an_id_may_be_the_number_of_a_new_text(tmp_path: Path) -> None:
     new_documents = [Document("cat", "a"), "gold", Document("king", "3"), "zzzz"]
     change = index.add(new_documents, strict=False, **QUIET)
     assert (change.added, change.unchanged, index.get("3").text) == (1, 1, "gold")
-    rejects = [(reject.place, reject.kind, reject.text) for reject in index.rejects()]
+    rejects = [(reject.place, reject.kind, reject.id, reject.text) for reject in index.rejects()]
     assert rejects == [
-        ("new record 1", "id used twice", "king"),
-        ("new record 2", "no vector", "zzzz"),
+        ("new record 1", "id used twice", "3", "king"),
+        ("new record 2", "no vector", "5", "zzzz"),
     ]
     # The same again, whose numbers are ids by now.
     assert index.add(new_documents[:2], **QUIET).unchanged == 2
@@ -332,11 +332,13 @@ def test_compact_removes_deleted_texts_from_the_disk(
 
 
 def test_an_index_may_become_empty_and_be_filled_again(index_path: Path) -> None:
-    index = build(index_path, make_documents(9))
+    index = build(index_path, make_documents(9), factory="IVF2,Flat")
     index.delete(ids_of(index))
     assert index.search("cat") == []
     assert index.compact().count == 0
-    assert index.info()["vector_file"] is None
+    facts = index.info()
+    assert (facts["vector_file"], facts["first_pending_key"]) == (None, 0)
+    assert (facts["factory"], facts["parameters"]) == ("Flat", None)
     index.add(["cat"], **QUIET)
     assert index.search("cat")[0].text == "cat"
     index.verify()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -75,7 +76,8 @@ def test_a_search_agrees_with_brute_force(
     monkeypatch.setattr(vector_file_module, "_BLOCK_SIZE", 30)
     parameters = None
     if factory != "Flat":
-        parameters = "nprobe=4"
+        # Of four lists: where fewer vectors are allowed, more lists are probed than it says.
+        parameters = f"nprobe={ceil(4 * share)}"
     vector_file = write_and_open(tmp_path, factory, parameters=parameters)
     is_chosen = np.random.default_rng(1).random(COUNT) < share
     is_allowed = None

@@ -181,9 +181,11 @@ def test_terms_of_a_long_query_are_bounded() -> None:
 
 
 def test_a_word_that_most_documents_have_tells_nothing(index_path: Path) -> None:
-    index = build(index_path, ["cat gold", "cat ship", "cat moon", "dog"])
+    index = build(index_path, ["cat gold", "cat ship", "cat moon dog", "dog"])
     assert ids_of(index.search("cat gold", mode="words")) == ["0"]
     assert ids_of(index.search("cat", mode="words")) == ["0", "1", "2"]
+    # Half of them are not most.
+    assert sorted(ids_of(index.search("dog gold", mode="words"))) == ["0", "2", "3"]
 
 
 def test_few_weights_of_words_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
