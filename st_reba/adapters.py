@@ -147,14 +147,11 @@ def _embedding_name(model: PreTrainedModel) -> str:
 
 
 def _count_saved_embeddings(weights: Mapping[str, Tensor], embedding_name: str) -> int | None:
-    """Number of embeddings that an adapter was trained with; None: it holds no weights of them."""
+    """Number of embeddings that an adapter holds; None: it holds none, or only what is added to them."""
     for name, weight in weights.items():
-        if f".{embedding_name}." not in name:
-            continue
-        if name.endswith((".weight", ".original_module")) and "lora_" not in name:
+        is_part = f".{embedding_name}." in name and "lora_" not in name
+        if is_part and name.endswith(".weight"):
             return len(weight)
-        if "lora_embedding_A" in name:
-            return int(weight.shape[1])
     return None
 
 

@@ -40,6 +40,7 @@ def new_ids(base_folder: Path) -> list[int]:
         {"modules_to_save": ["embed_tokens"]},
         {"modules_to_save": ["embed_tokens", "lm_head"]},
         {"target_modules": ["q_proj", "embed_tokens"], "save_embeddings": True},
+        {"target_modules": ["embed_tokens"], "save_embeddings": True, "use_dora": True},
     ],
     ids=str,
 )
@@ -67,8 +68,13 @@ def test_trained_tokens_lengthen_their_base(llama: Path, tmp_path: Path, is_name
     )
 
 
-def test_new_tokens_without_embeddings_are_refused(llama: Path, tmp_path: Path) -> None:
-    adapter, _ = extended_adapter(llama, tmp_path, save_embeddings=False)
+@pytest.mark.parametrize("target_modules", [["q_proj"], ["q_proj", "embed_tokens"]], ids=str)
+def test_new_tokens_without_embeddings_are_refused(
+    llama: Path, target_modules: list[str], tmp_path: Path
+) -> None:
+    """An adapter may hold what is added to them, but not what it is added to."""
+    options = {"target_modules": target_modules, "save_embeddings": False}
+    adapter, _ = extended_adapter(llama, tmp_path, **options)
     with pytest.raises(ValueError, match="save_embedding_layers=True") as raised:
         build(adapter)
     assert "\n" not in str(raised.value)
@@ -83,3 +89,14 @@ def test_a_longer_adapter_without_its_tokenizer_is_refused(llama: Path, tmp_path
         build(adapter, "echo")
     model = build(adapter, "echo", tokenizer=str(merged))
     assert_close(encoded(model, TEXTS), encoded(build(merged, "echo"), TEXTS).double())
+
+
+def test_a_tokenizer_longer_than_the_embeddings_of_an_adapter_is_refused(
+    llama: Path, tmp_path: Path
+) -> None:
+    adapter, merged = extended_adapter(llama, tmp_path, save_embeddings=True)
+    tokenizer = AutoTokenizer.from_pretrained(merged)
+    tokenizer.add_tokens("<|one more|>")
+    tokenizer.save_pretrained(tmp_path / "longer")
+    with pytest.raises(ValueError, match="its tokenizer has .* ids, its embeddings are"):
+        build(adapter, tokenizer=tmp_path / "longer")

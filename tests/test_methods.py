@@ -14,6 +14,7 @@ import st_reba
 from st_reba import Method
 from st_reba.methods import DEFAULT_METHOD, METHODS, OPTIONS, method_of, read_value
 from st_reba.modules import layout, settings
+from st_reba.poolings import poolings_of
 
 WRITTEN_METHODS = [
     Method(),
@@ -45,6 +46,13 @@ WRITTEN_METHODS = [
 def test_a_method_is_read_as_it_was_written(method: Method) -> None:
     assert Method.parse(str(method)) == method
     assert Method(**json.loads(json.dumps(method.to_dict()))) == method
+
+
+@pytest.mark.parametrize("normalize_weights", [False, True])
+def test_the_formula_divides_weights_where_the_method_does(normalize_weights: bool) -> None:
+    method = Method("reba", normalize_weights=normalize_weights)
+    formula = "\n".join(poolings_of("reba")["last"].describe(method, ""))
+    assert ("divided by their sum" in formula) == normalize_weights
 
 
 def test_the_short_form_shows_letters_of_every_script() -> None:

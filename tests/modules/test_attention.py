@@ -207,6 +207,14 @@ def test_observed_attention_is_said_once(base: Base, caplog: pytest.LogCaptureFi
     assert caplog.text.count("eager attention is observed") == 1
 
 
+def test_a_pass_that_reads_layers_alone_takes_no_attention(base: Base) -> None:
+    """Though hooks see it."""
+    model: Any = build_pipeline(base("bloom"), "concat")
+    features = features_of(model)
+    model[0].requested_capture = None
+    assert "backward_attention" not in model[0](features)
+
+
 def test_a_layer_whose_hook_is_lost_is_missed(base: Base) -> None:
     model: Any = build(base("bloom"))
     model[0].model.h[0].self_attention._forward_hooks.clear()

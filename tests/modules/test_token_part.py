@@ -182,3 +182,12 @@ def test_embeddings_that_it_was_not_fitted_for_are_refused(
             token_part.on_model_ready(short_model)
     with pytest.raises(ValueError, match="Identity hands on no tokens"):
         token_part.on_model_ready([torch.nn.Identity()])
+
+
+def test_a_model_that_keeps_the_input_of_its_base_is_refused() -> None:
+    model: Any = st_reba.build("mini", "nosink", setting="baseline", check=False)
+    token_part = TokenPart(192, len(model.tokenizer), 192, dimensions=2, share=0.4)
+    token_part.on_model_ready(model)
+    model[0].own_input = True
+    with pytest.raises(ValueError, match="NoSinkTransformer hands on no tokens"):
+        token_part.on_model_ready(model)
