@@ -308,6 +308,15 @@ def test_filter_of_another_model_is_refused(fitted_filters: dict[str, Filter]) -
         with_filter(other_model, narrow_filter)
 
 
+def test_filter_of_whole_vectors_fits_a_model_that_cuts_them(model: SentenceTransformer) -> None:
+    cut_model = copy.copy(model)
+    cut_model.truncate_dim = 8
+    fitted_filter = Filter.fit(model.encode(TEXTS), "center", model=cut_model)
+    vectors = with_filter(cut_model, fitted_filter).encode(NEW_TEXTS)
+    assert np.array_equal(vectors, with_filter(model, fitted_filter).encode(NEW_TEXTS)[:, :8])
+    assert cut_model.truncate_dim == 8
+
+
 def test_dense_layer_of_others_is_part_of_the_model(model: SentenceTransformer) -> None:
     trained_model = SentenceTransformer(modules=[*model, Dense(192, 16)], device="cpu")
     modules = [type(module) for module in st_reba.fit_filter(trained_model, TEXTS)]
