@@ -267,6 +267,35 @@ def test_a_tokenizer_that_splits_by_no_rule_needs_neither_rule_nor_merges(tmp_pa
     check_gguf(replace(file, metadata=metadata), has_other_tokenizer=False)
 
 
+def without_attention(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, shape in shapes.items() if ".attn_" not in name}
+
+
+def with_as_many_keys(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return shapes | {"blk.0.attn_k.weight": shapes["blk.0.attn_q.weight"]}
+
+
+@pytest.mark.parametrize(
+    ("change_shapes", "needless_fields"),
+    [
+        (without_attention, ["head_count", "head_count_kv", "layer_norm_rms_epsilon"]),
+        (with_as_many_keys, ["head_count_kv"]),
+    ],
+    ids=["no attention", "a key for each query"],
+)
+def test_only_what_its_tensors_need_must_be_in_a_file(
+    change_shapes: Any, needless_fields: list[str], tmp_path: Path
+) -> None:
+    file = read_gguf(str(gguf_file(tmp_path)))
+    metadata = dict(file.metadata)
+    for field_name in needless_fields:
+        del metadata[f"llama.attention.{field_name}"]
+    with pytest.raises(ValueError, match="its metadata lack llama.attention"):
+        check_gguf(replace(file, metadata=metadata), has_other_tokenizer=True)
+    shapes = change_shapes(file.shapes)
+    check_gguf(replace(file, metadata=metadata, shapes=shapes), has_other_tokenizer=True)
+
+
 def test_a_pipe_is_no_gguf_file(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     os.mkfifo(tmp_path / "pipe.gguf")
