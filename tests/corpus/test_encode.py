@@ -78,8 +78,9 @@ def test_vectors_are_those_of_the_model(tmp_path: Path) -> None:
 
 
 def test_totals_are_in_the_header(tmp_path: Path) -> None:
-    totals = encode(tmp_path / "corpus").header()["totals"]
-    assert totals == {
+    header = encode(tmp_path / "corpus").header()
+    assert header["similarity"] == "cosine"
+    assert header["totals"] == {
         "parts": 4,
         "documents": 20,
         "vectors": 20,
@@ -102,7 +103,10 @@ def test_bars_are_shown_on_request(
 ) -> None:
     encode(tmp_path / "quiet")
     assert capsys.readouterr().err == ""
-    encode(tmp_path / "shown", show_progress_bar=True)
+    corpus = encode(tmp_path / "shown", show_progress_bar=True)
+    assert "20/20" in capsys.readouterr().err
+    corpus.vectors_path(1).unlink()
+    encode(corpus.path, show_progress_bar=True)
     assert "20/20" in capsys.readouterr().err
 
 
@@ -315,17 +319,17 @@ MIXED_INPUT: list[Any] = [
 
 def test_rejects_are_listed(tmp_path: Path) -> None:
     corpus = encode(tmp_path / "corpus", MIXED_INPUT, part_size=99)
-    rejects = [(reject.place, reject.kind, reject.id) for reject in corpus.rejects()]
+    rejects = [(reject.place, reject.kind, reject.id, reject.text) for reject in corpus.rejects()]
     assert rejects == [
-        ("record 1", "no text", None),
-        ("record 3", "id used twice", "1"),
-        ("record 4", "wrong type", None),
-        ("record 6", "id used twice", "0"),
-        ("record 5", "no vector", "5"),
+        ("record 1", "no text", None, ""),
+        ("record 3", "id used twice", "1", "ship"),
+        ("record 4", "wrong type", None, "7"),
+        ("record 6", "id used twice", "0", "gold"),
+        ("record 5", "no vector", "5", "zzzz"),
     ]
     lines = (corpus.path / "rejects.jsonl").read_text(encoding="utf-8").splitlines()
     places = [json.loads(line)["place"] for line in lines]
-    assert places == [row_place for row_place, _, _ in rejects]
+    assert places == [row_place for row_place, *_ in rejects]
     assert corpus.header()["totals"]["rejected"] == 5
     # Without vectors, those of them that cannot be used are not known.
     corpus.vectors_path(0).unlink()
@@ -503,6 +507,7 @@ def test_workers_encode_all_parts(
 
     ray = SimpleNamespace(encode_on_ray=encode_on_ray)
     monkeypatch.setitem(sys.modules, "st_reba.corpus.ray", ray)
+    monkeypatch.setattr(encoding, "hint_at_bfloat16", None)  # this process does not encode
     encode(tmp_path / "corpus", workers=2)
     assert calls == [([0, 1, 2, 3], 2)]
 
@@ -529,6 +534,27 @@ def test_a_part_that_was_removed_is_forgotten(tmp_path: Path) -> None:
     assert corpus.part_count() == 3
     with pytest.raises(ValueError, match="not the documents of a part"):
         corpus.part_info(3)
+
+
+def test_a_corpus_that_goes_on_is_not_told_of_another_number_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_counts: list[int] = []
+    monkeypatch.setattr(encoding, "hint_at_bfloat16", lambda _, count: told_counts.append(count))
+    corpus = encode(tmp_path / "corpus")
+    assert len(told_counts) == 1
+    corpus.vectors_path(1).unlink()
+    encode(corpus.path)
+    assert len(told_counts) == 1
+
+
+def test_long_texts_of_a_corpus_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = st_reba.build("mini", "echo", max_seq_length=32)
+    encode(tmp_path / "corpus", ["long text " * 40, "short"], model)
+    assert "1 of 2 documents is longer than the model reads" in caplog.text
+    assert "(max_seq_length 32)" in caplog.text
 
 
 def test_a_corpus_is_told_as_many_positions_as_its_texts(

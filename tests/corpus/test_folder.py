@@ -28,6 +28,21 @@ def test_a_damaged_part_after_a_missing_one_is_encoded_again(tmp_path: Path) -> 
     encode(corpus.path).verify()
 
 
+def test_a_part_without_a_summary_is_not_encoded(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "corpus")
+    corpus.summary_path(1).unlink()
+    assert corpus.progress() == (2, 3)
+    encode(corpus.path).verify()
+
+
+def test_other_files_among_those_of_the_parts_are_no_obstacle(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "corpus")
+    note = corpus.path / "documents" / "note.txt"
+    note.touch()
+    encode(corpus.path).verify()
+    assert note.exists()
+
+
 @pytest.mark.parametrize(
     ("first_options", "later_options", "beginning"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
@@ -190,6 +191,8 @@ def test_the_position_does_not_count_in_the_content_of_a_document() -> None:
     assert first.content_hash != in_other_file.content_hash
     with_line_of_its_own = Document("cat", None, {"file": "a.txt", "line": 1})
     assert first.content_hash != with_line_of_its_own.content_hash
+    # A document with an id is recognized by all that it has.
+    assert replace(first, id="a").content_hash != replace(moved, id="a").content_hash
 
 
 def test_the_order_of_keys_does_not_count_in_the_content_of_a_document() -> None:
@@ -320,10 +323,12 @@ def test_ids_may_be_uuids() -> None:
 
 
 def test_values_that_are_no_ids_are_left_out_or_rejected() -> None:
-    without_id, reject = read([{"text": "cat", "id": ""}, {"text": "dog", "id": True}])
+    rows = [{"text": "cat", "id": ""}, {"text": "dog", "id": True}, {"text": "ship", "id": 1.5}]
+    without_id, *rejects = read(rows)
     assert without_id == Document("cat")
-    assert isinstance(reject, Reject)
-    assert reject.reason.startswith("wrong type: the id 'True' is not a valid string")
+    for reject, shown_id in zip(rejects, ["True", "1.5"], strict=True):
+        assert isinstance(reject, Reject)
+        assert reject.reason.startswith(f"wrong type: the id '{shown_id}' is not a valid string")
 
 
 def test_bytes_in_place_of_the_text_are_rejected() -> None:
@@ -455,6 +460,11 @@ def test_images_are_left_out_with_one_warning(
     assert warning.endswith(": image, more")
 
 
+DEEP_LIST: list[Any] = []
+for _ in range(3000):
+    DEEP_LIST = [DEEP_LIST]
+
+
 @pytest.mark.parametrize(
     ("fields", "reject_kind"),
     [
@@ -471,6 +481,7 @@ def test_images_are_left_out_with_one_warning(
         (("a", "b", {"a": ["b\0c"]}), "wrong type"),
         (("a", "b", {"a\0b": 1}), "wrong type"),
         (("a", "b", [1]), "wrong type"),
+        (("a", "b", {"a": DEEP_LIST}), "wrong type"),
     ],
 )
 def test_wrong_documents_are_rejected(
@@ -492,7 +503,13 @@ def test_valid_documents_are_cleaned() -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(None, None), ("a\n b", "a b"), ("a" * 80, "a" * 80), ("a" * 81, "a" * 79 + "…")],
+    [
+        (None, None),
+        ("a\n b", "a b"),
+        ("a\ud800", "a\ufffd"),
+        ("a" * 80, "a" * 80),
+        ("a" * 81, "a" * 79 + "…"),
+    ],
 )
 def test_a_preview_is_one_short_line(
     value: str | None,
@@ -544,6 +561,15 @@ def test_a_folder_of_texts_may_be_called_documents(tmp_path: Path) -> None:
     (tmp_path / "documents" / "a.md").write_text("cat", encoding="utf-8")
     (document,) = read(tmp_path)
     assert document.id == "documents/a.md"
+
+
+def test_a_folder_of_texts_may_have_a_file_called_as_the_header_of_a_corpus(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "corpus.json").touch()
+    (tmp_path / "a.md").write_text("cat", encoding="utf-8")
+    (document,) = read(tmp_path)
+    assert document.id == "a.md"
 
 
 @pytest.mark.parametrize(

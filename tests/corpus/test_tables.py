@@ -58,6 +58,7 @@ def test_fields_may_be_longer_than_python_allows_by_default(tmp_path: Path) -> N
         ),
         ('text\n"two\nlines"\n', [{"text": "two\nlines"}]),
         ('text\tn\n"two\nlines"\t1\n', [{"text": "two\nlines", "n": "1"}]),
+        ('text\tn\n\n"a\tb"\t1\n', [{"text": "a\tb", "n": "1"}]),
         ('text\tn\n"a\tb"\n', [{"text": '"a', "n": 'b"'}]),
     ],
 )
@@ -108,6 +109,35 @@ def test_lines_of_a_text_may_have_as_many_commas_as_the_table(tmp_path: Path) ->
     ]
 
 
+def test_four_lines_of_four_cells_are_rows(tmp_path: Path) -> None:
+    """So many commas are not there by chance."""
+    content = 'id,a,b,text\n1,x,y,"open\nand two,three,or,more\nthen,4,5,6\nlast,7,8,9"\n'
+    assert rows(tmp_path / "a.csv", content) == [
+        ("a, line 2", WRONG),
+        {"id": "and two", "a": "three", "b": "or", "text": "more"},
+        {"id": "then", "a": "4", "b": "5", "text": "6"},
+        {"id": "last", "a": "7", "b": "8", "text": '9"'},
+    ]
+
+
+@pytest.mark.parametrize("label", ["en", "1"])
+def test_lines_that_end_alike_are_rows(tmp_path: Path, label: str) -> None:
+    """Few as they are."""
+    lines = ['big cat,"open', "old dog,b", 'red fish,c"']
+    content = "text,note,n\n" + "".join(f"{line},{label}\n" for line in lines)
+    assert rows(tmp_path / "a.csv", content) == [
+        ("a, line 2", WRONG),
+        {"text": "old dog", "note": "b", "n": label},
+        {"text": "red fish", "note": 'c"', "n": label},
+    ]
+
+
+def test_a_quote_in_the_last_line_is_told_as_one_that_nobody_closes(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text,n\n"open,1', encoding="utf-8")
+    ((_, reason),) = read_rows(tmp_path / "a.csv", name="a")
+    assert "a quote opens in this line and is not closed (unexpected end" in str(reason)
+
+
 def test_unreadable_rows_of_csv_cost_their_lines(tmp_path: Path) -> None:
     content = 'text,n\n"two\nlines",1\na,b,c\n"x"y,2\nok,3\n"open,4\nmore,5\n'
     assert rows(tmp_path / "a.csv", content) == [
@@ -149,12 +179,14 @@ def test_an_encoding_may_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", [None, "gb18030"])
-@pytest.mark.parametrize("marked_encoding", ["utf-16", "utf-8-sig"])
+@pytest.mark.parametrize(
+    "marked_encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "utf-8"]
+)
 def test_a_mark_names_the_encoding(
     tmp_path: Path, marked_encoding: str, encoding: str | None
 ) -> None:
     """Also where another is named, for the other files of a folder."""
-    content = "狗\n".encode(marked_encoding)
+    content = "\ufeff狗\n".encode(marked_encoding)
     assert rows(tmp_path / "a.txt", content, encoding=encoding) == [{"text": "狗"}]
 
 
@@ -168,6 +200,7 @@ def test_lines_of_another_encoding_are_unreadable(tmp_path: Path) -> None:
     [
         ("a.csv", "年,text\n1,a\n", "a, line 2"),
         ("a.jsonl", '{"text": "a", "b": ["狗"]}', "a, line 1"),
+        ("a.json", '[{"text": "a", "b": ["狗"]}]', "a, item 1 (line 1)"),
     ],
 )
 def test_cells_and_names_of_another_encoding_are_unreadable(

@@ -89,6 +89,7 @@ def test_texts_of_several_lines_stay_whole(tmp_path: Path) -> None:
         "Steps:\n8, 9 and 10 are optional",
         "Hello\nd2, come here",
         "Price\n12,50 euros",
+        "Sizes\nA4,of a printer",
         f"Digits of pi\n{'3' * 5000},and so on",
         "\n".join(f"flour{number}, 50 g" for number in range(12)),
     ],
@@ -133,6 +134,7 @@ def test_the_separator_is_recognized(
         (b"sep=;\r\nid;text\r\n1;a, b\r\n", Document("a, b", "1")),
         ("id\ttext\n1\t\u00e4\n".encode("utf-16"), Document("\u00e4", "1")),
         (b"text\na; b\n", Document("a; b")),
+        (b"text,a;b\ncat,x;y\n", Document("cat", metadata={"a;b": "x;y"})),
         (b'id, text\n1, "a, b"\n', Document("a, b", "1")),
         (b'sep=,\nid, "text"\n1, a\n', Document("a", "1")),
         (b" id,text \n1, a\n", Document(" a", "1")),
@@ -143,6 +145,7 @@ def test_the_separator_is_recognized(
         "named",
         "UTF-16",
         "one column",
+        "two that fit",
         "spaces",
         "named, spaces",
         "spaces in names alone",
@@ -156,6 +159,12 @@ def test_separators_of_excel_and_of_one_column(
     expected_document: Document,
 ) -> None:
     assert read(tmp_path / "a.csv", file_content) == [expected_document]
+
+
+def test_a_separator_that_fits_half_of_the_lines_is_recognized(tmp_path: Path) -> None:
+    document, reject = read(tmp_path / "a.csv", "id;text\n1;a\n2;b;c\n")
+    assert document == Document("a", "1")
+    assert isinstance(reject, Reject)
 
 
 def test_the_error_about_an_unknown_separator_names_known_ones(tmp_path: Path) -> None:
@@ -234,6 +243,12 @@ def test_a_broken_line_of_json_costs_itself(
     assert isinstance(reject, Reject)
 
 
+def test_the_first_line_of_a_jsonl_may_be_broken(tmp_path: Path) -> None:
+    reject, document = read(tmp_path / "a.jsonl", '{"text": \n"b"\n')
+    assert isinstance(reject, Reject)
+    assert document == Document("b")
+
+
 def test_json_values_may_take_several_lines(tmp_path: Path) -> None:
     file_content = '{\n "text": "a"\n}\n{\n "text": "b"}'
     assert read(tmp_path / "a.json", file_content) == [Document("a"), Document("b")]
@@ -284,8 +299,8 @@ def test_the_length_of_json_values_is_bounded(
 ) -> None:
     """Each by itself, also where it begins late in what is read at once."""
     monkeypatch.setattr("st_reba.corpus.text_files.MAX_CHARS", 80)
-    monkeypatch.setattr("st_reba.corpus.json_rows._CHUNK", 64)
-    texts = ["a" * 50, "b" * 50]
+    monkeypatch.setattr("st_reba.corpus.json_rows._CHUNK", 128)
+    texts = [letter * 50 for letter in "abcd"]
     records = read(tmp_path / "a.json", json.dumps(texts))
     assert records == [Document(text) for text in texts]
     with pytest.raises(ValueError, match="or a value of more than 80 characters"):
@@ -460,6 +475,8 @@ def test_the_encoding_of_a_stream_may_be_named() -> None:
 def test_wide_text_in_a_stream_is_refused() -> None:
     with pytest.raises(ValueError, match="standard input, line 1: .*encoding='utf-16-le'"):
         read_bytes("bank\n".encode("utf-16-le"))
+    with pytest.raises(ValueError, match="standard input, line 2: not utf-8: a NUL"):
+        read_bytes(b"bank\nb\0ank\n")
 
 
 @pytest.fixture

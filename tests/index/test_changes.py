@@ -168,6 +168,18 @@ def test_many_pending_vectors_are_written_to_the_file(
     assert len(list(index.path.glob("*.faiss"))) == 1
 
 
+def test_pending_vectors_are_bounded_however_large_the_file_is(
+    index_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = build(index_path, make_documents(100))
+    monkeypatch.setattr(changes, "MIN_PENDING", 3)
+    monkeypatch.setattr(changes, "MAX_PENDING", 4)  # fewer than the share
+    index.add(make_texts(4, 1), **QUIET)
+    assert index.info()["pending"] == 4
+    index.add(make_texts(1, 2), **QUIET)
+    assert index.info()["pending"] == 0
+
+
 def test_a_change_that_fails_leaves_no_file(
     index_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from indexes import build, make_documents
 
-from st_reba.index import Index
+from st_reba.index import Index, factories
 from st_reba.index.factories import _check_list_count, try_factory
+from st_reba.index.scoring import Neighbors
 
 UNUSABLE = [
     ("IVF0,Flat", None),
@@ -67,6 +69,16 @@ def test_more_lists_than_memory_holds_are_refused(list_count: str) -> None:
 
 def test_parameters_other_than_nprobe_may_be_zero() -> None:
     try_factory("IVF2,Flat", 8, "nprobe=1,max_codes=0")
+
+
+@pytest.mark.parametrize(("score", "key"), [(0.5, -1), (np.nan, 7)])
+def test_an_index_that_finds_nothing_is_refused(
+    monkeypatch: pytest.MonkeyPatch, score: float, key: int
+) -> None:
+    neighbors = Neighbors(np.full((4, 1), score, np.float32), np.full((4, 1), key))
+    monkeypatch.setattr(factories, "search_lists", lambda *_: neighbors)
+    with pytest.raises(ValueError, match="a search finds nothing"):
+        try_factory("IVF2,Flat", 8)
 
 
 @pytest.mark.parametrize("factory", ["IVF-5,Flat", "IVF2,PQ7", "IVF4,FlatDedup"])

@@ -80,6 +80,7 @@ def test_queries_may_be_none_or_many(
 ) -> None:
     index = build(index_path)
     assert index.search([]) == []
+    assert index.search(np.zeros((0, 16), np.float32)) == []
     assert len(index.search("gold")) == 10
     assert len(index.search(np.eye(16))) == 16
     assert capsys.readouterr().err == ""
@@ -118,6 +119,20 @@ def test_queries_that_cannot_be_searched_are_refused(
     index = build(index_path, ["cat", "dog"])
     with pytest.raises(error):
         index.search(queries, **options)
+
+
+def test_the_first_vector_that_cannot_be_used_is_named(index_path: Path) -> None:
+    index = build(index_path, ["cat", "dog"])
+    vectors = np.eye(4, 16) * [[1], [1], [0], [0]]
+    with pytest.raises(ValueError, match="query 2: its vector is zero"):
+        index.search(vectors)
+
+
+def test_the_size_of_an_index_is_that_of_its_files(index_path: Path) -> None:
+    index = build(index_path, ["cat", "dog"])
+    (index_path / ".building").mkdir()
+    sizes = [file.stat().st_size for file in index_path.iterdir() if file.is_file()]
+    assert index.info()["bytes"] == sum(sizes)
 
 
 def test_documents_are_read_by_id(index_path: Path) -> None:

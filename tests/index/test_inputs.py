@@ -117,6 +117,16 @@ def test_an_encoded_corpus_is_indexed(
     assert kinds_of(index.rejects()) == ["no text"]
 
 
+def test_a_corpus_of_passages_gives_an_index_of_passages(tmp_path: Path) -> None:
+    model = tiny_model()
+    model[0].tokenizer = WordSpans(model[0].tokenizer)
+    texts = ["cat cat gold gold", "dog dog dog"]
+    encode_corpus(model, texts, tmp_path / "corpus", passages="2:0", **QUIET)
+    index = Index.build(model, tmp_path / "corpus", tmp_path / "index", **QUIET)
+    assert index.info()["passages"] == "2:0"
+    assert index.search("gold", 1, mode="vectors")[0].passage == "gold gold"
+
+
 def test_the_facts_of_a_part_are_read_once(
     index_path: Path,
     corpus: Corpus,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from indexes import MODEL, QUIET, build, make_documents, make_texts, run_sql
 from st_reba.corpus.records import INDEX_FORMAT
 from st_reba.index import Index
 from st_reba.index.changes import changing
+from st_reba.index.store import Store
 from st_reba.index.vector_file import write_index
 
 faiss: Any = import_module("faiss")
@@ -335,3 +337,36 @@ def test_a_view_in_place_of_a_table_is_refused(
     run_sql(path, f"CREATE VIEW {table} AS {endless} SELECT hidden.* FROM hidden, number")
     with pytest.raises(ValueError, match=f"'{table}' is a view"):
         Index.open(path)
+
+
+@pytest.mark.parametrize(
+    ("locked_name", "error_number"),
+    [(None, errno.EIO), ("index.sqlite", errno.EACCES), ("index", errno.EACCES)],
+    ids=["nothing", "the file", "the folder"],
+)
+def test_a_file_that_cannot_be_opened_is_told_by_what_the_user_may_write(
+    index_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    locked_name: str | None,
+    error_number: int,
+) -> None:
+    """A lack of room, or of permission."""
+    (index_path / "index.sqlite").mkdir(parents=True)
+    (index_path / "index.sqlite-wal").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != locked_name)
+    with pytest.raises(OSError, match="unable to open") as raised:
+        Store(index_path).state()
+    assert raised.value.errno == error_number
+    assert ("if the disk is full" in str(raised.value)) == (locked_name is None)
+
+
+def test_a_file_that_cannot_be_made_is_told_as_a_lack_of_room(
+    index_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) == index_path)
+    with (
+        pytest.raises(OSError, match="if the disk is full") as raised,
+        Store(index_path).writing(create=True),
+    ):
+        pass
+    assert raised.value.errno == errno.EIO

@@ -19,6 +19,7 @@ import st_reba
 from st_reba import token_means
 from st_reba.corpus import Document
 from st_reba.index import Index, ingest
+from st_reba.index.whitening import possible_token_dimension
 from st_reba.sentences import QUERY_SAMPLE, sample_sentences
 
 Array = NDArray[np.float64]
@@ -240,6 +241,22 @@ def test_verify_notices_altered_token_weights(
     run_sql(index.path, "UPDATE whitening SET content = ? WHERE rowid = ?", altered_content, row_id)
     with pytest.raises(ValueError, match="its whitening is not what was written"):
         Index.open(tmp_path / "index").verify()
+
+
+@pytest.mark.parametrize(
+    ("metric", "whiten", "tokens", "dimension"),
+    [
+        ("cosine", True, True, DIMENSIONS),
+        ("cosine", None, True, DIMENSIONS),
+        ("cosine", False, True, 0),
+        ("cosine", True, False, 0),
+        ("dot", True, True, 0),
+    ],
+)
+def test_factories_are_tried_with_the_dimensions_that_tokens_may_add(
+    mini: SentenceTransformer, metric: str, whiten: bool | None, tokens: bool, dimension: int
+) -> None:
+    assert possible_token_dimension(mini, metric, whiten, tokens) == dimension
 
 
 def test_a_factory_that_tokens_do_not_fit_is_refused_before_encoding(

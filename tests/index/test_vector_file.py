@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from io import BytesIO
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from st_reba.index import factories
 from st_reba.index import vector_file as vector_file_module
-from st_reba.index.scoring import Segment, prepare_vectors, top_k
+from st_reba.index.scoring import Segment, prepare_vectors, search_exactly, top_k
 from st_reba.index.state import IndexState
 from st_reba.index.vector_file import VectorFile
 
@@ -179,8 +180,9 @@ def test_the_factory_follows_from_the_size(
     assert (trained.factory, trained.parameters) == (factory, parameters)
 
 
-def test_a_share_of_the_lists_is_probed() -> None:
-    trained = factories.train_index("IVF321,Flat", DIMENSION, None, SEGMENTS)
+@pytest.mark.parametrize("parameters", [None, ""])
+def test_a_share_of_the_lists_is_probed(parameters: str | None) -> None:
+    trained = factories.train_index("IVF321,Flat", DIMENSION, parameters, SEGMENTS)
     assert trained.parameters == "nprobe=11"
 
 
@@ -197,6 +199,34 @@ def test_a_sample_of_every_segment_trains_the_index(
     monkeypatch.setattr(factories, "_MIN_SAMPLES", min_samples)
     factories.train_index("IVF2,Flat", DIMENSION, None, [Segment(KEYS, lambda: VECTORS)])
     assert sizes == [sample_size]
+
+
+def test_a_block_without_a_candidate_is_passed_over() -> None:
+    blocks = [
+        Segment(np.array([3]), lambda: np.array([[1, 0]], np.float32)),
+        Segment(np.array([5]), lambda: np.array([[0.5, 0]], np.float32)),
+    ]
+    query_vectors = np.array([[1, 0]], np.float32)
+    assert search_exactly(query_vectors, 1, blocks).keys.tolist() == [[3]]
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not called damaged: the reader looks for the new one."""
+
+    def remove_and_fail(path: str, flags: int) -> None:
+        Path(path).unlink()
+        raise RuntimeError("could not open it")
+
+    monkeypatch.setattr(factories.faiss, "read_index", remove_and_fail)
+    with pytest.raises(FileNotFoundError, match="the file of the vectors is missing"):
+        write_and_open(tmp_path, "Flat")
+
+
+def test_an_index_that_faiss_cannot_write_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="serialize"):
+        vector_file_module.write_index_into(BytesIO(), factories.faiss.IndexRandom(DIMENSION))
 
 
 def test_equal_scores_are_ranked_by_key_and_no_key_is_last() -> None:

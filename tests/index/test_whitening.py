@@ -27,6 +27,7 @@ from st_reba.index import Document, Index, OtherModelError, samples
 from st_reba.index import index as index_module
 from st_reba.index.changes import IndexWriter, changing
 from st_reba.index.store import Store
+from st_reba.index.whitening import _distances_to_sphere, _have_variance
 from st_reba.sentences import sample_sentences
 
 Array = NDArray[np.float64]
@@ -176,6 +177,37 @@ def test_equal_vectors_are_left_raw(index_path: Path) -> None:
     assert len(index.search("cat", mode="vectors")) == 10
 
 
+def test_only_a_whitening_that_was_asked_for_is_missed(
+    index_path: Path, mini: SentenceTransformer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    index = Index.build(mini, ["A cat.", "A ship."], index_path, **QUIET)
+    index.compact(whiten=True)
+    levels = []
+    for record in caplog.records:
+        if "too few different texts" in record.getMessage():
+            levels.append(record.levelname)
+    assert levels == ["INFO", "WARNING"]
+
+
+@pytest.mark.parametrize(("deviation", "is_varied"), [(1e-2, True), (1e-4, False)])
+def test_variance_that_is_mostly_rounding_is_none(deviation: float, is_varied: bool) -> None:
+    vectors = np.array([[1, deviation], [1, -deviation]], np.float32)
+    assert _have_variance(vectors) == is_varied
+
+
+@pytest.mark.parametrize(
+    ("mean_length", "distances"), [(0.6, [0.4, 1.6, 0.8, 0]), (1 + 1e-9, [0, 2, 0, 0])]
+)
+def test_directions_reach_vectors_of_length_one(mean_length: float, distances: list[float]) -> None:
+    """Also from a mean whose length is rounded to more than one, and where there is no direction."""
+    mean = np.array([mean_length, 0])
+    directions = np.array([[1, 0], [-1, 0], [0, 1], [0, 0]], np.float64)
+    with np.errstate(all="raise"):
+        factors = _distances_to_sphere(mean, directions)
+    assert factors == pytest.approx(distances, abs=1e-6)
+
+
 @pytest.fixture(params=[("Flat", None, 2e-6), ("IVF2,SQ8", "nprobe=1", 0.03)], ids=["Flat", "SQ8"])
 def changed_index(
     request: pytest.FixtureRequest,
@@ -211,7 +243,8 @@ def test_compact_gives_the_raw_vectors_back(changed_index: tuple[Index, float]) 
     index.compact(whiten=False)
     raw_vectors = raw_vectors_of(texts_of(index))
     assert np.abs(export_vectors(index) - raw_vectors).max() < tolerance
-    assert index.info()["whitening"] is None
+    facts = index.info()
+    assert (facts["whitening"], facts["whitening_sha256"]) == (None, "")
     index.verify()
 
 

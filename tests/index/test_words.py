@@ -154,6 +154,12 @@ def test_characters_beside_the_invisible_ones_are_letters(text: str, plain_text:
     assert separated(text) == plain_text
 
 
+@pytest.mark.parametrize("text", ["cat\0dog", "cat\0höhe"])
+def test_a_nul_parts_words(text: str) -> None:
+    """SQLite would end the text there."""
+    assert separated(text) == text.replace("\0", " ")
+
+
 def test_letters_of_their_own_stay(index_path: Path) -> None:
     index = build(index_path, ["cat мой", "cat мои"])
     assert ids_of(index.search("мой", mode="words")) == ["0"]
@@ -171,6 +177,7 @@ def test_the_language_is_told_by_its_frequent_words() -> None:
 def test_english_words_are_counted_among_fifty_or_more() -> None:
     assert language_of(["wort " * 49]) == ENGLISH
     assert language_of(["the", "wort " * 49]) == OTHER
+    assert language_of(["WORT " * 50]) == OTHER
     assert language_of(["the " * 3, "wort " * 97]) == ENGLISH
 
 
