@@ -145,6 +145,17 @@ def test_files_are_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         check_repository(folder)
 
 
+def test_only_a_list_of_shards_may_be_longer_than_a_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository_module, "_MAX_CONFIGURATION_BYTES", 10)
+    write_json(tmp_path / "config.json", {"model_type": "llama"})
+    repository = Repository(str(tmp_path))
+    assert repository.configuration("config.json", is_list=True)
+    with pytest.raises(RepositoryRefused, match="config.json: 23 bytes are more than"):
+        repository.configuration("config.json")
+
+
 def test_values_are_counted_at_any_depth(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repository_module, "_MAX_VALUES", 3)
     settings_file = folder / "config_sentence_transformers.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
@@ -201,6 +202,14 @@ def test_the_order_of_keys_does_not_count_in_the_content_of_a_document() -> None
     assert reordered.content_hash == document.content_hash
     other_type = Document("cat", None, {"a": 1.0, "b": {"c": 2, "d": 3}})
     assert other_type.content_hash != document.content_hash
+
+
+def test_the_digest_of_a_document_is_that_which_indexes_hold() -> None:
+    """If it changed, an index would not recognize the documents that it holds."""
+    document = Document("狗", "a", {"c": [1, 1.5], "b": None})
+    content = '{"id": "a", "metadata": {"b": null, "c": [1, 1.5]}, "text": "狗"}'
+    expected_digest = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+    assert document.content_hash == expected_digest
 
 
 def test_times_of_numpy_are_iso_strings() -> None:

@@ -525,7 +525,14 @@ def test_a_full_disk_is_named(base_model: SentenceTransformer) -> None:
         evaluate(base_model, PAIRS, out="/dev/full")
 
 
-@pytest.mark.parametrize("content", ["text1\ttext2\tscore\n", '{"text": "a"}\n', "[1]\n"])
+LONG_RESULT = {"task": "a" * 2**20, "metric": "accuracy", "score": 1}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["text1\ttext2\tscore\n", '{"text": "a"}\n', "[1]\n", json.dumps(LONG_RESULT)],
+    ids=["table", "texts", "list", "over a megabyte"],
+)
 def test_results_are_not_appended_to_another_file(tmp_path: Path, content: str) -> None:
     table = tmp_path / "table"
     table.write_text(content)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike, NDArray
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import v_measure_score
 
 from st_reba.evaluation import Task
@@ -182,6 +184,21 @@ def test_f1_is_the_mean_over_classes() -> None:
 def test_one_label_needs_no_classifier() -> None:
     vectors = np.ones((40, 4), np.float32)
     assert classify(vectors, ["a"] * 40, vectors[:2]) == ["a", "a"]
+
+
+def test_the_classifier_takes_at_most_100_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the papers' does, whether or not it has come to its end."""
+    step_counts: list[int] = []
+
+    class CountingClassifier(LogisticRegression):
+        def predict(self, vectors: ArrayLike) -> Any:
+            step_counts.extend(self.n_iter_)
+            return super().predict(vectors)
+
+    monkeypatch.setattr("st_reba.evaluation.measures.LogisticRegression", CountingClassifier)
+    vectors = RANDOM.normal(size=(60, 40)) * np.logspace(-1, 3, 40)
+    classify(vectors.astype(np.float32), ["a", "b", "c"] * 20, vectors[:1])
+    assert step_counts == [100]
 
 
 def test_a_large_class_does_not_take_all_of_vectors_that_lie_close_together() -> None:
