@@ -10,7 +10,8 @@ second writes one line of JSON for each fault and prints the counts.
 A fault is one small change: a comparison, a sign, a number, a condition, a statement left out. The
 tests that run the changed line are run until one fails: those in the test file of the same name
 first, then the quickest. Then that whole file is run, and also the whole files of a line that few
-tests run, because coverage counts a fixture only for the first test that uses it. Last come other
+tests run, because coverage counts a fixture only for the first test that uses it; of a line that
+runs only at import, such as the default of an option, all test files of its folder. Last come other
 tests of the line, as many as take two minutes together. A test that finds a fault is run again
 without it, and must pass. Tests run in forks of a process that has imported the heavy libraries, so
 that a fault costs seconds. Programs that a test starts do not have the fault.
@@ -27,7 +28,7 @@ import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -369,6 +370,8 @@ class Judge:
         files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob(file_name)}
         if len(test_ids) < 9:
             files |= {test.partition("::")[0] for test in test_ids}
+        if not self._contexts_of(fault, [fault.line]):
+            files |= test_files_beside(fault)
         whole_files: list[str] = []
         for file in sorted(files):
             if OTHER_ENVIRONMENTS.isdisjoint(file.split("/")):
@@ -386,19 +389,33 @@ class Judge:
 
     def _tests_of_line(self, fault: Fault) -> list[str]:
         """The tests that run the line. If it runs only at import: those of its function, or of the whole file."""
-        contexts_by_line = self.coverage.contexts_by_lineno(str(ROOT / fault.file))
-        contexts = set(contexts_by_line.get(fault.line, ())) - {""}
+        contexts = self._contexts_of(fault, [fault.line])
         if not contexts:
-            for line in lines_of_function(ROOT / fault.file, fault.line):
-                contexts |= set(contexts_by_line.get(line, ())) - {""}
+            contexts = self._contexts_of(fault, lines_of_function(ROOT / fault.file, fault.line))
         if not contexts:
-            contexts = set().union(*contexts_by_line.values())
+            contexts = self._contexts_of(fault, None)
         test_ids: list[str] = []
         for context in contexts:
             test = context.rpartition("|")[0]
             if test in self.test_seconds:
                 test_ids.append(test)
         return test_ids
+
+    def _contexts_of(self, fault: Fault, lines: Sequence[int] | None) -> set[str]:
+        """What coverage calls the tests that run some lines of a fault's file; None: any line."""
+        contexts_by_line = self.coverage.contexts_by_lineno(str(ROOT / fault.file))
+        contexts: set[str] = set()
+        for line in contexts_by_line if lines is None else lines:
+            contexts.update(contexts_by_line.get(line, ()))
+        return contexts - {""}
+
+
+def test_files_beside(fault: Fault) -> set[str]:
+    """The test files of a fault's folder, if it is one inside the package."""
+    folder = ROOT / "tests" / Path(fault.file).parent.relative_to("st_reba")
+    if folder == ROOT / "tests":
+        return set()
+    return {str(path.relative_to(ROOT)) for path in folder.glob("test_*.py")}
 
 
 def lines_of_function(file: Path, line: int) -> range:

@@ -29,7 +29,7 @@ class BuildRequest:
     base: Base
     method: Method
     loading: Options
-    is_default_method: bool = False
+    is_default_method: bool
 
     @classmethod
     def read(cls, base: Base, method: str | Method | None, options: Options) -> BuildRequest:

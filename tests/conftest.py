@@ -25,6 +25,16 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cards_compiled_once() -> Iterator[None]:
+    """The template of a card is compiled once, not for each model that is saved."""
+    from jinja2 import Environment
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Environment, "compile", cache(Environment.compile))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_bar_unasked(request: pytest.FixtureRequest) -> Iterator[None]:
     """No progress bar is shown, except in tests that are marked ``bars``."""

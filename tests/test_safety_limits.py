@@ -227,6 +227,7 @@ ENDLESS_PATTERN = "(a*)*X"
 SOUND_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     (SETTINGS, {"model_args": {"cache_dir": None, "attn_implementation": "eager"}}),
     (SETTINGS, {**PADDED, "max_seq_length": 4096}),
+    (SETTINGS, {"window": 2**20, "max_seq_length": 2**20 + 1}),
     ("config.json", {"model_type": "llama", "vocab_file": "/no/such/file"}),
     ("config.json", {"model_type": "llama", "_name_or_path": "org/model", "gguf_file": ""}),
     ("config.json", {"model_type": "llama", "quantization_config": {"load_in_4bit": True}}),
@@ -238,6 +239,8 @@ UNSOUND_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     (SETTINGS, {"model_args": {"dtype": ["x"]}}, "dtype may not be stored"),
     (SETTINGS, {**PADDED, "max_seq_length": 4097}, "max_length=4097 pads every text"),
     (SETTINGS, PADDED, "max_length=inf pads every text"),
+    (SETTINGS, {"window": 2**20 + 1}, "window=1048577 must be from -1048576 to"),
+    (SETTINGS, {"window": -(2**20) - 1}, "window=-1048577 must be from -1048576 to"),
     ("config.json", {"model_type": "llama", "vocab_file": __file__}, "elsewhere on this machine"),
     ("config.json", {"model_type": "llama", "text_name_or_path": "a/b"}, "text_name_or_path"),
     ("config.json", {"model_type": "llama", "quantization_config": {}}, "quant_method=None is"),

@@ -119,7 +119,7 @@ def _check_settings(settings: Configuration) -> None:
     for setting, value in settings.walk():
         is_large = isinstance(value, int) and abs(value) > _MAX_SETTING
         if is_large and setting not in ("max_seq_length", "model_max_length"):
-            reason = f"must be at most {_MAX_SETTING}. Correct it."
+            reason = f"must be from -{_MAX_SETTING} to {_MAX_SETTING}. Correct it."
             raise settings.refusal_of(setting, value, reason)
     with settings.explaining():
         _check_passed_on(settings)

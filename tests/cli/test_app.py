@@ -65,6 +65,12 @@ def test_without_arguments_the_help_is_printed(
     assert "Commands:" in capsys.readouterr().out
 
 
+def test_the_package_runs_as_a_program() -> None:
+    command_line = [sys.executable, "-m", "st_reba", "--version"]
+    output = subprocess.run(command_line, capture_output=True, text=True, check=True).stdout
+    assert output.split() == ["st-reba", __version__]
+
+
 def test_a_name_that_is_given_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="--prompt 'query=b': query is given twice"):
         parse_pairs(["query=a", "document=c", "query=b"], "--prompt")

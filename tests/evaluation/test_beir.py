@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -68,6 +69,12 @@ def test_a_folder_is_a_ranking_alone(tmp_path: Path) -> None:
         read_task(folder, "STS")
     with pytest.raises(ValueError, match="columns="):
         read_task(folder, columns={"query": "text"})
+
+
+def test_a_ranking_has_a_query(tmp_path: Path) -> None:
+    task = read_task(write_folder(tmp_path, {}))
+    with pytest.raises(ValueError, match="1 are needed"):
+        replace(task, items=())
 
 
 def test_a_folder_without_judgements_is_refused(tmp_path: Path) -> None:

@@ -441,6 +441,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "dict of columns": (dict(PAIRS), {}, r"^the table: {.* \(dict\) is no table\. Give a file, a DataFrame"),
     "list of lists": (PAIRS.to_numpy().tolist(), {}, r"^the table: \[\[.* \(list\) is no table"),
     "number to learn from": (LABELLED_TEXTS, {"train": 3}, r"^train: 3 \(int\) is no table"),
+    "one topic": (table(text=WORDS, label="z"), {"kind": "Clustering"}, "all 12 items have the value 'z'"),
     "unknown class": (LABELLED_TEXTS, {"train": table(text=WORDS, label="z",)}, "train has the label 'a'"),
 }  # fmt: skip
 

@@ -77,7 +77,7 @@ def test_code_that_a_checkout_gave_other_line_ends_is_the_same(
     assert report.code is None
 
 
-@pytest.mark.parametrize("changed_line", [40, None], ids=["in the middle", "after the end"])
+@pytest.mark.parametrize("changed_line", [4, None], ids=["a long line", "after the end"])
 def test_changed_code_is_not_to_be_trusted_and_its_line_is_named(
     copied_folder: Path, changed_line: int | None
 ) -> None:
@@ -87,6 +87,7 @@ def test_changed_code_is_not_to_be_trusted_and_its_line_is_named(
         expected_difference = f'{len(lines) + 1}: "import os" in place of the end'
         lines.append("import os")
     else:
+        assert len(lines[changed_line - 1]) > 80
         original_line = json.dumps(lines[changed_line - 1][:80], ensure_ascii=False)
         expected_difference = f'{changed_line}: "import os" in place of {original_line}'
         lines[changed_line - 1] = "import os"

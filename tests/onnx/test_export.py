@@ -250,6 +250,13 @@ def test_cosines_are_judged_by_the_smallest_and_the_mean() -> None:
     assert loss == {"min": 0.707107, "mean": 0.853553, "ok": False}
 
 
+def test_the_least_cosines_are_close_enough() -> None:
+    least_cosine = MIN_COSINES["min"]
+    rotated = np.array([[1, 0], [least_cosine, np.sqrt(1 - least_cosine**2)]])
+    loss = summarize_cosines(np.array([[1, 0], [1, 0]]), rotated)
+    assert loss == {**MIN_COSINES, "ok": True}
+
+
 def test_verify_accepts_an_exported_folder(exported_model: Exported) -> None:
     report = verify(exported_model.folder)
     assert report.ok
