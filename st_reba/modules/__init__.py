@@ -60,5 +60,4 @@ def load_sections() -> None:
 def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    load_sections()
     return getattr(import_module(MODULES[name].section), name)
