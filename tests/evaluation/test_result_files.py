@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -37,3 +38,19 @@ def test_an_empty_file_takes_results(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     file.touch()
     assert OutputFiles(file, None).lines == file
+
+
+LONG_RESULT = {"task": "a" * 2**20, "metric": "accuracy", "score": 1}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["text1\ttext2\tscore\n", '{"text": "a"}\n', "[1]\n", json.dumps(LONG_RESULT)],
+    ids=["table", "texts", "list", "over a megabyte"],
+)
+def test_results_are_not_appended_to_another_file(tmp_path: Path, content: str) -> None:
+    table = tmp_path / "table"
+    table.write_text(content)
+    with pytest.raises(ValueError, match=r"--out.*table' is there and holds no results\. Give"):
+        OutputFiles(table, None)
+    assert table.read_text() == content

@@ -23,7 +23,6 @@ from st_reba.evaluation import Task, encoding, read_task, readouts
 from st_reba.evaluation.figures import draw_curve, draw_results
 from st_reba.evaluation.instructions import Instructions
 from st_reba.evaluation.readouts import load_base
-from st_reba.evaluation.result_files import OutputFiles
 from st_reba.evaluation.results import Comparison, Result, markdown
 from st_reba.evaluation.run import compare, curve, evaluate
 from st_reba.evaluation.shared_pass import run_pass
@@ -523,22 +522,6 @@ def test_a_figure_needs_a_format_that_can_be_drawn(name: str, tmp_path: Path) ->
 def test_a_full_disk_is_named(base_model: SentenceTransformer) -> None:
     with pytest.raises(OSError, match=r"--out.*'/dev/full' cannot be written"):
         evaluate(base_model, PAIRS, out="/dev/full")
-
-
-LONG_RESULT = {"task": "a" * 2**20, "metric": "accuracy", "score": 1}
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["text1\ttext2\tscore\n", '{"text": "a"}\n', "[1]\n", json.dumps(LONG_RESULT)],
-    ids=["table", "texts", "list", "over a megabyte"],
-)
-def test_results_are_not_appended_to_another_file(tmp_path: Path, content: str) -> None:
-    table = tmp_path / "table"
-    table.write_text(content)
-    with pytest.raises(ValueError, match=r"--out.*table' is there and holds no results\. Give"):
-        OutputFiles(table, None)
-    assert table.read_text() == content
 
 
 def test_every_task_is_read_before_the_first_is_scored(
