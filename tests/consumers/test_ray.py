@@ -147,6 +147,8 @@ def die_once(folder: Path) -> None:
     killed_file = folder / "killed"
     if not killed_file.exists():
         killed_file.write_text(str(os.getpid()))
+        # As if it had begun to write its vectors.
+        (folder / "corpus" / "vectors" / f".{MARKED_PART:05}.npy.0.tmp").touch()
         die(folder)
 
 
@@ -179,7 +181,10 @@ def test_more_workers_than_processors_are_refused(tmp_path: Path) -> None:
 def test_another_worker_takes_the_part_of_a_killed_one_over(
     tmp_path: Path, check_corpus: Callable[[Corpus], None]
 ) -> None:
-    check_corpus(encode(tmp_path, workers=2, action=die_once))
+    corpus = encode(tmp_path, workers=2, action=die_once)
+    check_corpus(corpus)
+    # Counts of attempts, and what the killed worker began to write, are gone.
+    assert not list(corpus.vectors_path(0).parent.glob(".*"))
     killed_process = int((tmp_path / "killed").read_text())
     assert not is_alive(killed_process)
     first_process, second_process = (
