@@ -28,7 +28,7 @@ import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -362,7 +362,8 @@ class Judge:
     def tests_of(self, fault: Fault) -> list[list[str]]:
         """The tests to run, a list after the other."""
         file_name = f"test_{Path(fault.file).stem}.py"
-        test_ids = self._tests_of_line(fault)
+        contexts_by_line = self.coverage.contexts_by_lineno(str(ROOT / fault.file))
+        test_ids = self._tests_of_line(fault, contexts_by_line)
         test_ids.sort(key=lambda test: (self.test_seconds[test], test))
         case_numbers = number_cases(test_ids)
         # One case of every test before the second of any.
@@ -370,7 +371,7 @@ class Judge:
         files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob(file_name)}
         if len(test_ids) < 9:
             files |= {test.partition("::")[0] for test in test_ids}
-        if not self._contexts_of(fault, [fault.line]):
+        if not contexts_of([fault.line], contexts_by_line):
             files |= test_files_beside(fault)
         whole_files: list[str] = []
         for file in sorted(files):
@@ -387,13 +388,16 @@ class Judge:
             last_tests.append(test)
         return [quickest, [*others[:MORE_TESTS], *whole_files], last_tests]
 
-    def _tests_of_line(self, fault: Fault) -> list[str]:
+    def _tests_of_line(
+        self, fault: Fault, contexts_by_line: Mapping[int, Sequence[str]]
+    ) -> list[str]:
         """The tests that run the line. If it runs only at import: those of its function, or of the whole file."""
-        contexts = self._contexts_of(fault, [fault.line])
+        contexts = contexts_of([fault.line], contexts_by_line)
         if not contexts:
-            contexts = self._contexts_of(fault, lines_of_function(ROOT / fault.file, fault.line))
+            function_lines = lines_of_function(ROOT / fault.file, fault.line)
+            contexts = contexts_of(function_lines, contexts_by_line)
         if not contexts:
-            contexts = self._contexts_of(fault, None)
+            contexts = contexts_of(contexts_by_line, contexts_by_line)
         test_ids: list[str] = []
         for context in contexts:
             test = context.rpartition("|")[0]
@@ -401,13 +405,13 @@ class Judge:
                 test_ids.append(test)
         return test_ids
 
-    def _contexts_of(self, fault: Fault, lines: Sequence[int] | None) -> set[str]:
-        """What coverage calls the tests that run some lines of a fault's file; None: any line."""
-        contexts_by_line = self.coverage.contexts_by_lineno(str(ROOT / fault.file))
-        contexts: set[str] = set()
-        for line in contexts_by_line if lines is None else lines:
-            contexts.update(contexts_by_line.get(line, ()))
-        return contexts - {""}
+
+def contexts_of(lines: Iterable[int], contexts_by_line: Mapping[int, Sequence[str]]) -> set[str]:
+    """What coverage calls the tests that run some lines; none for lines that run only at import."""
+    contexts: set[str] = set()
+    for line in lines:
+        contexts.update(contexts_by_line.get(line, ()))
+    return contexts - {""}
 
 
 def test_files_beside(fault: Fault) -> set[str]:

@@ -149,8 +149,8 @@ def _embedding_name(model: PreTrainedModel) -> str:
 def _count_saved_embeddings(weights: Mapping[str, Tensor], embedding_name: str) -> int | None:
     """Number of embeddings that an adapter holds; None: it holds none, or only what is added to them."""
     for name, weight in weights.items():
-        is_part = f".{embedding_name}." in name and "lora_" not in name
-        if is_part and name.endswith(".weight"):
+        is_of_embeddings = f".{embedding_name}." in name and name.endswith(".weight")
+        if is_of_embeddings and "lora_" not in name:
             return len(weight)
     return None
 

@@ -180,6 +180,7 @@ def test_a_text_may_have_a_quarter_of_the_size_of_the_weights(
     check_repository(folder)
 
 
+# The names are written out here: if they were taken from the package, none could be missed there.
 # Settings by which transformers, timm, peft or a tokenizer read other files or replace classes.
 SETTINGS_OF_OTHER_FILES = (
     "attribute_map",
@@ -213,7 +214,7 @@ MODEL_TYPES_OF_SEVERAL_MODELS = (
     "vision-encoder-decoder",
     "vision-text-dual-encoder",
 )
-# The file and setting, in which options are passed on to transformers.
+# The file and the setting in which options are passed on to transformers.
 PLACES_OF_OPTIONS = [
     *((SETTINGS, f"{name}_args") for name in ("config", "model", "tokenizer", "processor")),
     *((SETTINGS, f"{name}_kwargs") for name in ("config", "model", "processor")),

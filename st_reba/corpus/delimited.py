@@ -157,11 +157,9 @@ class DelimitedRows:
             return False
         # If the record is a valid row, its first line must look like a row by itself too.
         joined_lines = lines if is_whole else lines[1:]
-        rows = [line.rstrip("\r\n").split(self.separator) for line in joined_lines]
+        rows = list(map(self._split_without_quotes, joined_lines))
         if any(len(row) != column_count for row in rows):
             return False
-        if self._skips_spaces:
-            rows = [[cell.lstrip(" ") for cell in row] for row in rows]
         if is_whole and _has_spaced_cells(rows):
             return False  # commas of a text
         agreement = len(rows) * (column_count - 1)
@@ -169,6 +167,13 @@ class DelimitedRows:
             return True
         first_cells, *_, last_cells = zip(*rows, strict=True)
         return _are_alike(first_cells) or _are_alike(last_cells)
+
+    def _split_without_quotes(self, line: str) -> list[str]:
+        """The cells of a line if its quotes were letters like any other."""
+        cells = line.rstrip("\r\n").split(self.separator)
+        if self._skips_spaces:
+            return [cell.lstrip(" ") for cell in cells]
+        return cells
 
     def _give_up_first_line(self, detail: str) -> str:
         is_joined = len(self._feed.record_lines) > 1 or detail.startswith("unexpected end")
